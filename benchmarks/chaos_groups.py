@@ -26,9 +26,9 @@ import evidence
 import living
 import pytest
 import torch
-from argosy.running.control.scheduler import LegScheduler
 from seats import all_alone, check, train
 
+from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
 from argosy.running.launch import processes
 
@@ -55,9 +55,9 @@ class Hurts:
         self.moment = time.monotonic() + dice.uniform(0.2, 1.5)
         self.happened: list[str] = []
 
-    def __call__(self, scheduler: LegScheduler) -> None:
+    def __call__(self, driver: Driver) -> None:
         """Between two rounds of the driver."""
-        workers = scheduler.pool.workers
+        workers = driver.pool.workers
         assert isinstance(workers, processes.ProcessWorkers)
         victims = [worker for worker in workers.workers.values() if worker.pid]
         if not self.left or not victims or time.monotonic() < self.moment:

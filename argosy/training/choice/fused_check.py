@@ -127,7 +127,7 @@ class Attempt:
     """Outcome of one check of copies alone and together."""
 
     reason: str | None
-    """Why they may not be one program; None where they may."""
+    """Why they may not be one program."""
     alone: bool = False
     """Whether a copy raised alone."""
     failed: bool = False
@@ -137,7 +137,7 @@ class Attempt:
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
-        """Return the attempt of an error in a check of `count` copies."""
+        """Return the attempt that an error ended."""
         line, crowded = reason_of(error), out_of_memory(error)
         reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
@@ -236,7 +236,7 @@ def _alone(twin: LiveMember, block: Block) -> FusedTrial:
 
 
 def _together(twins: Sequence[LiveMember], block: Block) -> list[FusedTrial]:
-    """Try the copies as one program, in their order."""
+    """Run the copies as one program."""
     fused = Fused.of(twins)
     gradients: dict[int, Mapping[str, Tensor]] = {}
     with fused.active():

@@ -77,7 +77,7 @@ class FusionGroup:
     needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes per member."""
     weight_bytes: int = 0
-    """Bytes of a member's weights; a program of several holds each gradient twice for a moment."""
+    """A member's weights; a program of several briefly holds each gradient twice."""
     settled_for: int = 0
     """Number of members when a candidate was chosen; 0 while none is."""
     _rounds: list[float] = field(default_factory=list)
@@ -167,7 +167,7 @@ class FusionGroup:
         return math.inf if near is None else self.costs[near]
 
     def _near(self, wanted: ProgramCandidate) -> ProgramCandidate | None:
-        """Return the measured candidate of the nearest size, if its cost applies to `wanted`."""
+        """Return the nearest measured candidate that applies to `wanted`."""
 
         def says(known: ProgramCandidate) -> bool:
             both_several = 1 < known.size < 2 * wanted.size and 1 < wanted.size < 2 * known.size
@@ -176,7 +176,7 @@ class FusionGroup:
         return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
-        """Return the candidates, simplest first. Compile only for the largest size; compilation is slow."""
+        """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         sizes = dict.fromkeys((1, largest))
         return [
@@ -184,7 +184,7 @@ class FusionGroup:
         ]
 
     def _present(self, largest: int) -> ProgramCandidate:
-        """Return the present candidate, in terms of the candidates for `largest`."""
+        """Return the present candidate for this `largest`."""
         return ProgramCandidate(1 if self.now.size == 1 else largest, self.now.kind)
 
     def _to_try(self, largest: int) -> Sequence[ProgramCandidate]:
@@ -209,7 +209,7 @@ class FusionGroup:
         return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)
 
     def _largest(self, count: int) -> int:
-        """Return the largest number of members in a program, if they are divided evenly."""
+        """Return a program's most members, divided evenly."""
         most = self.fits if self.foreseen is None else min(self.fits, self.foreseen)
         parts = max(-(-count // most), 1)
         return -(-count // parts)

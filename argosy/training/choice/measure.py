@@ -241,7 +241,7 @@ def _in_no_file(model: nn.Module) -> dict[str, Any]:
 
 
 def state_bytes(live: LiveMember) -> int:
-    """Return the bytes of weights, buffers and optimizer state."""
+    """Return bytes of weights, buffers and optimizer state."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
     return _bytes(model) + _bytes(optimizer)

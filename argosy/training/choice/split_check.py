@@ -33,7 +33,7 @@ DOUBLE, SINGLE = 1e-9, 1e-3
 
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
-    """Return why a member must stay on one device; empty where it may be split. `data` is private; the member stays unchanged."""
+    """Return why a member must stay on one device; empty where it may be split. The batch is a private copy; the member stays unchanged."""
     if live.member.optimizers is not None:
         return "its own step moves the weights, each share by its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):

@@ -52,7 +52,7 @@ class Copies:
     """Splits on which `on_device` was checked with few samples."""
 
     def boarded(self) -> None:
-        """Note that a member was assigned, which may keep references to its first blocks."""
+        """Note that a member was assigned: it may keep its first blocks."""
         self._shown.clear()
 
     def start(self, block: Block) -> Block:
@@ -92,7 +92,7 @@ class Copies:
     # ---- the study's own work
 
     def _transformed(self, block: Block, on_device: Callable[[Any], Any]) -> Block:
-        """Apply `on_device`, on copies where it writes into the shared input.
+        """Apply `on_device`, to copies if it writes into shared input.
 
         Whether it writes is found on a split's first block, also where torch does not count it (through `.data` or NumPy).
         """

@@ -76,14 +76,14 @@ class Lane:
 
 
 LANES = 32
-"""Size of torch's stream pool, from which streams are handed out in turn."""
+"""Size of torch's stream pool, which cycles."""
 _BROKEN_OFF: list[Any] = []
 """Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
 
 
 @functools.cache
 def lanes_of(device: torch.device) -> Sequence[Lane]:
-    """Return the device's lanes, which live as long as the process."""
+    """Return the device's lanes, made once a process."""
     return [Lane(torch.cuda.Stream(device)) for _ in range(LANES)]  # type: ignore[no-untyped-call]
 
 
@@ -100,16 +100,16 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Make the lane's stream the current one."""
+        """Make the lane's stream current."""
         with torch.cuda.stream(self._lane.stream):
             yield
 
     def fork(self) -> None:
-        """Let the lane's stream wait for the current one."""
+        """The lane waits for the current stream."""
         self._lane.stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def join(self) -> None:
-        """Let the current stream wait for the lane's."""
+        """The current stream waits for the lane."""
         torch.cuda.current_stream(self._device).wait_stream(self._lane.stream)
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class CudaRecording:
-    """A captured CUDA graph, as a `argosy.training.device.recorders.Recording`."""
+    """The `argosy.training.device.recorders.Recording` of a graph."""
 
     graph: Any
     lane: Lane
@@ -194,5 +194,5 @@ class CudaRecording:
         self.graph.replay()
 
     def close(self) -> None:
-        """Destroy the graph, or leave that to its lane."""
+        """Hand the graph back to its lane."""
         self.lane.close(self.graph)

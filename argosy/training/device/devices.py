@@ -135,7 +135,7 @@ class Backend(ABC):
 
     @abstractmethod
     def memory_in_use(self) -> int | None:
-        """Return the bytes of this process's tensors; None where the device does not count them."""
+        """Return the bytes of this process's tensors; None where not counted."""
 
     @abstractmethod
     def peak_memory(self) -> int | None:
@@ -166,7 +166,7 @@ def choose_kernels(who: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cpu(Backend):
-    """A slot of the host's CPUs: blocks are not copied, and random states are those of torch's default generator."""
+    """A slot of the host's CPUs: blocks are not copied, and the generator is torch's default one."""
 
     apart: ClassVar[bool] = False
     name: str
@@ -184,14 +184,14 @@ class Cpu(Backend):
         return cls(name, torch.device("cpu"))
 
     def activate(self) -> None:
-        """Do nothing: the CPU is the default device."""
+        """Do nothing: it is the default."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
         """Return the tensors themselves."""
         return list(tensors), PassedEvent()
 
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """Do nothing: there was no copy to wait for."""
+        """Do nothing: nothing was copied."""
 
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Return a clone."""
@@ -214,10 +214,10 @@ class Cpu(Backend):
         """Return None: the generator is the host's."""
 
     def memory_in_use(self) -> None:
-        """Return None: the host does not count tensors."""
+        """Return None: not counted."""
 
     def peak_memory(self) -> None:
-        """Return None: the host does not count tensors."""
+        """Return None: not counted."""
 
     def reset_peak(self) -> None:
         """Do nothing."""
@@ -252,7 +252,7 @@ class Accelerator(Backend):
 
     @classmethod
     def open(cls, name: str) -> "Accelerator":
-        """Implement `Backend.open`, with a stream for copies."""
+        """Implement `Backend.open`."""
         refuse_after_fork(name)
         # Read when CUDA starts: beyond the default of eight connections, streams would wait for each other.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -262,7 +262,7 @@ class Accelerator(Backend):
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:
-        """Make it the current device of torch's module."""
+        """Make it torch's current device."""
         self.module.set_device(self.device)
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
@@ -272,7 +272,7 @@ class Accelerator(Backend):
         return copied, self.copying.record_event()
 
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """Let the current stream wait for the event."""
+        """Implement `Backend.follow`."""
         steps = self.module.current_stream(self.device)
         steps.wait_event(event)
         for tensor in tensors:
@@ -294,7 +294,7 @@ class Accelerator(Backend):
         return pin(memory, self.device) if self.device.type == "cuda" else _nothing
 
     def random_state(self) -> Tensor:
-        """Return the state of the device's default generator."""
+        """Return the generator's state."""
         state: Tensor = self.module.get_rng_state(self.device)
         return state
 
@@ -304,15 +304,15 @@ class Accelerator(Backend):
             self.module.set_rng_state(state, self.device)
 
     def seeded_state(self, seed: int) -> Tensor:
-        """Return the seeded state of a device generator."""
+        """Return a seeded generator's state."""
         return torch.Generator(self.device).manual_seed(seed).get_state()
 
     def memory_in_use(self) -> int:
-        """Return the bytes that torch's allocator counts."""
+        """Return torch's count."""
         return int(self.module.memory_allocated(self.device))
 
     def peak_memory(self) -> int:
-        """Return the peak that torch's allocator counts."""
+        """Return torch's peak."""
         return int(self.module.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:

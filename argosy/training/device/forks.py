@@ -22,7 +22,7 @@ def _look_before_fork() -> None:
 def _initialised() -> str:
     """Return the kind of accelerator that this process uses, or an empty string.
 
-    A driver counts as used once it was asked for the number of devices, which torch does not record: hence the open files.
+    A driver only asked for the number of devices is in use too, unknown to torch: hence the open files.
     """
     for kind in ("cuda", "xpu"):
         if torch.get_device_module(kind).is_initialized():

@@ -56,7 +56,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Return the free memory of the heap to the system."""
+    """Return free memory to the system."""
     _libc.malloc_trim(0)
 
 

@@ -227,7 +227,7 @@ SETTINGS = (
         decides=False,
     ),
 )
-"""Settings that are carried to every process. Each has the name of its getter, or of its setter where there is none."""
+"""Settings that are carried, each named after its getter, or after its setter where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +235,7 @@ class ProcessState:
     """Process-wide state."""
 
     settings: Mapping[str, Any]
-    """Values by the name of the setting."""
+    """Values by setting."""
     filters: tuple[tuple[Any, ...], ...]
     """Warning filters, as arguments of ``warnings.filterwarnings``."""
     environment: Mapping[str, str | None]
@@ -243,7 +243,7 @@ class ProcessState:
 
     @classmethod
     def here(cls) -> "ProcessState":
-        """Return the state of this process; raises StudyError where it has a setting that cannot be carried elsewhere."""
+        """Return this process's state; raises StudyError for settings that cannot be carried."""
         refuse_what_stays()
         return cls._found()
 
@@ -261,7 +261,7 @@ class ProcessState:
         return {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
 
     def apply(self) -> None:
-        """Apply this state to this process; raises StudyError where a setting cannot be made."""
+        """Apply this state; raises StudyError where a setting cannot be made."""
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -349,7 +349,7 @@ def _plain_filter(found: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _changed_environment() -> dict[str, str | None]:
-    """Return the variables that changed since this process began, except those that each node sets for itself."""
+    """Return variables changed since the process began, but those that nodes set for themselves."""
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]

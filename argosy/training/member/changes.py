@@ -44,14 +44,14 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
-    """Yield a schedule and the schedules that it is composed of."""
+    """Yield a schedule and its parts."""
     yield schedule
     for part in getattr(schedule, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def _scaled(rate: Any, before: float, value: float) -> Any:
-    """Return the scaled rate: exactly `value` where it was exactly `before`."""
+    """Scale a rate: exactly `before` becomes exactly `value`."""
     if isinstance(rate, torch.Tensor):
         return torch.full_like(rate, _scaled(rate.item(), before, value))
     return value if rate == before or not before else rate / before * value

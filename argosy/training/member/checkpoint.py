@@ -291,6 +291,6 @@ def _flush(path: Path, flush: Callable[[int], int | None]) -> int | None:
 
 
 def _dirty_bytes() -> int:
-    """Return the bytes written on this machine, by all processes, that are not on a disk yet."""
+    """Return the machine's written bytes that are not on a disk yet."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["Dirty"].split()[0]) * 1024

@@ -132,7 +132,7 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
 
 
 def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
-    """Raise StudyError for optimizer state that no checkpoint can hold; called after a step, which creates it."""
+    """Raise StudyError for optimizer state, there after a step, that no checkpoint can hold."""
     if any(
         isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in flatten(optimizer.state_dict())[0]
     ):

@@ -61,7 +61,7 @@ class KeptFiles:
 
 
 class Files:
-    """Writes the files of an assigned member, which goes on from a checkpoint or starts anew."""
+    """Writes the files of an assigned member, resumed or new."""
 
     def __init__(self, folder: Path, resumed: Checkpoint | None, *, inherited: bool = False) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Files:
         self.kept = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
-        """Return the files to write for the member's present state; None where the newest file holds it already.
+        """Return the files to write for a member; None where the newest file is up to date.
 
         Raises CheckpointError for a state that could not be loaded again.
         """

@@ -26,7 +26,7 @@ class Foreseen:
         self._lives = lives
         self._are_classes = lives[0].member.step is None and wants_classes(lives[0].member.loss)
         self._labels: list[tuple[Sequence[LiveMember], Tensor]] = []
-        """Labels not checked yet, each with the members that will see them."""
+        """Unchecked labels, with the members that will see them."""
 
     @property
     def pending(self) -> bool:

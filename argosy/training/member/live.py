@@ -150,7 +150,7 @@ class LiveMember:
         self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
 
     def commit_total(self, batch: Batch, total: torch.Tensor | None) -> None:
-        """Record a step on a batch, with the sum of its losses as a float64 scalar."""
+        """Record a step on a batch with its loss sum, a float64 scalar."""
         if total is not None:
             self.train.add(batch.rows, batch.digest, {"loss": total})
             self.samples += batch.rows
@@ -332,7 +332,7 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
 
 
 def seed_of(member: Member, study_seed: int) -> int:
-    """Return the seed for building its network: its own `seed`, or one derived from the study's seed and its name."""
+    """Return the seed of its network: its own, or one from the study's seed and its name."""
     return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
 

@@ -19,15 +19,15 @@ class OwnOptimizers:
     """Several optimizers with the interface of one."""
 
     by_name: Mapping[str, Optimizer]
-    """The optimizers by name, as the member's step gets them."""
+    """Optimizers, as the step gets them."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of all optimizers."""
+        """All parameter groups."""
         return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all optimizers."""
+        """Drop all gradients."""
         for optimizer in self.by_name.values():
             optimizer.zero_grad(set_to_none)
 
@@ -35,11 +35,11 @@ class OwnOptimizers:
         """Do nothing: the member's own step has moved the weights."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all optimizers, by name."""
+        """Return all states, by name."""
         return {"state": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the states of all optimizers."""
+        """Load all states."""
         for name, optimizer in self.by_name.items():
             restore(optimizer, state["state"][name])
 
@@ -56,11 +56,11 @@ class OwnSchedules:
             schedule.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all schedules, by name."""
+        """Return all states, by name."""
         return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the states of all schedules."""
+        """Load all states."""
         for name, schedule in self.by_name.items():
             schedule.load_state_dict(state[name])
 
@@ -81,7 +81,7 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
-    """Build the optimizers and schedules of a member with `optimizers`, for its network. Raises StudyError."""
+    """Build a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
     made = member.optimizers(model)
     if not isinstance(made, Mapping) or not made or not all(isinstance(one, Optimizer) for one in made.values()):

@@ -35,7 +35,7 @@ def autocast(member: Member, device: torch.device, *, cached: bool = True) -> co
 
 
 def widened(losses: Tensor) -> Tensor:
-    """Return float16 losses as float32, since their gradient is the scale, which may exceed float16's largest number."""
+    """Return float16 losses as float32: their gradient, the scale, may exceed float16's range."""
     return losses.float() if losses.dtype == torch.float16 else losses
 
 

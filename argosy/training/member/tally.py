@@ -37,7 +37,7 @@ class Tally:
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
         self._coming: list[Coming] = []
-        """In the order of the sequence."""
+        """Coming sums, in order."""
         self._asked = 0
         """Length of `_coming` when `finite` was last read."""
         self._told = 0

@@ -192,11 +192,11 @@ class Rule(NamedTuple):
     """The steps of one type of optimizer."""
 
     numbers: Callable[[Tile], Numbers]
-    """Returns the numbers of the coming step."""
+    """Numbers of the coming step."""
     move: Callable[[Tile, Tensor, Tensor], Move]
-    """Returns the step along gradients, with numbers that are read when it is made."""
+    """Step along gradients, with numbers read when it is made."""
     ready: Callable[[Tile, Tensor], Move]
-    """Returns the step along gradients, with the numbers of the coming step."""
+    """Step along gradients, with the coming step's numbers."""
 
 
 def _sgd_numbers(tile: Tile) -> Numbers:

@@ -48,7 +48,7 @@ class ParameterBuffer:
         self.weights = weights
         """All trained weights ``[members, columns]``."""
         self.pieces = pieces
-        """Trained weights, in the order of their columns."""
+        """Weights in the order of columns."""
         self.groups = groups
         """The pieces of each parameter group of the optimizer, in adjacent columns."""
         self.fixed = fixed
@@ -56,7 +56,7 @@ class ParameterBuffer:
         self.named = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
         """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
         self.buffers = buffers
-        """Buffers by name, each ``[members, *shape]``."""
+        """Buffers, stacked likewise."""
         self.parameters = parameters
         """Each member's own trained weights, in the order of the pieces."""
         self._tensors = tensors
@@ -64,7 +64,7 @@ class ParameterBuffer:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "ParameterBuffer":
-        """Move the tensors of networks with one fingerprint into a new buffer."""
+        """Move networks of one fingerprint into a new buffer."""
         named = [dict(model.named_parameters()) for model in models]
         names = {id(parameter): name for name, parameter in named[0].items() if parameter.requires_grad}
         groups: list[list[Piece]] = []

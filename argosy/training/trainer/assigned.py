@@ -77,7 +77,7 @@ class AssignedMember:
         return self.earlier + self.live.samples
 
     def started(self, start: StartMember, device: str) -> MemberStarted:
-        """Return the event to be journaled for the start."""
+        """Return the event of the start."""
         return MemberStarted(
             member=start.member,
             device=device,

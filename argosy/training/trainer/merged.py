@@ -44,7 +44,7 @@ class Move(Enum):
 
 
 def order_of(begins: Iterable[Begin]) -> list[Begin]:
-    """Return the begins of a block in the order in which every device takes them."""
+    """Return a block's begins in every device's order."""
     return sorted(begins)
 
 

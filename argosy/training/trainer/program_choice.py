@@ -208,7 +208,7 @@ class ProgramChoice:
         return [unit for unit in self._units if unit.fusion_group is fusion_group]
 
     def _go_on(self, fusion_group: FusionGroup, count: int) -> None:
-        """Go on with the next candidate, for a timed round or without limit."""
+        """Start the next candidate, timed or for good."""
         fusion_group.foresee(count, self._room(fusion_group))
         wanted, events = fusion_group.next(count), list[Event]()
         present = [(len(unit.assignment), unit.kind) for unit in self._of(fusion_group)]
@@ -304,5 +304,5 @@ class ProgramChoice:
 
 
 def weight_bytes(live: LiveMember) -> int:
-    """Return the bytes of a member's trained weights."""
+    """Return the bytes of trained weights."""
     return sum(weight.numel() * weight.itemsize for weight in live.model.parameters() if weight.requires_grad)

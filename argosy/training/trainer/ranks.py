@@ -44,7 +44,7 @@ class Ranks:
         self._stepped = stepped
         """Records samples that were stepped on."""
         self._called = called
-        """Called after every move and while waiting; returns whether a command is pending."""
+        """Polled after moves and while waiting: whether a command is pending."""
         self.waited = 0.0
         """Seconds spent only waiting for other devices."""
         self._told: set[str] = set()

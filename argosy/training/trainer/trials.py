@@ -22,7 +22,7 @@ __all__ = ["Trials"]
 
 
 class Trials:
-    """Members to be measured by one trainer."""
+    """Members to be measured."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ Bits = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class InputWatch:
-    """Watches the input of one unit."""
+    """Watches a unit's input."""
 
     stepping_seconds: float = 0.0
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class InputWatch:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Measure the CPU time of the unit's steps inside."""
+        """Time the unit's steps inside."""
         started = time.thread_time()
         try:
             yield

@@ -120,7 +120,7 @@ class Compilation:
         self.refused = ""
         """Why no compiled code is used any more."""
         self._made: dict[int, CompiledPass] = {}
-        """By number of places."""
+        """Passes by number of places."""
 
     @torch.no_grad()
     def derive(self, of: Pass, plainly: Callable[[], Derived], *, whole: bool) -> Derived:

@@ -147,7 +147,7 @@ class OwnDraws(TorchFunctionMode):
         return made
 
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
-        """Return a member's part of a leaf; `members` is the leaf's dimension of members, or None."""
+        """Return a member's part of a leaf; `members` is its dimension, or None."""
         if isinstance(leaf, Rates):
             return leaf.of[self._rows[number]]
         return leaf if members is None else leaf.select(members, number)

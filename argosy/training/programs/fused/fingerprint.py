@@ -116,7 +116,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:
-    """Return tokens of what the layers hold beside weights and buffers, by a description of the place."""
+    """Return tokens of layers' attributes beside weights and buffers, by place."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     seen: Seen = {id(part): ((type(part), name), part) for name, part in named}
     found = {}

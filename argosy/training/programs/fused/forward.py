@@ -46,7 +46,7 @@ class PackInputs:
         return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
 
     def pieces(self, count: int) -> Iterator["PackInputs"]:
-        """Yield the samples in so many micro-batches."""
+        """Yield `count` micro-batches."""
         if count == 1:
             yield self
             return
@@ -170,7 +170,7 @@ class Forward:
         return self._member.precision != "float32"
 
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which torch computes in the members' precision."""
+        """Compute in the members' precision inside."""
         return autocast(self._member, self._device, cached=cached)
 
 

@@ -44,7 +44,7 @@ There = TypeVar("There")
 
 
 class Fused:
-    """The `argosy.training.programs.program.Program` of several members of one architecture, in the order of their rows."""
+    """The `argosy.training.programs.program.Program` of several like members, by row."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Fused:
             self._faults[self._lives[row].member.name] = error
 
     def release(self) -> None:
-        """Give members their own cutters and tensors again."""
+        """Implement `Program.release`."""
         for name in ("cutter", "val_cutter"):
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):

@@ -13,7 +13,7 @@ __all__ = ["FORMS"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Compute `linear` as one batched product that includes the biases, which vmap adds separately; None where it does not apply."""
+    """Compute `linear` as one batched product with the biases, which vmap adds apart; None where it does not apply."""
     weights, of_weights = level.stacked(weight)
     inputs, of_inputs = level.stacked(input)
     if bias is None or of_weights != 0 or input.dim() < 2:
@@ -52,7 +52,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return the gradients of rows, weights and biases."""
+        """Return the three gradients."""
         rows, weights = ctx.saved_tensors
         return None if weights is None else gradient.bmm(weights), gradient.mT.bmm(rows), gradient.sum(1)
 

@@ -33,7 +33,7 @@ Look = Callable[[], None]
 
 
 class Whole(Protocol):
-    """The members of a program, stepped as a whole."""
+    """A program stepped as a whole."""
 
     @property
     def parameter_buffer(self) -> ParameterBuffer:
@@ -69,7 +69,7 @@ class Whole(Protocol):
         """
 
     def look(self) -> Look:
-        """Watch the work from here on; returns the check."""
+        """Watch from here on; returns the check."""
 
     def release(self) -> None:
         """Release everything but the members' states."""
@@ -219,7 +219,7 @@ class Single:
         return (batch,) if batch.rows else None
 
     def remember(self) -> None:
-        """Save the state of the process's generators."""
+        """Save the generators' state."""
         self._before = self._live.randomness.here()
 
     def forget(self) -> None:
@@ -227,7 +227,7 @@ class Single:
         self._before = None
 
     def undo(self) -> None:
-        """Drop gradients; restore buffers and the random state."""
+        """Implement `Whole.undo`."""
         self._solo.drop_gradients()
         for table, name, buffer in self._held:
             table[name] = buffer  # a step may have assigned another tensor

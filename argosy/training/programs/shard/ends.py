@@ -90,7 +90,7 @@ class Nccl:
         self._stream = _stream_of_sums(device)
 
     def add_up(self, values: torch.Tensor) -> Work:
-        """Start NCCL's allreduce, on the stream of sums."""
+        """Start NCCL's allreduce."""
         self._stream.wait_stream(torch.cuda.current_stream(values.device))
         with torch.cuda.stream(self._stream):
             self._group.allreduce([values], _without_limit()).wait()  # the stream waits, not the host
@@ -98,7 +98,7 @@ class Nccl:
         return _Passing(self._stream.record_event())
 
     def close(self) -> None:
-        """Abort: kernels may wait for lost peers."""
+        """Abort waiting kernels."""
         self._group.abort()
 
 
@@ -113,7 +113,7 @@ class _Passing:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        """Do nothing: a failure is not seen here."""
+        """Do nothing."""
 
 
 @functools.cache

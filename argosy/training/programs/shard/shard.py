@@ -60,7 +60,7 @@ class Shard:
 
     @property
     def waits(self) -> bool:
-        """Whether the group or the sum is not ready."""
+        """Whether group or sum is not ready."""
         if self._batch is None:
             return bool(self.group.broken) or not self.group.formed
         return self._sum is not None and not self._sum.done
@@ -113,7 +113,7 @@ class Shard:
         return self._solo.evaluate(block) if self.leads else iter(())
 
     def release(self) -> None:
-        """Leave the group and release the solo program."""
+        """Leave the group."""
         self.group.leave()
         self._batch = self._sum = None
         self._solo.release()
