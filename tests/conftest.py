@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import differing
 import forked
 import psutil
 import pytest
@@ -22,6 +23,12 @@ pytest_plugins = ("listeners",)
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)
 settings.load_profile("tests")
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """A failed comparison of what runs made says what differs first."""
+    words = differing.explained(left, right) if op == "==" else ""
+    return [words] if words else None
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import torch
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import read_journal
+from argosy.running.directory.study_json import found_study
 
 
 def fingerprint(state: Any) -> str:
@@ -33,11 +34,26 @@ def fingerprint(state: Any) -> str:
     return digest.hexdigest()
 
 
+class Bits(str):
+    """A fingerprint that keeps the state it is of, so that a comparison that fails can say where two states differ."""
+
+    state: Any
+
+    @classmethod
+    def of(cls, state: Any) -> "Bits":
+        """Take the fingerprint of a state that nothing changes any more."""
+        bits = cls(fingerprint(state))
+        bits.state = state
+        return bits
+
+
 def results(directory: Path) -> dict[str, Any]:
-    """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions."""
+    """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions. In the study's order."""
     assert audit(directory) == []
-    state = RunState.of(read_journal(directory))
-    return {name: _result(directory, member) for name, member in state.members.items()}
+    members = RunState.of(read_journal(directory)).members
+    asked = (found_study(directory) or {"members": {}})["members"]
+    names = [name for name in asked if name in members]
+    return {name: _result(directory, members[name]) for name in dict.fromkeys([*names, *members])}
 
 
 def results_of(directory: Path, name: str) -> dict[str, Any]:
@@ -55,9 +71,9 @@ def _result(directory: Path, member: MemberState) -> dict[str, Any]:
         for e, row in zip(member.sections, member.history, strict=True)
     ]
     return {
-        "weights": fingerprint(saved["model"]),
-        "optimizer": fingerprint(saved["optimizer"]),
-        "random": fingerprint(saved["random"]["torch"]),
+        "weights": Bits.of(saved["model"]),
+        "optimizer": Bits.of(saved["optimizer"]),
+        "random": Bits.of(saved["random"]["torch"]),
         "epochs": epochs,
         "decision": (member.status, member.reason),
     }

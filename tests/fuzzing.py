@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from differing import figure
 from hypothesis import strategies as st
 from plain_loop import Trained, trained
 from torch import Tensor, nn, optim
@@ -465,9 +466,9 @@ def _apart(expected: Trained, weights: Mapping[str, Tensor], history: Sequence[A
     if len(expected.rows) != len(history):
         return [f"{len(history)} sections, and alone {len(expected.rows)}"]
     for number, (row, mine) in enumerate(zip(history, expected.rows, strict=True)):
-        for name in {*row, *mine} - {"seconds"}:
-            if not _near(row.get(name, 1e99), mine.get(name, -1e99), exact=exact):
-                found.append(f"section {number}: {name} is {row.get(name)!r}, and alone {mine.get(name)!r}")
+        for name in dict.fromkeys([*mine, *row]):
+            if name != "seconds" and not _near(row.get(name, 1e99), mine.get(name, -1e99), exact=exact):
+                found.append(f"section {number}: {figure(name, row.get(name), mine.get(name))}")
     if weights.keys() != expected.weights.keys():
         return [*found, f"weights {sorted(weights.keys() ^ expected.weights.keys())}"]
     for name, tensor in weights.items():

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import differing
 import evidence
 import pytest
 from reference import reference
@@ -79,8 +80,8 @@ def equal_alone(study: Study, directory: Path, *names: str) -> None:
         epochs = list(dict.fromkeys(row.stream_epoch for row in state.sections))
         sections = study.validations_per_epoch
         weights, losses = reference(member, study.data, epochs, sections=sections, ends=len(state.sections))
-        assert [row.metrics["val_loss"] for row in state.sections] == losses, (member.name, epochs)
-        assert evidence.results_of(directory, member.name)["weights"] == weights, (member.name, epochs)
+        found = evidence.results_of(directory, member.name)
+        differing.assert_equals_loop(member.name, found, weights, losses)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ def reference(
     sections: int = 1,
     ends: int | None = None,
     before: Callable[[int, Any], None] = lambda number, optimizer: None,
-) -> tuple[str, list[float]]:
+) -> tuple[evidence.Bits, list[float]]:
     """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them.
 
     `before` is called with the number of each epoch that it begins, and its optimizer.
@@ -40,7 +40,7 @@ def reference(
         behind, batch = next(steps, (0, None))
         for section in range(1, sections + 1):
             if len(losses) == ends:
-                return evidence.fingerprint(model.state_dict()), losses
+                return evidence.Bits.of(model.state_dict()), losses
             model.train()
             torch.set_rng_state(state)
             # A batch that is not full at the section's end belongs to the next one.
@@ -50,7 +50,7 @@ def reference(
             state = torch.get_rng_state()
             model.eval()
             losses.append(_validate(member, model, data.val, epoch))
-    return evidence.fingerprint(model.state_dict()), losses
+    return evidence.Bits.of(model.state_dict()), losses
 
 
 def _prepare(dataset: Dataset[Any], split: str, epoch: int, index: int) -> Any:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import differing
 import evidence
 import pytest
 import studies
@@ -17,5 +18,4 @@ def test_every_member_equals_a_plain_loop(tmp_path: Path, launcher: str) -> None
     found = evidence.results(tmp_path)
     for member in study.members:
         weights, losses = reference(member, study.data, range(2))
-        assert [metrics["val_loss"] for _, _, metrics, *_ in found[member.name]["epochs"]] == losses, member.name
-        assert found[member.name]["weights"] == weights, member.name
+        differing.assert_equals_loop(member.name, found[member.name], weights, losses)
