@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format chaos fuzz simulate pins newest clean
+.PHONY: demo test quick check format chaos fuzz simulate pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2
+
+quick: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n 2 -m quick
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

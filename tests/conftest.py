@@ -1,6 +1,7 @@
 """Every test leaves the process as it found it: one thread, no stray child."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from argosy.running.directory.journal import read_journal
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.watch import apart
 
-pytest_plugins = ("listeners",)
+pytest_plugins = ("listeners", "quick")
 # The same examples in every run, however slow the machine: a failure says something about the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)
@@ -35,11 +36,21 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 def _tidy() -> object:
     torch.set_num_threads(1)
     yield
-    left = {child: words for child in psutil.Process().children(recursive=True) if (words := described(child))}
+    left = {child: words for child in children() if (words := described(child))}
     for child in left:  # the tests after this one have done nothing
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     assert not list(left.values())
+
+
+def children() -> list[psutil.Process]:
+    """All below this process; looking through those of the machine takes longer than most tests."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
 
 
 def described(process: psutil.Process) -> list[str]:
