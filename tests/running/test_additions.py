@@ -147,10 +147,10 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     assert answers["stop"] == "refused: late is being added; stop it when that is answered."
     assert answers["clone"] == "refused: member 'late' is being added; clone it when that is answered."
     assert answers["dance"].startswith(
-        "refused: unknown command 'dance'; commands are stop, with a member, add and clone."
+        "refused: 'dance' is no command; commands are stop, with a member, add and clone."
     )
     assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
-    assert any("unknown command" in answer and "Expecting" in answer for answer in answers.values())
+    assert any("is no command" in answer and "Expecting" in answer for answer in answers.values())
     assert "TypeError" in (run / "members" / "factory" / "log.txt").read_text()
     state, late = living.state_of(run), studies.member("late", batch_size=9, hidden=8)
     assert {name: member.status for name, member in state.members.items() if member.sections} == {

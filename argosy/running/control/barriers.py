@@ -102,7 +102,7 @@ class Barriers:
         if met is not None and met.until == leg.until:
             return {}, set()
         live = [name for name in leg.members if name not in fates]
-        if not (fates or leg.gate is Gate.HOLDING or self.members.unplaced):
+        if not (fates or leg.gate is Gate.HOLDING or self.members.any_unplaced):
             return {device: tuple(assignment.members) for device, assignment in leg.assignments.items()}, set()
         if leg.until % self.run.per_epoch == 0 and self.run.packs is None:
             self.run.positions.join(self.members.waiting, leg.until // self.run.per_epoch)

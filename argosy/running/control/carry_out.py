@@ -1,7 +1,7 @@
 """Decisions become events and commands here, in the one lawful order: what is journaled first, what leaves after it.
 
 Everything that changes a leg or says something to a trainer about its members goes through `CarryOut`; the table of members
-changes with it. A command leaves when the round is journaled (`Driver.run`).
+changes with it. A command leaves when the round is journaled (`Driver._round`).
 """
 
 from collections.abc import Collection, Iterable, Mapping

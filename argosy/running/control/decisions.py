@@ -38,7 +38,7 @@ class Decisions:
     @property
     def others_wait(self) -> bool:
         """Whether a member has no place, or leaves one for no other."""
-        if self.members.unplaced:
+        if self.members.any_unplaced:
             return True
         leaving = self.members.leaving.items()
         return any(its.verdict is None and self.legs.of(name) is None for name, its in leaving)
@@ -106,7 +106,7 @@ class Decisions:
 
     def _is_there(self, name: str, leg: LiveLeg) -> bool:
         """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
-        return name in self.members.waiting and self.positions.place(name) >= leg.until
+        return self.members.waits(name) and self.positions.place(name) >= leg.until
 
     # ---- what the policy is asked
 

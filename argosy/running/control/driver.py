@@ -44,13 +44,11 @@ from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
 from argosy.running.control.barriers import Barriers
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.costs import ASSUMED_LINK
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.measuring import Measuring
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
@@ -78,33 +76,8 @@ LOOK_SECONDS = 0.5
 class Driver:
     """Drives one run. `drive` is its life; messages are answered in `_hear`."""
 
-    def __init__(
-        self,
-        job: Job,
-        cluster: Cluster,
-        workers: Workers,
-        journal: Journal,
-        state: RunState,
-        view: View,
-        *,
-        judges: Sequence[Judge] = (),
-        bringers: Sequence[Bringer] = (),
-        packs: NamedPolicy | None = None,
-        anew: BeganAnew | None = None,
-        node_devices: int | None = None,
-        only_measure: bool = False,
-    ) -> None:
-        if only_measure:
-            kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
-            measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
-        else:
-            measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
-        self.run = run = Run(
-            *(job, cluster, workers, journal, state, view, measuring),
-            judges=(Rules(), *judges),
-            bringers=bringers,
-            packs=packs,
-        )
+    def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
+        self.run = run
         self.anew = anew
         """What the state knows already, and the journal does not."""
         self.state, self.members, self.legs, self.pool = run.state, run.members, run.legs, run.pool
@@ -117,7 +90,7 @@ class Driver:
         self.faults = Faults(run, self.decisions, self.carry_out, self.outcomes, self.measurements)
         self.additions = Additions(run, self.measurements)
         self.requests = Requests(run, self.carry_out, self.outcomes, self.faults, self.additions)
-        self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in cluster.devices))
+        self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
         self._looked = 0.0
@@ -342,9 +315,14 @@ def drive(
     anew: BeganAnew | None = None,
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""
-    driver = Driver(
-        job, cluster, workers, journal, state, view, judges=judges, bringers=bringers, packs=packs, anew=anew
+    measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
+    run = Run(
+        *(job, cluster, workers, journal, state, view, measuring),
+        judges=(Rules(), *judges),
+        bringers=bringers,
+        packs=packs,
     )
+    driver = Driver(run, anew=anew)
     with interrupts(driver.requests.want_pause):
         status, reason = "failed", ""
         try:
@@ -354,9 +332,9 @@ def drive(
                     status = driver.drive()
                 finally:
                     driver.stop_workers()
-            reason = driver.run.pausing or "" if status == "paused" else ""
+            reason = run.pausing or "" if status == "paused" else ""
         except BaseException as error:
             status, reason = "failed", str(error)
             raise
         finally:
-            end_run(driver.run, driver.meter, status=status, reason=reason, close=driver.additions.close)
+            end_run(run, driver.meter, status=status, reason=reason, close=driver.additions.close)

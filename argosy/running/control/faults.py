@@ -19,6 +19,7 @@ from argosy.running.control.hangs import Hangs
 from argosy.running.control.legs import Gate, LiveLeg
 from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 from argosy.running.control.measurements import Measurements
+from argosy.running.control.members import State
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
@@ -79,7 +80,7 @@ class Faults:
             return
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
-        elif self.run.phase is Phase.TRAINING:
+        elif self.run.phase is Phase.TRAINING and self.members.state(member.name) is not State.REGROUPING:
             self.regroup()
 
     def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
@@ -161,7 +162,7 @@ class Faults:
         lost = self.carry_out.take_off(trainer)
         for name in lost:
             self.outcomes.settle(name)
-        lost = [name for name in lost if name in self.members.waiting]
+        lost = [name for name in lost if self.members.waits(name)]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
         self.saved_at.pop(trainer, None)

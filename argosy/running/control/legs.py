@@ -251,10 +251,6 @@ class Legs:
         self.assignments += 1
         return self.assignments
 
-    def numbered(self, number: int) -> LiveLeg | None:
-        """The leg of this number, while it is under way."""
-        return next((leg for leg in self.live if leg.number == number), None)
-
     @property
     def devices(self) -> list[str]:
         """Devices with an assignment, or with one that is to start."""

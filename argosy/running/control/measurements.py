@@ -147,8 +147,8 @@ class Measurements:
 
         New members, and members that rested, whose measurement may have been lost before they were called.
         """
-        devices, new = self.legs.devices, self.members.new
-        if not self.measuring.missing & new.union(self.members.waiting):
+        missing, devices, new = self.measuring.missing, self.legs.devices, self.members.new
+        if not missing or not missing & new.union(self.members.waiting):
             return
         if devices:
             self.measuring.only_at(devices)

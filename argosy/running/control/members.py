@@ -1,13 +1,13 @@
 """The one table of where members are: each member has exactly one state, and one method makes each lawful change of it.
 
-Contract. Nothing else keeps member names between two rounds of the driver, but for the assignments of legs, which say on which
-devices a member is. A change that `LAWFUL` does not have raises AssertionError with both names: it is a bug of the control plane.
+Contract. Nothing else says where a member is, but for the assignments of legs, which have its devices. A change that `LAWFUL` does not have raises AssertionError with both names: it is a bug of the control plane.
 Where a member goes on in the stream is another question (`positions`); the changes that settle it ask for it here.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from argosy.running.control.positions import Positions
 from argosy.running.control.verdicts import Verdict
@@ -41,7 +41,6 @@ class State(StrEnum):
 
 WAITS = (State.WAITING, State.RECOVERING, State.STARTING)
 LEAVES = (State.MOVING, State.LEAVING)
-TRAINS = (State.STARTING, State.ASSIGNED, State.MOVING, State.LEAVING)
 
 LAWFUL: dict[State, frozenset[State]] = {
     State.JOINING: frozenset({State.WAITING, State.ENDED}),
@@ -74,15 +73,8 @@ class _Member:
     state: State
     leaving: Leaving | None = None
     """While it is saved by the device that it leaves."""
-    meets: int = 0
-    """Number of the leg that it is to meet again, from the loss of its trainer until it does; 0 where there is none."""
     apart: bool = False
     """Whether it lost its trainer and goes on without the others, until it is assigned."""
-    new: bool = False
-    """Whether study.json does not have it yet."""
-    addition: str = ""
-    """The command that brought it, until that is answered."""
-    told_to_stop: bool = False
     has_started: bool = True
     """Whether a trainer had it, when its leg began to regroup."""
 
@@ -94,6 +86,12 @@ class Members:
         self.positions = positions
         self._members: dict[str, _Member] = {}
         self._of_state: dict[State, set[str]] = {state: set() for state in State}
+        self._new: set[str] = set()
+        self._additions: dict[str, str] = {}
+        """By member: the command that brought it, until that is answered."""
+        self._meets: dict[str, int] = {}
+        """By member: number of the leg that it is to meet again, from the loss of its trainer until it does."""
+        self._told_to_stop: set[str] = set()
 
     def begin(self) -> None:
         """Find what an earlier driver has left: members that rest, wait, and have ended."""
@@ -108,6 +106,10 @@ class Members:
     def state(self, name: str) -> State:
         """Where a member is."""
         return self._members[name].state
+
+    def waits(self, name: str) -> bool:
+        """Whether no trainer has a member, which wants one."""
+        return self._members[name].state in WAITS
 
     def having(self, *states: State) -> list[str]:
         """All members in one of these states, in the order of the study."""
@@ -130,14 +132,19 @@ class Members:
         return self.having(State.WAITING)
 
     @property
+    def any_unplaced(self) -> bool:
+        """Whether there are such: asked for each leg in every round."""
+        return bool(self._of_state[State.WAITING])
+
+    @property
     def resting(self) -> set[str]:
         """Members that wait for a judge to call them."""
         return set(self._of_state[State.RESTING])
 
     @property
-    def new(self) -> set[str]:
+    def new(self) -> frozenset[str]:
         """Members that study.json does not have yet: their costs are not known."""
-        return {name for name, member in self._members.items() if member.new}
+        return frozenset(self._new)
 
     @property
     def leaving(self) -> dict[str, Leaving]:
@@ -157,37 +164,33 @@ class Members:
 
     def addition(self, name: str) -> str:
         """The command that brought a member, where it is not answered yet."""
-        member = self._members.get(name)
-        return "" if member is None else member.addition
+        return self._additions.get(name, "")
 
     def of_additions(self) -> dict[str, list[str]]:
         """Members of commands that are not answered yet, by command."""
         found: dict[str, list[str]] = {}
-        for name, member in self._members.items():
-            if member.addition:
-                found.setdefault(member.addition, []).append(name)
+        for name, addition in self._additions.items():
+            found.setdefault(addition, []).append(name)
         return found
 
     def is_told_to_stop(self, name: str) -> bool:
         """Whether a person wants a member to end."""
-        member = self._members.get(name)
-        return member is not None and member.told_to_stop
-
-    def meets(self, name: str) -> int:
-        """Number of the leg that a member is to meet again; 0 where there is none."""
-        return self._members[name].meets
+        return name in self._told_to_stop
 
     @property
-    def meeting(self) -> dict[str, int]:
+    def meeting(self) -> Mapping[str, int]:
         """By member that is to meet a leg again: the number of that leg."""
-        return {name: member.meets for name, member in self._members.items() if member.meets}
+        return MappingProxyType(self._meets)
 
     # ---- members that join
 
     def expect(self, names: Iterable[str], *, addition: str = "") -> None:
         """These have become members of the study, and their costs are to be measured."""
         for name in names:
-            self._put(name, _Member(State.JOINING, new=True, addition=addition))
+            self._put(name, _Member(State.JOINING))
+            self._new.add(name)
+            if addition:
+                self._additions[name] = addition
 
     def enter(self, names: Iterable[str]) -> None:
         """Joining members wait from here on, for a device or to be measured where nothing trains."""
@@ -199,19 +202,18 @@ class Members:
 
     def announced(self, names: Iterable[str]) -> None:
         """study.json has these."""
-        for name in names:
-            self._members[name].new = False
+        self._new.difference_update(names)
 
     def answered(self, addition: str) -> None:
         """The command that brought members is answered: they are like all others."""
-        for member in self._members.values():
-            if member.addition == addition:
-                member.addition = ""
+        self._additions = {name: other for name, other in self._additions.items() if other != addition}
 
     def remove(self, names: Iterable[str]) -> None:
         """Members that were to join come to nothing."""
         for name in names:
             self._of_state[self._members.pop(name).state].discard(name)
+            self._new.discard(name)
+            self._additions.pop(name, None)
 
     # ---- members that train
 
@@ -251,8 +253,8 @@ class Members:
             self._to(name, State.LEAVING)
 
     def take_back(self, name: str) -> None:
-        """No trainer has a member any more, which goes on from its newest file."""
-        if self.state(name) is not State.REGROUPING or self._members[name].has_started:
+        """A member that was lost, or saved for a regrouping, goes on from its newest file."""
+        if self._members[name].has_started:
             self.positions.find([name])
         self._wait(name)
 
@@ -261,7 +263,7 @@ class Members:
         self.positions.find([name])
         self.positions.settled([name])
         self._to(name, State.RESTING)
-        self._members[name].meets, self._members[name].apart = 0, False
+        self._forget_loss(name)
 
     def call(self, name: str) -> None:
         """A resting member wants to train again; in the middle of an epoch where it was."""
@@ -270,14 +272,14 @@ class Members:
 
     def stop(self, name: str) -> None:
         """A person wants a member to end."""
-        self._members[name].told_to_stop = True
+        self._told_to_stop.add(name)
 
     def end(self, name: str) -> None:
         """A member has left the run."""
         self.positions.settled([name])
         if self.state(name) is not State.ENDED:
             self._to(name, State.ENDED)
-        self._members[name].meets, self._members[name].apart = 0, False
+        self._forget_loss(name)
 
     # ---- members that were lost
 
@@ -290,27 +292,29 @@ class Members:
     def fall_behind(self, names: Iterable[str], leg: int) -> None:
         """These wait behind others, and are to meet this leg again; 0 where they go on apart."""
         for name in names:
-            member = self._members[name]
             if leg:
-                member.meets, member.apart = leg, False
-            elif not member.meets:
-                member.apart = True
-            if member.state is State.WAITING:
+                self._meets[name], self._members[name].apart = leg, False
+            elif name not in self._meets:
+                self._members[name].apart = True
+            if self.state(name) is State.WAITING:
                 self._to(name, State.RECOVERING)
 
     def catch_up(self, names: Iterable[str]) -> None:
         """These are like all others again."""
         for name in names:
-            member = self._members[name]
-            member.meets, member.apart = 0, False
-            if member.state is State.RECOVERING:
+            self._forget_loss(name)
+            if self.state(name) is State.RECOVERING:
                 self._to(name, State.WAITING)
+
+    def _forget_loss(self, name: str) -> None:
+        self._meets.pop(name, None)
+        self._members[name].apart = False
 
     # ---- the table
 
     def _wait(self, name: str) -> None:
-        member = self._members[name]
-        self._to(name, State.RECOVERING if member.meets or member.apart else State.WAITING)
+        behind = name in self._meets or self._members[name].apart
+        self._to(name, State.RECOVERING if behind else State.WAITING)
 
     def _to(self, name: str, state: State) -> None:
         member = self._members[name]

@@ -36,7 +36,7 @@ class Outcomes:
         # Where no leg is left, the policy is asked when all that go on elsewhere are saved.
         self.run.wants_plan |= leaving is not None and leaving.verdict is None
         # It may have failed while it was measured, or was told to stop while it waited.
-        self.run.costs_settled |= member in self.members.waiting
+        self.run.costs_settled |= self.members.waits(member)
         if member in self.members.new:
             # A member whose costs are not known was here all the same.
             self.announce([member])

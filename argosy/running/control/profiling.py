@@ -4,8 +4,11 @@ from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.errors.wording import last_line
 from argosy.results.fold import RunState
-from argosy.running.control.costs import Costs
+from argosy.running.control.costs import ASSUMED_LINK, Costs
 from argosy.running.control.driver import Driver
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.run import Run
+from argosy.running.control.verdicts import Rules
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.view import Silent
@@ -20,14 +23,16 @@ def measure(
 
     Raises PlanError where a member fails: a plan of the others would look like one of the study.
     """
-    driver = Driver(job, cluster, workers, journal, RunState(), Silent(), node_devices=node_devices, only_measure=True)
-    run = driver.run
+    kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
+    measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
+    run = Run(job, cluster, workers, journal, RunState(), Silent(), measuring, judges=(Rules(),))
+    driver = Driver(run, only_measure=True)
     with workers:
         try:
             driver.drive()
         finally:
             driver.stop_workers()
-    waiting, measuring = run.members.waiting, run.measuring
+    waiting = run.members.waiting
     ended = [run.state.member(member.name) for member in run.study.members if member.name not in waiting]
     if ended:
         reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)

@@ -82,7 +82,7 @@ class Requests:
             case {"command": "clone"}:
                 self.clones.ask(file, command)
                 return None
-        return f"{REFUSED}unknown command {command.get('command')!r}; commands are stop, with a member, add and clone."
+        return f"{REFUSED}{command.get('command')!r} is no command; commands are stop, with a member, add and clone."
 
     def _stop(self, name: str, file: str) -> str | None:
         members = self.run.members

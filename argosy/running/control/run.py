@@ -1,6 +1,6 @@
 """What the parts of a driver share: what a run was started with, what it knows, and the one way into its journal.
 
-Parts of the driver take a `Run` and say in their names what they do with it. `Run` itself decides nothing and sends nothing.
+A `Run` decides nothing and sends nothing: the parts that take it do.
 """
 
 import time
