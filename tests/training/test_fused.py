@@ -461,7 +461,7 @@ def test_code_that_is_made_for_it_does_not_run_before_labels_could_be_compared()
     class Made(Compilation):
         runs = 0
 
-        def derive(self, of: Any, plainly: Any, *, whole: bool) -> Any:
+        def derive(self, of: Any, plainly: Any, *, usual: bool) -> Any:
             self.runs += 1
             return plainly()
 
@@ -488,7 +488,9 @@ class Asserting(nn.CrossEntropyLoss):
 
 def test_a_trial_meets_no_label_without_an_output() -> None:
     lives = [packs.live(member(name, model=packs.mlp, loss=Asserting())) for name in "ab"]
-    (_, later) = meeting("train")[1]
-    found = admit(lives, later)
+    (inputs, targets), order = packs.samples()[0], BOTH.epoch("train", 1)
+    labels = targets.index_fill(0, torch.tensor(int(order[0])), 4)
+    (block,) = packs.blocks(order, packs.TRAIN, arrays=(inputs, labels), epoch=1)
+    found = admit(lives, block.copied_out(block.leaves))
     assert found.packs == ()
     assert all("raises StudyError: member" in reason and "label 4" in reason for reason in found.alone.values())

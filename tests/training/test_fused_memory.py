@@ -15,6 +15,7 @@ from argosy.study import Member
 from argosy.training.choice import fused_check
 from argosy.training.device.devices import backend_of
 from argosy.training.member.live import build
+from argosy.training.optim import kernels
 from argosy.training.programs.fused.fused import Fused
 
 devices = late.devices
@@ -29,7 +30,7 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
         partial(SGD, lr=0.05, momentum=0.9),
         partial(Adam, lr=0.01, weight_decay=0.1),
         partial(AdamW, lr=0.01, weight_decay=0.5),
-        partial(AdamW, lr=0.02, weight_decay=0.5),  # two rates need memory for the way to go
+        partial(AdamW, lr=0.02, weight_decay=0.5),
     ]
     members = [member(f"m{n}", optimizer=optimizer) for n, optimizer in enumerate(optimizers)]
     finish, again = Fused.finish, []
@@ -37,7 +38,7 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     def stumbling(program: Fused) -> int:
         turn = program._turn
         with monkeypatch.context() as patched:
-            patched.setattr(torch, "zeros_like", no_memory)
+            patched.setattr(kernels, "adam_numbers", no_memory)  # of the second kernel, where the first is ready
             with pytest.raises(torch.OutOfMemoryError):
                 finish(program)
         program.undo()
@@ -54,27 +55,43 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     assert difference(history, found) <= 1e-10
 
 
+def wide_enough() -> nn.Module:
+    """Has the bits of alone in company."""
+    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
+
+
+def normed() -> nn.Module:
+    """Rounds otherwise in company."""
+    return nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+
+
 @pytest.mark.parametrize(
-    ("room", "tried"),
+    ("room", "rounding", "tried"),
     [
-        (8, [(4, True)] * 2),
-        (4, [(4, True), (2, True), (2, True)]),
-        (2, [(4, True), (2, True), (2, False), (2, False)]),
-        (1, [(4, True), (2, True), (2, False)]),
+        (4, False, [(4, False)] * 2),
+        (2, False, [(4, False), (2, False), (2, False)]),
+        (8, True, [*[(4, False)] * 2, *[(4, True)] * 2]),
+        (4, True, [*[(4, False)] * 2, (4, True), *[(2, True)] * 2]),
+        (2, True, [(4, False), *[(2, False)] * 2, (2, True), *[(2, False)] * 2]),
+        (1, True, [(4, False), (2, False), (2, True), (2, False)]),
     ],
 )
 def test_where_memory_ends_fewer_are_tried(
-    room: int, tried: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    room: int, rounding: bool, tried: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, twins = [], fused_check._twins
 
-    def few(lives: Any, block: Any, *, double: bool) -> Any:
+    def few(lives: Any, *, double: bool) -> Any:
         found.append((len(lives), double))
-        return twins(lives, block, double=double) if len(lives) * (1 + double) <= room else no_memory()
+        return twins(lives, double=double) if len(lives) * (1 + double) <= room else no_memory()
 
     monkeypatch.setattr(fused_check, "_twins", few)
     names = tuple(f"m{n}" for n in range(5))
-    admission = packs.admission([member(name, dtype=torch.float32, batch_size=8) for name in names])
+    model = normed if rounding else wide_enough
+    members = [
+        member(name, model=model, dtype=torch.float32, batch_size=8, optimizer=torch.optim.RMSprop) for name in names
+    ]
+    admission = packs.admission(members)
     assert found == tried
     assert admission.packs == ((names,) if room > 1 else ())
     words = "there is no memory to try 2 side by side: OutOfMemoryError: no memory"

@@ -101,9 +101,7 @@ def test_weights_that_get_a_gradient_late_begin_with_the_optimizer() -> None:
                 model[2].weight.grad = None  # type: ignore[index, union-attr]
         own.step()
         made.append(one_pass(passed))
-        if not made[-1]:
-            passed.step()
-    assert made == [False, True, True, True, False, True, True, True]
+    assert all(made)
     assert difference(models[0].state_dict(), models[1].state_dict()) < ROUNDING
     assert difference(own.state_dict()["state"], passed.state_dict()["state"]) < ROUNDING
 

@@ -1,12 +1,12 @@
 """The equivalence check of fused programs: members of one fingerprint are fused if together they get the results that they get alone.
 
-Copies of the members make a step and an evaluation on a real batch, each alone and all together, in float64 where their code
-allows it, which tells rounding from real differences. This finds silent errors of vectorised code: buffers that a module assigns
-anew, draws from Python's and NumPy's generators, state that a module keeps in attributes.
+Copies of the members make steps and evaluations on real batches, each alone and all together. On a CPU the results of most networks
+are equal to the bit, on batches of each length that the members will see; then the program makes those lengths as one, and no result
+tells whether a member had company. Else one step and one evaluation are compared in float64 where the members' code allows it, which
+tells rounding from real differences. This finds silent errors of vectorised code: buffers that a module assigns anew, draws from
+Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
-import functools
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,8 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.agreement import agree, largest
-from argosy.training.member.live import LiveMember
+from argosy.training.member.live import Lengths, LiveMember
+from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
@@ -43,12 +44,14 @@ class Admission:
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
+    lengths: Mapping[tuple[str, ...], Lengths | None]
+    """For each of `packs`, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
 
 
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: set[Fingerprint] | None = None,
+    admitted: dict[Fingerprint, Lengths | None] | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
@@ -58,9 +61,10 @@ def admit(
     Fingerprints in `admitted` are not checked again, and those that pass are added to it. With `single`, a member without a like is
     checked too; without `pairs`, two members with single-pass optimizers are not.
     """
-    admitted = set() if admitted is None else admitted
+    admitted = {} if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
-    packs, reasons, failed = [], {}, {}
+    lengths: dict[tuple[str, ...], Lengths | None] = {}
+    reasons, failed = {}, {}
     for live in lives:
         try:
             reason = obstacle(live)
@@ -82,16 +86,15 @@ def admit(
         if spared:
             reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
-        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block)
+        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=_apart(pack))
         if attempt is None or attempt.reason is None:
-            packs.append(names)
-            admitted.add(fingerprint)
+            lengths[names] = admitted.setdefault(fingerprint, None if attempt is None else attempt.lengths)
             continue
         if lonely is None:
             reasons |= dict.fromkeys(names, attempt.reason)
         if attempt.failed:
             failed[names] = attempt.reason
-    return Admission(packs=tuple(packs), alone=reasons, failed=failed)
+    return Admission(packs=tuple(lengths), alone=reasons, failed=failed, lengths=lengths)
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
@@ -101,22 +104,28 @@ def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveM
     return "there is no other member that could be fused with it"
 
 
-@dataclass(frozen=True, slots=True)
-class FusedTrial:
-    """A copy of a member after a step and an evaluation."""
+def _apart(lives: Sequence[LiveMember]) -> bool:
+    """Whether the members' batches differ, for a subset or what each draws for it."""
+    first = lives[0].cutter
+    for live in lives:
+        same = live.member.subset is None if first is None or live.cutter is None else first.same(live.cutter)
+        if live.member.augment is not None or not same:
+            return True
+    return False
 
-    live: LiveMember
-    gradients: Mapping[str, Tensor]
 
-
-def _attempted(lives: Sequence[LiveMember], block: Block) -> "Attempt":
-    """Check these members as one program. Where memory runs out, fewer of them are checked, down to two."""
-    double, block = True, _filled(block, lives)
+def _attempted(lives: Sequence[LiveMember], block: Block, *, apart: bool) -> "Attempt":
+    """Check these members as one program, first for equal bits. Where memory runs out, fewer of them are checked, down to two."""
+    exact, double = lives[0].backend.device.type == "cpu", True
     while True:
-        attempt = _attempt(lives, block, double=double)
+        attempt = _attempt(lives, block, apart=apart, double=double and not exact, exact=exact)
         if attempt.crowded and len(lives) > 2:
             lives = lives[: len(lives) // 2]
-        elif double and (attempt.crowded or attempt.alone):
+        elif attempt.reason is None or not (exact or double):
+            return attempt
+        elif exact:
+            exact = False
+        elif attempt.crowded or attempt.alone:
             double = False
         else:
             return attempt
@@ -134,6 +143,8 @@ class Attempt:
     """Whether their program raised, other than for memory, or gave other results."""
     crowded: bool = False
     """Whether memory ran out."""
+    lengths: Lengths | None = None
+    """Lengths of batches that had equal bits, if that was asked for."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
@@ -143,55 +154,79 @@ class Attempt:
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
 
 
-def _attempt(lives: Sequence[LiveMember], block: Block, *, double: bool) -> Attempt:
+def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: bool, exact: bool) -> Attempt:
+    """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
+    usual, wanted = lives[0].member.batch_size, Lengths.of(lives)
+    turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
+    if exact:  # the second step finds what the first has left, and its rounding
+        turns += [(True, usual), *((True, length) for length in sorted(wanted.train - {usual}))]
+    equal: dict[bool, set[int]] = {True: set(), False: set()}
     try:
-        alone = [_alone(twin, _given(block, double=double)) for twin in _twins(lives, block, double=double)]
-    except UnfitProgram as unfit:
-        return Attempt(reason=str(unfit))
+        alone, together = (_twins(lives, double=double) for _ in range(2))
+        solos, fused = [Solo(twin) for twin in alone], Fused.of(together)
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
-    try:
-        together = _together(_twins(lives, block, double=double), _given(block, double=double))
-        pairs = zip(alone, together, strict=True)
-        found = (words for pair in pairs for words in _differences(*pair, DOUBLE if double else SINGLE))
-        reason = next(found, None)
-        return Attempt(reason=reason, failed=reason is not None)
-    except Exception as error:  # the same boundary
-        return Attempt.of("as one program it", error, len(lives))
+    attributed = [attributes(twin.model) for twin in alone]
+    for train, length in turns:
+        given = [_filled(block, length + apart, double=double) for _ in range(2)]
+        try:
+            _cut_anew((*alone, *together), given[0], length, apart=apart)
+            mine = [_alone(solo, given[0], train=train) for solo in solos]
+            _check_behaviour(alone, attributed, given[0])
+        except UnfitProgram as unfit:
+            return Attempt(reason=str(unfit))
+        except Exception as error:  # the same boundary
+            return Attempt.of("its own step", error, len(lives), alone=True)
+        try:
+            theirs = _together(fused, given[1], train=train)
+        except Exception as error:  # the same boundary
+            return Attempt.of("as one program it", error, len(lives))
+        found = {id(trial.live): trial for trial in theirs}
+        pairs = [(one, found[id(twin)]) for one, twin in zip(mine, together, strict=True)]
+        tolerance = 0.0 if exact else DOUBLE if double else SINGLE
+        reason = next((words for one, other in pairs for words in _differences(one, other, tolerance)), None)
+        if reason is None:
+            equal[train].add(length)
+        elif not exact or (train and length == usual):
+            return Attempt(reason=reason, failed=True)
+        elif train:
+            break  # the copies are not equal any more
+    return Attempt(
+        reason=None, lengths=Lengths(frozenset(equal[True]), frozenset(equal[False]), apart) if exact else None
+    )
 
 
 # ---- copies
 
 
-def _twins(lives: Sequence[LiveMember], block: Block, *, double: bool) -> list[LiveMember]:
-    """Return copies of the members at the start of the block, with different batches where members have subsets."""
+def _twins(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
+    """Return copies of the members."""
     twins = [live.trial() for live in lives]
-    in_subsets = _in_subsets(lives)
-    order = np.arange(block.place.rows, dtype=np.int64)
-    for number, twin in enumerate(twins):
-        if double:
-            _make_double(twin)
-        seen = np.roll(order, -number)[:-1].tolist() if in_subsets else None
-        cutter = functools.partial(Cutter, selection=Selection.of(seen, len(order)), order=order, drop_last=False)
-        member = twin.member
-        twin.cutter = cutter(batch_size=member.batch_size)
-        twin.val_cutter = cutter(batch_size=member.eval_batch_size or member.batch_size)
+    for twin in twins if double else ():
+        _make_double(twin)
     return twins
 
 
-def _in_subsets(lives: Sequence[LiveMember]) -> bool:
-    """Whether a member has a subset, so that batches differ."""
-    return any(live.member.subset is not None for live in lives)
+def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
+    """Let each copy cut one batch of this length out of the block; `apart`, each another one."""
+    order, count = np.arange(block.place.rows, dtype=np.int64), len(twins) // 2
+    for number, twin in enumerate(twins):
+        seen = np.roll(order, -(number % count))[:-1].tolist() if apart else None
+        selection = Selection.of(seen, len(order))
+        twin.cutter, twin.val_cutter = (
+            Cutter(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
+        )
+        twin.val = Validation(twin.member, twin.backend)
 
 
-def _filled(block: Block, lives: Sequence[LiveMember]) -> Block:
-    """Return the sound rows of a block, repeated where it is shorter than a batch, so that batches have their usual size."""
-    live, sound = lives[0], block.sound.nonzero()[0]
-    least = max(live.member.batch_size, live.val_rows) + _in_subsets(lives)  # each copy then has one less
-    rows = torch.from_numpy(np.resize(sound, max(least, len(sound))))
-    leaves = tuple(leaf.index_select(0, rows.to(leaf.device)) for leaf in block.leaves)
-    place, labels = replace(block.place, start=0, rows=len(rows)), None if block.labels is None else block.labels[rows]
-    return Block(place, block.tree, leaves, block.indices[rows], block.sound[rows], labels)
+def _filled(block: Block, rows: int, *, double: bool) -> Block:
+    """Return a copy of the sound rows of a block, repeated or cut to so many."""
+    sound = np.resize(block.sound.nonzero()[0], rows)
+    index = torch.from_numpy(sound)
+    leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
+    leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)
+    place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
+    return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)
 
 
 def _make_double(live: LiveMember) -> None:
@@ -202,12 +237,6 @@ def _make_double(live: LiveMember) -> None:
                 state[name] = value.double()
 
 
-def _given(block: Block, *, double: bool) -> Block:
-    """Return a copy of the block for a check."""
-    leaves = (leaf.double() if double and leaf.is_floating_point() else leaf.clone() for leaf in block.leaves)
-    return replace(block, leaves=tuple(leaves))
-
-
 # ---- trials
 
 
@@ -215,39 +244,57 @@ class UnfitProgram(Exception):  # noqa: N818
     """A member that, by its behaviour alone, cannot be fused."""
 
 
-def _alone(twin: LiveMember, block: Block) -> FusedTrial:
-    solo, before = Solo(twin), attributes(twin.model)
-    twin.model.train()
-    gradients = {}
-    with solo.active():
-        for batch in itertools.islice(solo.cut(block), 1):
-            solo.begin(batch)
-            gradients = {name: p.grad.clone() for name, p in twin.model.named_parameters() if p.grad is not None}
-            solo.finish()
-    with solo.active(keep=True):
-        next(solo.evaluate(block))
-    if block.touched:
-        raise UnfitProgram("it writes into its input")
-    twin.model.train()
-    changed = [where for where, value in attributes(twin.model).items() if before.get(where) != value]
-    if changed:
-        raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
+@dataclass(frozen=True, slots=True)
+class FusedTrial:
+    """A copy of a member after a turn."""
+
+    live: LiveMember
+    gradients: Mapping[str, Tensor]
+
+
+def _alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
+    gradients: dict[str, Tensor] = {}
+    twin = solo.live
+    if train:
+        twin.model.train()
+        with solo.active():
+            for batch in solo.cut(block):
+                solo.begin(batch)
+                gradients = {name: p.grad.clone() for name, p in twin.model.named_parameters() if p.grad is not None}
+                solo.finish()
+    else:
+        with solo.active(keep=True):
+            next(solo.evaluate(block))
     return FusedTrial(twin, gradients)
 
 
-def _together(twins: Sequence[LiveMember], block: Block) -> list[FusedTrial]:
+def _check_behaviour(twins: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block) -> None:
+    """Raise UnfitProgram for what copies do beside computing."""
+    if block.touched:
+        raise UnfitProgram("it writes into its input")
+    for twin, held in zip(twins, before, strict=True):
+        twin.model.train()
+        changed = [where for where, value in attributes(twin.model).items() if held.get(where) != value]
+        if changed:
+            raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
+
+
+def _together(fused: Fused, block: Block, *, train: bool) -> list[FusedTrial]:
     """Run the copies as one program."""
-    fused = Fused.of(twins)
-    gradients: dict[int, Mapping[str, Tensor]] = {}
-    with fused.active():
-        for turn in itertools.islice(fused.cut(block), 1):
-            fused.begin(turn)
-            for row, live in enumerate(fused.members):
-                gradients[id(live)] = {name: gradient.clone() for name, gradient in fused.gradients(row).items()}
-            fused.finish()
-    with fused.active(keep=True):
-        next(fused.evaluate(block))
-    return [FusedTrial(twin, gradients[id(twin)]) for twin in twins]
+    gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
+    if train:
+        with fused.active():
+            for turn in fused.cut(block):
+                fused.begin(turn)
+                gradients = [
+                    {name: gradient.clone() for name, gradient in fused.gradients(row).items()}
+                    for row in range(len(fused.members))
+                ]
+                fused.finish()
+    else:
+        with fused.active(keep=True):
+            next(fused.evaluate(block))
+    return [FusedTrial(live, own) for live, own in zip(fused.members, gradients, strict=True)]
 
 
 # ---- what differs
@@ -271,6 +318,9 @@ def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iter
     size = max(map(largest, alone.gradients.values()), default=0.0)
     pairs = [(f"the gradient of {n!r}", g, fused.gradients[n], size) for n, g in alone.gradients.items()]
     pairs += [(f"the buffer {n!r}", b, found_buffers[n], 0.0) for n, b in buffers.items()]
+    if not tolerance:
+        weights = dict(theirs.model.named_parameters())
+        pairs += [(f"the weight {n!r}", w.detach(), weights[n], 0.0) for n, w in mine.model.named_parameters()]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
+from argosy.training.member.live import Lengths
+
 __all__ = ["ALONE", "TURNS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
 GAIN = 0.03
@@ -76,6 +78,8 @@ class FusionGroup:
     """Costs of each try."""
     needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes per member."""
+    lengths: Lengths | None = None
+    """Batches that a program makes as one with the bits that each member has alone; None where it rounds otherwise."""
     weight_bytes: int = 0
     """A member's weights; a program of several briefly holds each gradient twice."""
     settled_for: int = 0

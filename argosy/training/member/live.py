@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from argosy.training.member.twins import twins
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
 
-__all__ = ["Best", "LiveMember", "build", "fill_buffers", "seed_of"]
+__all__ = ["Best", "Lengths", "LiveMember", "build", "fill_buffers", "seed_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,23 @@ class Best:
         if math.isnan(value):
             return False
         return math.isnan(self.value) or better(value, self.value, mode)
+
+
+class Lengths(NamedTuple):
+    """Numbers of samples in the batches of some members."""
+
+    train: frozenset[int]
+    val: frozenset[int]
+    apart: bool = False
+    """Whether members of one program have different batches."""
+
+    @classmethod
+    def of(cls, lives: Sequence["LiveMember"]) -> "Lengths":
+        """Return the lengths in an epoch and a validation of these members, where no sample is broken."""
+        train = {live.member.batch_size for live in lives}
+        train |= {live.cutter.length % live.cutter.batch_size for live in lives if live.cutter is not None}
+        val = {rows for live in lives for rows in live.val_lengths}
+        return cls(frozenset(train - {0}), frozenset(val - {0}))
 
 
 @dataclass(slots=True)
@@ -135,10 +152,13 @@ class LiveMember:
         self.model.train()
 
     @property
-    def val_rows(self) -> int:
-        """Number of samples in its first validation batch; 0 where none is known."""
+    def val_lengths(self) -> tuple[int, ...]:
+        """Numbers of samples in its validation batches: of all but the last, and of the last."""
         selection, member = self._selections.get("val"), self.member
-        return 0 if selection is None else min(member.eval_batch_size or member.batch_size, selection.length)
+        if selection is None:
+            return ()
+        size = min(member.eval_batch_size or member.batch_size, selection.length)
+        return size, selection.length % max(size, 1)
 
     def _selection(self, split: str, subset: Sequence[int] | None, orders: Orders) -> Selection:
         if split not in self._selections:

@@ -89,17 +89,17 @@ class LossScales:
         found = [scale for scale in scales if scale is not None]
         return cls(found, device) if found else None
 
-    def times(self, shares: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return gradients of losses ``[rows, …]``, each row multiplied by its scale."""
-        values = [self._scales[row].value for row in rows]
+    def times(self, shares: Tensor) -> Tensor:
+        """Return gradients of losses ``[members, …]``, each row multiplied by its scale."""
+        values = [scale.value for scale in self._scales]
         return shares * self._column(values, shares).view(-1, *[1] * (shares.dim() - 1))
 
-    def divide(self, gradients: Tensor, rows: Sequence[int]) -> frozenset[int]:
-        """Divide gradients ``[rows, columns]`` by the scales; returns the rows that overflowed. Waits for the device."""
+    def divide(self, gradients: Tensor) -> frozenset[int]:
+        """Divide gradients ``[members, columns]`` by the scales; returns the rows that overflowed. Waits for the device."""
         sound = torch.linalg.vector_norm(gradients, math.inf, dim=1).isfinite().tolist()
-        gradients.mul_(self._column([1 / self._scales[row].value for row in rows], gradients))
-        return frozenset(row for row, whole in zip(rows, sound, strict=True) if not whole)
+        gradients.mul_(self._column([1 / scale.value for scale in self._scales], gradients))
+        return frozenset(row for row, whole in enumerate(sound) if not whole)
 
     def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
-        """Return ``[rows, 1]``."""
+        """Return ``[members, 1]``."""
         return torch.tensor(values, dtype=like.dtype, device=self._device).unsqueeze(1)

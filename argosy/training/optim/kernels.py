@@ -2,14 +2,17 @@
 
 Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as usual. So is the state:
 `optimizer.state` holds views of the matrices here, in torch's own shapes, so the optimizer itself can make any step as well.
-The arithmetic is that of `torch/optim/{sgd,adam}.py`.
+
+On a CPU the steps are those of torch's fused kernels, as for a single member (`argosy.training.optim.one_pass`), and have the same bits:
+one call for all rows with equal numbers, over the tensors where vector instructions begin and end at the same elements. Elsewhere the
+arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once.
 
 The numbers that the host reads from the optimizers for a step are kept apart from the device's work: a captured step
 (`argosy.training.programs.graphed.graphed`) takes them from static memory.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +23,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
-__all__ = ["Kernel", "Numbers", "is_unusual", "kind_of", "sent"]
+__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sent", "sgd_numbers"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
@@ -53,7 +56,7 @@ def is_unusual(optimizer: Optimizer) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Tile:
     """One parameter group of members with optimizers of one kind."""
 
@@ -63,24 +66,30 @@ class Tile:
     """Whether SGD has momentum."""
     decoupled: bool
     """Whether weight decay is decoupled from gradients, as in AdamW."""
+    pieces: Sequence[slice]
+    """Columns of each weight, within those of the group."""
     columns: slice
     weights: Tensor
     """``[rows, columns]``."""
     state: dict[str, Tensor]
     """Optimizer state by torch's names: in the weights' shape, and ``step`` ``[rows, weights]``."""
-    shown: list[tuple[Numbers, Tensor]] = field(default_factory=list)
+    shown: tuple[Numbers, Tensor] | None = None
     """The last numbers and their tensor, kept because they seldom change."""
+    alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
+    """The last numbers, and the rows by them."""
 
     @property
     def steps(self) -> Sequence[float]:
         """Each row's number of steps, the coming one included."""
-        return [step + 1 for step in self.state["step"][:, 0].tolist()]
+        return (
+            [step + 1 for step in self.state["step"][:, 0].tolist()] if "step" in self.state else [0] * len(self.groups)
+        )
 
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
-        if not self.shown or self.shown[0][0] != numbers:
-            self.shown[:] = [(numbers, sent(numbers, self.weights))]
-        return self.shown[0][1]
+        if self.shown is None or self.shown[0] != numbers:
+            self.shown = numbers, sent(numbers, self.weights)
+        return self.shown[1]
 
 
 def sent(numbers: Sequence[float] | Numbers, like: Tensor) -> Tensor:
@@ -123,6 +132,7 @@ class Kernel:
                         groups=groups,
                         momentum=_has_momentum(groups[0]),
                         decoupled=_decoupled(optimizers[0]),
+                        pieces=[slice(piece.start - columns.start, piece.stop - columns.start) for piece in pieces],
                         columns=columns,
                         weights=weights,
                         state=state,
@@ -253,41 +263,96 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 
 def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
-    groups = tile.groups
-    alike = len({(*group["betas"], group["eps"], step) for group, step in zip(groups, tile.steps, strict=True)}) == 1
-    if not alike or gradients.device.type != "cpu" or not gradients.is_contiguous():
+    if gradients.device.type != "cpu":
         return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
-    (lr, weight_decay), *others = {(group["lr"], group["weight_decay"]) for group in groups}
-    if not others and tile.weights.is_contiguous():
-        return _adam_of_torch(tile, tile.weights, gradients, lr=lr, weight_decay=weight_decay)
-    # Torch's kernel takes one rate for all rows: at rate one it turns zeros into the direction of the step.
-    way = torch.zeros_like(gradients)
-    adam = _adam_of_torch(tile, way, gradients, lr=1.0, weight_decay=0.0)
-    numbers = [(group["lr"], *decay) for group, decay in zip(groups, _adam_decays(tile), strict=True)]
-    rate, *decay = tile.placed(numbers).unsqueeze(2).unbind(1)
-
-    def move() -> None:
-        _adam_decay(tile, gradients, decay)
-        adam()
-        tile.weights.addcmul_(way, rate)
-
-    return move
+    kernel = torch._fused_adamw_ if tile.decoupled else torch._fused_adam_
+    slopes, moves = gradients.unbind(), []
+    for own in _alike(tile, adam_numbers, ("exp_avg", "exp_avg_sq")):
+        weights, first, second = own.tensors
+        moves.append(
+            partial(kernel, weights, [slopes[row] for row in own.rows], first, second, [], own.steps, **own.numbers)
+        )
+    return partial(_all, moves)
 
 
-def _adam_of_torch(tile: Tile, weights: Tensor, gradients: Tensor, *, lr: float, weight_decay: float) -> Move:
-    """Return the step by torch's single-pass CPU kernel, for rows with equal numbers."""
-    (beta1, beta2), eps = tile.groups[0]["betas"], tile.groups[0]["eps"]
-    return partial(
-        torch._fused_adamw_ if tile.decoupled else torch._fused_adam_,
-        *([weights], [gradients], [tile.state["exp_avg"]], [tile.state["exp_avg_sq"]], [], [tile.state["step"][0, 0]]),
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=False,
-        maximize=False,
-    )
+def _sgd_ready(tile: Tile, gradients: Tensor) -> Move:
+    if gradients.device.type != "cpu":
+        return _sgd(tile, gradients, tile.placed(_sgd_numbers(tile)))
+    # The kernel rounds the last elements of a tensor otherwise than those before, so it gets each weight by itself.
+    slopes, moves = [gradients[:, columns].unbind() for columns in tile.pieces], []
+    for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else (), apart=True):
+        weights, *buffers = own.tensors
+        of_rows = [piece[row] for piece in slopes for row in own.rows]
+        moves.append(partial(torch._fused_sgd_, weights, of_rows, buffers[0] if buffers else [], **own.numbers))
+    return partial(_all, moves)
+
+
+class Alike(NamedTuple):
+    """Rows with equal numbers, and what one call of torch's kernel takes for them."""
+
+    rows: Sequence[int]
+    numbers: dict[str, Any]
+    tensors: Sequence[Sequence[Tensor]]
+    """Of the weights, and of each part of the state."""
+    steps: Sequence[Tensor]
+
+
+def _alike(
+    tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], names: Sequence[str], *, apart: bool = False
+) -> Sequence[Alike]:
+    """Divide the rows by their numbers, kept until these change; with `apart`, each weight is a tensor of its own."""
+    numbers = [numbers_of(group) for group in tile.groups]
+    if tile.alike is None or tile.alike[0] != numbers:
+        rows: dict[Hashable, list[int]] = {}
+        for row, own in enumerate(numbers):
+            rows.setdefault(tuple(own.values()), []).append(row)
+        matrices = [tile.weights, *(tile.state[name] for name in names)]
+        pieces = tile.pieces if apart else [slice(None)]
+        columns = [[matrix[:, piece].unbind() for piece in pieces] for matrix in matrices]
+        steps = tile.state["step"][:, 0].unbind() if "step" in tile.state else ()
+        made = [
+            Alike(
+                own,
+                numbers[own[0]],
+                [[piece[row] for piece in of_matrix for row in own] for of_matrix in columns],
+                [steps[row] for row in own if steps],
+            )
+            for own in rows.values()
+        ]
+        tile.alike = numbers, made
+    return tile.alike[1]
+
+
+def _all(moves: Sequence[Move]) -> None:
+    for move in moves:
+        move()
+
+
+def adam_numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a step by torch's fused kernels of Adam and AdamW."""
+    beta1, beta2 = group["betas"]
+    return {
+        "lr": group["lr"],
+        "beta1": beta1,
+        "beta2": beta2,
+        "weight_decay": group["weight_decay"],
+        "eps": group["eps"],
+        "amsgrad": False,
+        "maximize": False,
+    }
+
+
+def sgd_numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a step by torch's fused kernel of SGD; momentum begins at zero, not with the first gradients."""
+    return {
+        "weight_decay": group["weight_decay"],
+        "momentum": group["momentum"],
+        "lr": group["lr"],
+        "dampening": 0.0,
+        "nesterov": group["nesterov"],
+        "maximize": False,
+        "is_first_step": False,
+    }
 
 
 def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
@@ -303,10 +368,6 @@ def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Numbers:
     if not any(group["weight_decay"] for group in tile.groups):
         return [()] * len(tile.groups)
     return [(of_group(group),) for group in tile.groups]
-
-
-def _sgd_ready(tile: Tile, gradients: Tensor) -> Move:
-    return _sgd(tile, gradients, tile.placed(_sgd_numbers(tile)))
 
 
 RULES: dict[type[Optimizer], Rule] = {

@@ -1,8 +1,9 @@
 """Single-pass CPU steps of torch's SGD, Adam, AdamW and Adagrad for one member, by torch's fused kernels.
 
 They are the kernels of ``fused=True``, called without the overhead of `Optimizer.step`, which takes a small network longer than its
-backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by rounding. The state is the
-optimizer's, which makes the step itself where kernels cannot, as the first one, before there is state.
+backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by rounding, and are those that
+`argosy.training.optim.kernels` gives the same member in a program of several, to the bit. The state is the optimizer's, which makes the
+step itself where kernels cannot.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from argosy.training.optim.kernels import is_unusual
+from argosy.training.optim.kernels import adam_numbers, is_unusual, sgd_numbers
 
 __all__ = ["one_pass", "takes_one_pass"]
 
 Weights = list[Tensor]
 Group = dict[str, Any]
-States = list[dict[str, Any]]
+States = dict[Tensor, dict[str, Any]]
 Move = Callable[[], None]
 
 
@@ -43,10 +44,7 @@ def one_pass(optimizer: Optimizer) -> bool:
         # The kernels run through memory in its order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
             return False
-        move = rule(group, weights, gradients, [optimizer.state.get(weight, {}) for weight in weights])
-        if move is None:
-            return False
-        moves.append(move)
+        moves.append(rule(group, weights, gradients, optimizer.state))
     for move in moves:
         move()
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
@@ -57,56 +55,56 @@ def _dense(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and gradient.is_contiguous()
 
 
-def _sgd(group: Group, weights: Weights, gradients: Weights, states: States) -> Move | None:
-    momentum = group["momentum"]
-    if momentum and any(state.get("momentum_buffer") is None for state in states):
-        return None
-    buffers = [state["momentum_buffer"] for state in states] if momentum else []
-
-    def move() -> None:
-        torch._fused_sgd_(
-            weights, gradients, buffers, weight_decay=group["weight_decay"], momentum=momentum, lr=group["lr"], dampening=0.0,
-            nesterov=group["nesterov"], maximize=False, is_first_step=False,
-        )  # fmt: skip
-
-    return move
+def _sgd(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
+    buffers = []
+    if group["momentum"]:
+        buffers = [_of(states[weight], "momentum_buffer", weight) for weight in weights]
+    return partial(torch._fused_sgd_, weights, gradients, buffers, **sgd_numbers(group))
 
 
-def _adam(
-    group: Group, weights: Weights, gradients: Weights, states: States, *, decoupled: bool = False
-) -> Move | None:
-    if not all(states):
-        return None
-    steps, (beta1, beta2) = [state["step"] for state in states], group["betas"]
-    decoupled = decoupled or group.get("decoupled_weight_decay", False)
-    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *, decoupled: bool = False) -> Move:
+    pairs = [(states[weight], weight) for weight in weights]
+    steps = [_of(own, "step", None) for own, _ in pairs]
+    first, second = ([_of(own, name, weight) for own, weight in pairs] for name in ("exp_avg", "exp_avg_sq"))
+    kernel = torch._fused_adamw_ if decoupled or group.get("decoupled_weight_decay") else torch._fused_adam_
 
     def move() -> None:
         torch._foreach_add_(steps, 1)
-        kernel(
-            weights, gradients, [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], [], steps, lr=group["lr"],
-            beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False,
-        )  # fmt: skip
+        kernel(weights, gradients, first, second, [], steps, **adam_numbers(group))
 
     return move
 
 
-def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move | None:
-    if not all(states):
-        return None
-    steps = [state["step"] for state in states]
+def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
+    sums, steps = [states[weight]["sum"] for weight in weights], [states[weight]["step"] for weight in weights]
 
     def move() -> None:
         torch._foreach_add_(steps, 1)
         torch._fused_adagrad_(
-            weights, gradients, [state["sum"] for state in states], steps, lr=group["lr"], lr_decay=group["lr_decay"],
+            weights, gradients, sums, steps, lr=group["lr"], lr_decay=group["lr_decay"],
             weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
         )  # fmt: skip
 
     return move
 
 
-RULES: dict[type[Optimizer], Callable[[Group, Weights, Weights, States], Move | None]] = {
+def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
+    """Return a tensor of a weight's state, or a number for no weight; zeros before the first step.
+
+    From zeros kernels make what the optimizer's own first step makes.
+    """
+    found: Tensor | None = state.get(name)
+    if found is None:
+        found = (
+            torch.zeros((), device="cpu")
+            if weight is None
+            else torch.zeros_like(weight, memory_format=torch.preserve_format)
+        )
+        state[name] = found
+    return found
+
+
+RULES: dict[type[Optimizer], Callable[[Group, Weights, Weights, States], Move]] = {
     SGD: _sgd,
     Adagrad: _adagrad,
     Adam: _adam,

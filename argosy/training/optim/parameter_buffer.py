@@ -5,13 +5,17 @@ a member's `state_dict`, optimizer, schedule and checkpoint work unchanged. `dis
 modules' tensors stay the same objects all the time.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["ParameterBuffer", "Piece"]
+
+ALIGNED = 16
+"""Weights between the beginnings of two rows, or a multiple of that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +82,10 @@ class ParameterBuffer:
                     start = stop
         pieces = [piece for group in groups for piece in group]
         trained = [[parameters[piece.name] for piece in pieces] for parameters in named]
-        weights = trained[0][0].detach().new_empty(len(models), start)
+        apart = (
+            -(-start // ALIGNED) * ALIGNED
+        )  # all rows lie alike in memory, on which the rounding of a product may depend
+        weights = trained[0][0].detach().new_empty(len(models), apart)[:, :start]
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):
                 parameter.data = piece.of(row).copy_(parameter.detach())
@@ -86,6 +93,18 @@ class ParameterBuffer:
         buffers = _stacked([dict(model.named_buffers()) for model in models])
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
+
+    @contextlib.contextmanager
+    def outside(self, row: int) -> Iterator[None]:
+        """Give a member's trained weights memory of their own inside, where products round as they do alone."""
+        views = [parameter.data for parameter in self.parameters[row]]
+        for parameter in self.parameters[row]:
+            parameter.data = parameter.data.clone()
+        try:
+            yield
+        finally:
+            for parameter, view in zip(self.parameters[row], views, strict=True):
+                parameter.data = view.copy_(parameter.data)
 
     def dissolve(self) -> None:
         """Give the members' tensors memory of their own; the shared memory is freed with its last view."""

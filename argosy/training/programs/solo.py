@@ -125,8 +125,7 @@ class Solo:
         live.model.eval()
         self._foreseen.note(block, (live.val_cutter,), augment=False)
         for batch in live.val_cutter.take(block, private=live.private):
-            if batch.rows:
-                self._validate(batch)
+            self.validate(batch)
             live.val_cutter.commit(batch)
             if live.val_cutter.done:
                 live.val.end()
@@ -166,7 +165,7 @@ class Solo:
         live = self.live
         live.model.eval()
         with torch.no_grad():
-            self._validate(Batch(data, rows, Digest()))
+            self.validate(Batch(data, rows, Digest()))
             live.val.end()
         live.val.values()
         live.model.train()
@@ -195,11 +194,9 @@ class Solo:
         live = self.live
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        if not live.steps:
-            with large_outside():
+        with contextlib.nullcontext() if live.steps else large_outside():
+            if not (live.one_pass and one_pass(live.optimizer)):
                 live.optimizer.step()
-        elif not (live.one_pass and one_pass(live.optimizer)):
-            live.optimizer.step()
 
     def _move_unless_overflowed(self, scale: LossScale) -> None:
         sound = scale.divide(weight.grad for weight in self.live.model.parameters() if weight.grad is not None)
@@ -265,7 +262,10 @@ class Solo:
 
     # ---- what both training and validation compute
 
-    def _validate(self, batch: Batch) -> None:
+    def validate(self, batch: Batch) -> None:
+        """Add a batch to the validation; none where all its samples are broken."""
+        if not batch.rows:
+            return
         with self._autocast():
             losses, output, target = self._validated(batch.data)
             self.live.val.add(batch.rows, batch.digest, losses, output, target)

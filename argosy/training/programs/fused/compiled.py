@@ -25,12 +25,12 @@ from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
 from argosy.training.member.agreement import agree, largest
 from argosy.training.optim.parameter_buffer import ParameterBuffer
-from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs
 
 __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
-"""Losses ``[rows, …]``, and gradients of the parameter buffer's pieces ``[rows, *shape]``; None for weights unused by the losses."""
+"""Losses ``[members, …]``, and gradients of the parameter buffer's pieces ``[members, *shape]``; None for weights unused by the losses."""
 DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
 """Allowed differences from eager results, as a share of the largest number of the tensor: in float64, in float32, which a GPU may
 compute with TF32's ten bits, and where part is computed in 16 bits."""
@@ -43,24 +43,19 @@ class Pass:
 
     forward: Forward
     parameter_buffer: ParameterBuffer
-    rows: Rows
-    """The members of the pass."""
     data: PackInputs
     factors: Tensor
-    """Factor of each member's mean loss ``[rows]``."""
+    """Factor of each member's mean loss ``[members]``."""
 
     def inputs(self, places: int) -> list[Tensor]:
         """Return all tensors of the pass, for so many places; free places are filled with the first member's tensors."""
-        parameter_buffer, count = self.parameter_buffer, len(self.rows)
+        parameter_buffer, count = self.parameter_buffer, len(self.factors)
         weights, leaves = [parameter_buffer.weights, *parameter_buffer.fixed.values()], [*flatten(self.data.tree)[0]]
         stacked = [*weights, *parameter_buffer.buffers.values()]
-        if list(self.rows) != list(range(places)):
-            index = torch.tensor([*self.rows, *[self.rows[0]] * (places - count)], device=self.factors.device)
-            stacked = [tensor[index] for tensor in stacked]
         own = [self.factors, *leaves] if self.data.apart else [self.factors]
         if count < places:
             filled = torch.tensor([*range(count), *[0] * (places - count)], device=self.factors.device)
-            own = [tensor[filled] for tensor in own]
+            stacked, own = [tensor[filled] for tensor in stacked], [tensor[filled] for tensor in own]
         return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
 
     def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
@@ -123,14 +118,14 @@ class Compilation:
         """Passes by number of places."""
 
     @torch.no_grad()
-    def derive(self, of: Pass, plainly: Callable[[], Derived], *, whole: bool) -> Derived:
+    def derive(self, of: Pass, plainly: Callable[[], Derived], *, usual: bool) -> Derived:
         """Compute losses and gradients of a pass, and move its buffers: by compiled code where it applies, else `plainly`.
 
-        Code is compiled for a `whole` pass: of all members of a program, on a batch of the usual length.
+        Code is compiled for a pass on a batch of the `usual` length.
         """
-        count = len(of.rows)
+        count = len(of.factors)
         places = min((places for places in self._made if count <= places < 2 * count), default=count)
-        if self.refused or (places not in self._made and not whole):
+        if self.refused or (places not in self._made and not usual):
             return self._plain(plainly)
         inputs = of.inputs(places)
         form = (of.data.apart, [(tensor.shape, tensor.dtype) for tensor in inputs])
@@ -141,7 +136,7 @@ class Compilation:
             return self._plain(plainly)
         gradients, losses, *buffers = (tensor[:count] for tensor in made.run(*inputs))
         for name, after in zip(of.parameter_buffer.buffers, buffers, strict=True):
-            _put(of.parameter_buffer.buffers[name], of.rows, after)
+            of.parameter_buffer.buffers[name].copy_(after)
         return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
 
     def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
@@ -158,19 +153,12 @@ class Compilation:
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
-            self._made[len(of.rows)] = CompiledPass(run, form)
+            self._made[len(of.factors)] = CompiledPass(run, form)
         return losses, gradients
 
     def _plain(self, plainly: Callable[[], Derived]) -> Derived:
         with torch.enable_grad():
             return plainly()
-
-
-def _put(buffer: Tensor, rows: Rows, after: Tensor) -> None:
-    if len(rows) == len(buffer):
-        buffer.copy_(after)
-    else:
-        buffer[list(rows)] = after
 
 
 def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
@@ -181,7 +169,7 @@ def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Se
     for piece, gradient in zip(of.parameter_buffer.pieces, gradients, strict=True):
         pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, size))
     for (name, buffer), moved in zip(of.parameter_buffer.buffers.items(), after, strict=True):
-        pairs.append((f"the buffer {name!r} is", moved, buffer[list(of.rows)], 0.0))
+        pairs.append((f"the buffer {name!r} is", moved, buffer, 0.0))
     for what, one, other, scale in pairs:
         tolerance = DOUBLE if other.dtype == torch.float64 else narrow
         allowed = tolerance * max(scale, largest(other), 1e-3)

@@ -11,7 +11,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales, widened
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
-from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs
 
 __all__ = ["Derivation"]
 
@@ -36,7 +36,6 @@ class Derivation:
 
     def of(
         self,
-        rows: Rows,
         part: PackInputs,
         share: float,
         losses: Callable[[], Tensor],
@@ -44,41 +43,33 @@ class Derivation:
         *,
         plain: bool,
     ) -> Derived:
-        """Return losses and gradients of these members on a `part` of a batch, its `share`; `losses` computes them from `leaves`.
+        """Return losses and gradients of the members on a `part` of a batch, its `share`; `losses` computes them from `leaves`.
 
         With `plain`, the networks' own code runs.
         """
-        plainly = partial(self._by_autograd, rows, share, losses, leaves)
+        plainly = partial(self._by_autograd, share, losses, leaves)
         if self._compilation is None or plain:
             return plainly()
-        factors = torch.full(
-            (len(rows),),
-            share,
-            dtype=self._parameter_buffer.weights.dtype,
-            device=self._parameter_buffer.weights.device,
-        )
+        factors = self._parameter_buffer.weights.new_full((len(self._lives),), share)
         if self._scales is not None:
-            factors = self._scales.times(factors, rows)
-        made_of = Pass(
-            forward=self._forward, parameter_buffer=self._parameter_buffer, rows=rows, data=part, factors=factors
-        )
+            factors = self._scales.times(factors)
+        made_of = Pass(forward=self._forward, parameter_buffer=self._parameter_buffer, data=part, factors=factors)
         member = self._lives[0].member
-        usual = part.samples == -(-member.batch_size // member.accumulate)
-        return self._compilation.derive(made_of, plainly, whole=usual and len(rows) == len(self._lives))
+        return self._compilation.derive(
+            made_of, plainly, usual=part.samples == -(-member.batch_size // member.accumulate)
+        )
 
     def release(self) -> None:
         """Drop the cached tensors."""
         self._shares.clear()
 
-    def _by_autograd(
-        self, rows: Rows, share: float, compute: Callable[[], Tensor], leaves: Sequence[Tensor]
-    ) -> Derived:
+    def _by_autograd(self, share: float, compute: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Derived:
         losses = compute()
         if self._scales is None:
             shares = self._share_of(losses, share)
         else:
             losses = widened(losses)
-            shares = self._scales.times(self._share_of(losses, share), rows)
+            shares = self._scales.times(self._share_of(losses, share))
         # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
         return losses, _engine_run_backward(
             (losses,), (shares,), False, False, tuple(leaves), True, accumulate_grad=False

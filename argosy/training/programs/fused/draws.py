@@ -78,15 +78,11 @@ def rate_of(module: nn.Module) -> str | None:
 
 
 class OwnDraws(TorchFunctionMode):
-    """A mode inside a vectorised function that runs drawing functions member by member.
+    """A mode inside a vectorised function that runs drawing functions member by member, by their random states."""
 
-    `states` are the random states of the members of the pass, `rows` their indices into `Rates`.
-    """
-
-    def __init__(self, states: Sequence[Randomness], rows: Sequence[int]) -> None:
+    def __init__(self, states: Sequence[Randomness]) -> None:
         super().__init__()
         self._states = states
-        self._rows = rows
         self._level = Level()
 
     def __torch_function__(
@@ -149,7 +145,7 @@ class OwnDraws(TorchFunctionMode):
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
         """Return a member's part of a leaf; `members` is its dimension, or None."""
         if isinstance(leaf, Rates):
-            return leaf.of[self._rows[number]]
+            return leaf.of[number]
         return leaf if members is None else leaf.select(members, number)
 
 

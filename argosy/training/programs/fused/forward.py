@@ -22,10 +22,8 @@ from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.vectorised import vectorised
 from argosy.training.programs.solo import cross_entropy, pair_of
 
-__all__ = ["PackInputs", "Forward", "Rows"]
+__all__ = ["PackInputs", "Forward"]
 
-Rows = Sequence[int]
-"""Rows of members in the parameter buffer."""
 Slots = list[tuple[dict[str, Any], str]]
 """Places of a tensor in modules' tables; more than one where it is tied."""
 
@@ -85,14 +83,13 @@ class Forward:
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         data: PackInputs,
-        rows: Rows,
         states: Sequence[Randomness],
         look: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
-        """Return losses of each member ``[rows, …]`` and, in evaluation, the networks' outputs; buffers move.
+        """Return losses of each member ``[members, …]`` and, in evaluation, the networks' outputs; buffers move.
 
-        Tensors are ``[rows, *shape]``, leaves of outputs ``[rows, samples, …]``; `rows` are the members' rows in the buffer, and
-        `states` their random states. `look` is called with a network's output before the loss.
+        Tensors are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random states.
+        `look` is called with a network's output before the loss.
         """
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
@@ -103,7 +100,7 @@ class Forward:
             samples = unflatten(given[len(tensors) :] if data.apart else leaves, structure)
             try:
                 self._hold(tensors)
-                with OwnDraws(states, rows):
+                with OwnDraws(states):
                     losses, output = self._of_one(samples, look)
                 found = {name: self._held(name) for name in buffers}
             finally:
@@ -177,12 +174,10 @@ class Forward:
 def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
     """Return the default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
 
-    It is per sample, so members are simply more samples; vectorised by torch it takes ten times as long. With classes before
-    samples, many samples are computed at a time, in a quarter of the time.
+    It is per sample, so members are simply more samples, each with the bits that it has alone; vectorised by torch it takes ten
+    times as long. (With classes before samples it takes a quarter of the time, and rounds otherwise.)
     """
     target: Tensor = data.tree[1] if data.apart else data.tree[1].expand(len(output), *data.tree[1].shape)
-    if output.dim() == 3 and target.dim() == 2:
-        return cross_entropy(output.mT, target)
     losses = cross_entropy(output.flatten(0, 1), target.flatten(0, 1))
     return losses.view(*output.shape[:2], *losses.shape[1:])
 

@@ -4,8 +4,9 @@ Only the forward pass is vectorised over the members (`torch.vmap`); autograd is
 losses are added up, never averaged, so each gets its own gradient. Weights lie in a `ParameterBuffer`; fused optimizers (`kernels`)
 step them, and an optimizer without a kernel steps its member's views, along gradients that are views too.
 
-A turn is one lockstep step of the members. Those that have no batch in it, or one of another length, are stepped apart: their
-weights are gathered, and their own optimizers step them.
+A turn is one lockstep step of the members. Those that have no batch in it, or one of another length than the others, step one after
+another, as they do alone: their own modules hold views of the common memory. So do all of them on batches of a length for which the
+common pass would round otherwise than each of them alone (`Lengths`).
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.device.heap import large_outside
 from argosy.training.member.foreseen import Foreseen
-from argosy.training.member.live import LiveMember
+from argosy.training.member.live import Lengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.tally import totals_of
@@ -32,11 +33,12 @@ from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
-from argosy.training.programs.fused.forward import Forward, PackInputs, Rows
+from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.steps import FusedSteps, Part
-from argosy.training.programs.fused.turns import Turn, equally_long, own, shared, turns
+from argosy.training.programs.fused.turns import Turn, length_of, own, shared, turns
 from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.solo import Solo
 
 __all__ = ["Fused"]
 
@@ -53,12 +55,13 @@ class Fused:
         parameter_buffer: ParameterBuffer,
         kernels: Sequence[Kernel],
         compilation: Compilation | None,
+        lengths: Lengths | None,
     ) -> None:
         self._lives = tuple(lives)
+        self._lengths = lengths
         self._forward = forward
         self._parameter_buffer = parameter_buffer
-        self._device = lives[0].backend.device
-        self._scales = LossScales.of([live.loss_scale for live in lives], self._device)
+        self._scales = LossScales.of([live.loss_scale for live in lives], lives[0].backend.device)
         self._compilation = compilation
         self._derivation = Derivation(lives, forward, parameter_buffer, self._scales, compilation)
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
@@ -71,7 +74,9 @@ class Fused:
         """Whether the very first turn is still to come."""
         self._turn: Turn = ()
         """The turn begun and not finished."""
-        self._parts: list[Part] = []
+        self._part: Part | None = None
+        """Gradients of that turn; None where the members step one after another."""
+        self._solos = [Solo(live) for live in lives]
         self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
         """Random states and buffers before that turn."""
         self._foreseen = Foreseen(self._lives)
@@ -79,8 +84,13 @@ class Fused:
         """Errors raised by the code of single members in the current turn."""
 
     @classmethod
-    def of(cls, lives: Sequence[LiveMember], compilation: Compilation | None = None) -> "Fused":
-        """Make the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled."""
+    def of(
+        cls, lives: Sequence[LiveMember], compilation: Compilation | None = None, lengths: Lengths | None = None
+    ) -> "Fused":
+        """Make the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled.
+
+        Members step as one on batches of these `lengths`; of any length without.
+        """
         # An operator that torch runs for one member after another is slower, but the user need not care.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         kinds: dict[Any, list[LiveMember]] = {}
@@ -94,9 +104,8 @@ class Fused:
         for alike in kinds.values():
             kernels.append(Kernel.of([live.optimizer for live in alike], parameter_buffer, first))
             first += len(alike)
-        return cls(
-            ordered, forward, parameter_buffer, [kernel for kernel in kernels if kernel is not None], compilation
-        )
+        found = [kernel for kernel in kernels if kernel is not None]
+        return cls(ordered, forward, parameter_buffer, found, compilation, lengths)
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -145,7 +154,10 @@ class Fused:
         buffers = {name: buffer.clone() for name, buffer in self._parameter_buffer.buffers.items()}
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with large_outside() if self._begins else contextlib.nullcontext():
-            self._parts = [self._differentiated(rows, self.inputs(rows, batch)) for rows in equally_long(batch)]
+            if self._as_one(batch, train=True):
+                self._part = self._differentiated(self.inputs(batch))
+            else:
+                self._check_labels()
 
     def undo(self) -> None:
         """Undo a turn after its `begin` raised, for another try."""
@@ -155,42 +167,56 @@ class Fused:
                 live.randomness.go_back(mark)
             for name, buffer in buffers.items():
                 self._parameter_buffer.buffers[name].copy_(buffer)
-        self._turn, self._parts, self._before = (), [], None
+        self._turn, self._part, self._before = (), None, None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return the gradients of a member with a batch in the turn begun, by weight; idle weights have none."""
-        part = next(part for part in self._parts if row in part.rows)
-        gradients = part.gradients[part.rows.index(row)]
-        return {
-            piece.name: piece.of(gradients) for piece in self._parameter_buffer.pieces if piece.name not in part.idle
-        }
+        """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
+        assert self._part is not None
+        gradients, idle = self._part.gradients[row], self._part.idle
+        return {piece.name: piece.of(gradients) for piece in self._parameter_buffer.pieces if piece.name not in idle}
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
         with large_outside() if self._begins else contextlib.nullcontext():
-            for part in self._parts:
-                self._steps.prepare(part)
-            for part in self._parts:
-                self._faults |= self._steps.make(part)
-        if len(self._parts) == 1 and len(self._parts[0].rows) == len(self._lives):
-            samples = self.made.add(self._turn, self._parts[0].totals)
-        else:
-            samples = self._commit()
-        self._turn, self._parts, self._before, self._begins = (), [], None, False
+            if self._part is None:
+                samples = self._finish_apart()
+            else:
+                self._steps.prepare(self._part)
+                self._faults |= self._steps.make(self._part)
+                samples = self.made.add(self._turn, self._part.totals)
+        self._turn, self._part, self._before, self._begins = (), None, None, False
         self._tell_faults()
         return samples
 
-    def _commit(self) -> int:
-        """Commit each member's batch, where it has one; returns their number of samples."""
+    def _finish_apart(self) -> int:
+        """Make the step of each member that has a batch by itself; returns their number of samples."""
         self.made.tell()
-        totals = {row: total for part in self._parts for row, total in zip(part.rows, part.totals, strict=True)}
         samples = 0
-        for row, (live, batch) in enumerate(zip(self._lives, self._turn, strict=True)):
-            if batch is not None:
-                live.steps += row in totals
-                live.commit_total(batch, totals.get(row))
-                samples += batch.rows
+        for row, batch in self._apart(self._turn):
+            with self._own(row), self._states[row].active(), self._parameter_buffer.outside(row):
+                self._solos[row].begin(batch)
+                self._steps.note_idle(row)
+                samples += self._solos[row].finish()
         return samples
+
+    def _as_one(self, turn: Turn, *, train: bool) -> bool:
+        """Whether the members make a turn in one pass."""
+        length, allowed = length_of(turn), self._lengths
+        if length is None or allowed is None:
+            return length is not None
+        apart = (train and self._augment) or any(batch is not turn[0] for batch in turn)
+        return apart == allowed.apart and length in (allowed.train if train else allowed.val)
+
+    def _apart(self, turn: Turn) -> Iterator[tuple[int, Batch]]:
+        """Yield the rows with a batch."""
+        for row, batch in enumerate(turn):
+            if batch is not None:
+                yield row, batch
+
+    def _check_labels(self) -> None:
+        """Raise OwnFaults for labels without an output."""
+        self._faults |= self._foreseen.errors()
+        self._tell_faults()
 
     def _tell_faults(self) -> None:
         """Raise the errors of single members, once all others have made their turn."""
@@ -206,14 +232,17 @@ class Fused:
             live.val_cutter = cutter
         self._foreseen.note(block, cutters, augment=False)
         for turn in turns(cutters, block):
-            made = [
-                (rows, self._values(rows, self.inputs(rows, turn, augment=False), *self._tensors(rows)))
-                for rows in equally_long(turn)
-            ]
-            for rows, (losses, output) in made:
-                for place, row in enumerate(rows):
-                    own = None if output is None else map_leaves(itemgetter(place), output)
-                    self._validate(row, _there(turn[row]), losses[place], own)
+            if self._as_one(turn, train=False):
+                losses, output = self._values(self.inputs(turn, augment=False))
+                for row in range(len(self._lives)):
+                    own = None if output is None else map_leaves(itemgetter(row), output)
+                    self._validate(row, _there(turn[row]), losses[row], own)
+            else:
+                self._check_labels()
+                for row, own_batch in self._apart(turn):
+                    with self._own(row), self._states[row].active(), self._parameter_buffer.outside(row):
+                        self._lives[row].model.eval()
+                        self._solos[row].validate(own_batch)
             for row, (cutter, batch) in enumerate(zip(cutters, turn, strict=True)):
                 if batch is not None:
                     cutter.commit(batch)
@@ -248,7 +277,7 @@ class Fused:
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
-        self._turn, self._parts, self._before = (), [], None
+        self._turn, self._part, self._before = (), None, None
         self._foreseen.clear()
         self._derivation.release()
         self._steps.release()
@@ -258,36 +287,33 @@ class Fused:
 
     def whole(self, data: PackInputs) -> Part:
         """Compute losses and clipped gradients of all members, outside of a turn."""
-        part = self._differentiated(range(len(self._lives)), data)
+        part = self._differentiated(data)
         self._steps.prepare(part)
         return part
 
-    def _differentiated(self, rows: Rows, data: PackInputs) -> Part:
-        """Compute losses and gradients of members with equally long batches, over all micro-batches of a batch."""
-        weights, buffers = self._tensors(rows)
-        leaves = [weights[piece.name] for piece in self._parameter_buffer.pieces]
+    def _differentiated(self, data: PackInputs) -> Part:
+        """Compute losses and gradients of the members, over all micro-batches of a batch."""
+        buffer, members = self._parameter_buffer, len(self._lives)
+        leaves = [buffer.named[piece.name] for piece in buffer.pieces]
         gradients: Tensor | None = None
-        idle = {piece.name for piece in self._parameter_buffer.pieces}
+        idle = {piece.name for piece in buffer.pieces}
         totals = []
         for part in data.pieces(self._lives[0].member.accumulate):
-            values = partial(self._losses, rows, part, weights, buffers)
-            share, plain = part.samples / data.samples, self._foreseen.pending
-            losses, found = self._derivation.of(rows, part, share, values, leaves, plain=plain)
+            values, plain = partial(self._losses, part), self._foreseen.pending
+            losses, found = self._derivation.of(part, part.samples / data.samples, values, leaves, plain=plain)
             if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
-                gradients = torch.cat([gradient.view(len(rows), -1) for gradient in found if gradient is not None], 1)
+                gradients = torch.cat([gradient.view(members, -1) for gradient in found if gradient is not None], 1)
                 idle.clear()
             else:
                 if gradients is None:
-                    gradients = self._parameter_buffer.weights.new_empty(
-                        len(rows), self._parameter_buffer.weights.shape[1]
-                    )
+                    gradients = buffer.weights.new_empty(buffer.weights.shape)
                 self._gather(found, gradients, idle)
             totals.append(totals_of(losses.detach(), part.samples))
         assert gradients is not None
-        for piece in self._parameter_buffer.pieces if idle else ():
+        for piece in buffer.pieces if idle else ():
             if piece.name in idle:
                 piece.over(gradients).zero_()
-        return Part(rows, sum(totals[1:], totals[0]), gradients, frozenset(idle))
+        return Part(sum(totals[1:], totals[0]), gradients, frozenset(idle))
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
         """Add gradients to those of earlier micro-batches; `idle` names the weights that had none yet."""
@@ -300,31 +326,16 @@ class Fused:
             else:
                 piece.over(gradients).add_(gradient)
 
-    def _tensors(self, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the members' weights and buffers: the parameter buffer's own for all members, else copies."""
-        parameter_buffer = self._parameter_buffer
-        if len(rows) == len(self._lives):
-            return parameter_buffer.named, parameter_buffer.buffers
-        index = self._index(rows)
-        weights = {
-            name: leaf.detach()[index].requires_grad_(leaf.requires_grad)
-            for name, leaf in parameter_buffer.named.items()
-        }
-        return weights, {name: buffer[index] for name, buffer in parameter_buffer.buffers.items()}
-
-    def _index(self, rows: Rows) -> Tensor:
-        return torch.tensor(rows, device=self._device)
-
-    def inputs(self, rows: Rows, turn: Turn, *, augment: bool = True) -> PackInputs:
-        """Return the samples of members with equally long batches. Raises OwnFaults for labels without an output."""
-        self._faults |= self._foreseen.errors()
-        self._tell_faults()
-        first = _there(turn[rows[0]])
+    def inputs(self, turn: Turn, *, augment: bool = True) -> PackInputs:
+        """Return the samples of a turn. Raises OwnFaults for labels without an output."""
+        self._check_labels()
+        batches = [_there(batch) for batch in turn]
+        first = batches[0]
         if augment and self._augment:
-            return PackInputs.of([self._augmented(row, _there(turn[row]).data) for row in rows], first.rows)
-        if all(turn[row] is first for row in rows):
+            return PackInputs.of([self._augmented(row, own.data) for row, own in enumerate(batches)], first.rows)
+        if all(batch is first for batch in batches):
             return PackInputs(first.data, first.rows, apart=False)
-        return PackInputs.of([_there(turn[row]).data for row in rows], first.rows)
+        return PackInputs.of([batch.data for batch in batches], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self._lives[row].member.augment
@@ -333,19 +344,12 @@ class Fused:
         with self._states[row].active():
             return augment(data)
 
-    def _values(
-        self, rows: Rows, data: PackInputs, weights: dict[str, Tensor], buffers: dict[str, Tensor]
-    ) -> tuple[Tensor, Any]:
-        states = [self._states[row] for row in rows]
-        values = self._forward.values(weights, buffers, data, rows, states, self._foreseen.look)
-        if buffers is not self._parameter_buffer.buffers:
-            index = self._index(rows)
-            for name, buffer in buffers.items():
-                self._parameter_buffer.buffers[name][index] = buffer
-        return values
+    def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
+        buffer = self._parameter_buffer
+        return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.look)
 
-    def _losses(self, rows: Rows, data: PackInputs, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        return self._values(rows, data, weights, buffers)[0]
+    def _losses(self, data: PackInputs) -> Tensor:
+        return self._values(data)[0]
 
 
 def _there(value: There | None) -> There:

@@ -1,10 +1,10 @@
 """Optimizer steps of a turn: each member's gradients are clipped, and its optimizer makes a step along them.
 
-Where all members of a program are stepped at once, that is one step of each kernel; else optimizers step themselves.
+That is one step of each kernel; optimizers without a kernel step themselves.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,21 +14,20 @@ from torch.optim import Optimizer
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.optim.kernels import Kernel
+from argosy.training.optim.one_pass import one_pass
 from argosy.training.optim.parameter_buffer import ParameterBuffer
-from argosy.training.programs.fused.forward import Rows
 
 __all__ = ["FusedSteps", "Part"]
 
 
 @dataclass(slots=True)
 class Part:
-    """The members of a turn that are stepped together, between `begin` and `finish`."""
+    """A turn of all members, between `begin` and `finish`."""
 
-    rows: Rows
     totals: Tensor
-    """Each member's sum of losses over the batch, float64 ``[rows]``."""
+    """Each member's sum of losses over the batch, float64 ``[members]``."""
     gradients: Tensor
-    """``[rows, columns]``."""
+    """``[members, columns]``."""
     idle: frozenset[str]
     """Weights unused by the losses, which optimizers leave alone."""
     overflowed: frozenset[int] = frozenset()
@@ -50,6 +49,8 @@ class FusedSteps:
         self._kernels = kernels
         self._scales = scales
         self._limits = _clip_limits(lives, parameter_buffer)
+        pieces = {piece.name: piece for piece in parameter_buffer.pieces}
+        self._in_order = [pieces[name] for name, _ in lives[0].model.named_parameters() if name in pieces]
         self._even = True
         """Whether all weights of a member have made equally many steps, as kernels require."""
         self._watched = {
@@ -67,7 +68,7 @@ class FusedSteps:
     def prepare(self, part: Part) -> None:
         """Unscale and clip a part's gradients."""
         if self._scales is not None:
-            part.overflowed = self._scales.divide(part.gradients, part.rows)
+            part.overflowed = self._scales.divide(part.gradients)
         self._clip(part)
 
     @torch.no_grad()
@@ -76,21 +77,20 @@ class FusedSteps:
         faults: dict[str, Exception] = {}
         self._even = self._even and not part.idle
         stepped: set[int] = set()
-        if self._even and len(part.rows) == len(self._lives) and not part.overflowed:
+        if self._even and not part.overflowed:
             # All memory is allocated before the first kernel moves, so a turn is either made or undone as a whole.
             for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
                 if move is not None:
                     move()
                     stepped.update(range(kernel.rows.start, kernel.rows.stop))
-        for number, row in enumerate(part.rows):
+        for row, live in enumerate(self._lives):
             if row in stepped and row not in self._watched:
                 continue
-            live = self._lives[row]
             try:
                 if row in part.overflowed:
                     live.optimizer._opt_called = True  # for its schedule, as in `Solo`
                 elif row not in stepped:
-                    self._step_itself(row, part.gradients[number], part.idle)
+                    self._step_itself(row, part.gradients[row], part.idle)
                 if live.loss_scale is not None:
                     live.loss_scale.follow(overflowed=row in part.overflowed)
                 if live.schedule is not None and live.member.schedule_per == "step":
@@ -99,6 +99,10 @@ class FusedSteps:
                 faults[live.member.name] = error
         return faults
 
+    def note_idle(self, row: int) -> None:
+        """Note whether a member is about to step without some of its weights."""
+        self._even = self._even and all(weight.grad is not None for weight in self._parameter_buffer.parameters[row])
+
     def release(self) -> None:
         """Give the optimizers their states back."""
         for kernel in self._kernels:
@@ -106,14 +110,18 @@ class FusedSteps:
 
     @torch.no_grad()
     def _clip(self, part: Part) -> None:
-        """Clip each member's gradients as `clip_grad_norm_` does."""
-        if self._limits is None:
+        """Clip each member's gradients as `clip_grad_norm_` does, with the same bits."""
+        if self._limits is None or len(part.idle) == len(self._in_order):
             return
-        limits = self._limits
-        if len(part.rows) < len(self._lives):
-            limits = limits[torch.tensor(part.rows, device=limits.device)]
-        factors = (limits / (part.gradients.norm(dim=1) + 1e-6)).clamp(max=1.0)
-        part.gradients.mul_(torch.where(limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+        norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own))) for own in self._by_weight(part)]
+        factors = ((torch.stack(norms) + 1e-6).reciprocal() * self._limits).clamp(max=1.0)
+        part.gradients.mul_(torch.where(self._limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
+
+    def _by_weight(self, part: Part) -> Iterator[tuple[Tensor, ...]]:
+        """Yield each member's gradients, in the order of its network's weights."""
+        pieces = [piece for piece in self._in_order if piece.name not in part.idle]
+        columns = [piece.over(part.gradients).unbind() for piece in pieces]
+        return zip(*columns, strict=True)
 
     def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
         """Make a step of the member's own optimizer, on its views."""
@@ -121,7 +129,8 @@ class FusedSteps:
         for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
             parameter.grad = None if piece.name in idle else piece.of(gradients)
         with live.randomness.active(), torch.enable_grad():
-            live.optimizer.step()
+            if not (live.one_pass and one_pass(live.optimizer)):
+                live.optimizer.step()
             if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
                 live.optimizer.zero_grad(set_to_none=True)
         for parameter in parameters:

@@ -5,13 +5,13 @@ the same batches in the same order as alone; only how they are paired depends on
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
 
-__all__ = ["Turn", "equally_long", "own", "shared", "turns"]
+__all__ = ["Turn", "length_of", "own", "shared", "turns"]
 
 Turn = tuple[Batch | None, ...]
 """The next batch of each member; None where there is none yet."""
@@ -43,13 +43,11 @@ def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
         yield tuple(batches[place] for place in places)
 
 
-def equally_long(turn: Turn) -> Collection[Sequence[int]]:
-    """Group the rows by the number of samples in their batches, without empty batches."""
+def length_of(turn: Turn) -> int | None:
+    """Return the number of samples in each member's batch; None where they differ, or some have none."""
     first = turn[0]
-    if first is not None and first.rows and all(batch is first for batch in turn):
-        return [range(len(turn))]
-    lengths: dict[int, list[int]] = {}
-    for row, batch in enumerate(turn):
-        if batch is not None and batch.rows:
-            lengths.setdefault(batch.rows, []).append(row)
-    return lengths.values()
+    if first is None or not first.rows:
+        return None
+    if all(batch is first or (batch is not None and batch.rows == first.rows) for batch in turn):
+        return first.rows
+    return None

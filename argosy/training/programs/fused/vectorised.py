@@ -50,6 +50,6 @@ class Level:
         finally:
             _functorch.push_dynamic_layer_stack(layer)
 
-    def one(self, stacked: Tensor) -> Tensor:
-        """Return stacked tensors ``[members, …]`` as one member's tensor."""
-        return _functorch._add_batch_dim(stacked, 0, self._number)
+    def one(self, stacked: Tensor, members: int = 0) -> Tensor:
+        """Return stacked tensors as one member's tensor; `members` is the dimension of the members."""
+        return _functorch._add_batch_dim(stacked, members, self._number)

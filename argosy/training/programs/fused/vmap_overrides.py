@@ -1,4 +1,8 @@
-"""Overrides for functions of torch that `torch.vmap` batches badly."""
+"""Overrides for functions of torch that `torch.vmap` batches badly: in more time, or with other rounding than for each member alone.
+
+On a CPU each gives every member the bits that torch gives it alone, where torch's kernels for several members round as those for one:
+products of 400 and more multiplications, convolutions with multiples of 8 channels.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +20,8 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
     """Compute `linear` as one batched product with the biases, which vmap adds apart; None where it does not apply."""
     weights, of_weights = level.stacked(weight)
     inputs, of_inputs = level.stacked(input)
-    if bias is None or of_weights != 0 or input.dim() < 2:
-        return None
-    biases, of_biases = level.stacked(bias)
-    if of_biases != 0:
+    biases, of_biases = (None, 0) if bias is None else level.stacked(bias)
+    if of_weights != 0 or of_biases != 0 or input.dim() < 2:
         return None
     rows = inputs
     if of_inputs != 0:
@@ -32,10 +34,10 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
     return level.one(made)
 
 
-def _product(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+def _product(rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
     """Multiply ``[members, n, inputs]`` by ``[members, outputs, inputs]`` and add ``[members, outputs]`` -> ``[members, n, outputs]``."""
     if torch.is_autocast_enabled(rows.device.type):
-        return torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
+        return rows.bmm(weights.mT) if biases is None else torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     apply: Callable[..., Tensor] = _Product.apply
     return apply(rows, weights, biases)
 
@@ -44,18 +46,163 @@ class _Product(torch.autograd.Function):
     """A product with weight gradients in the weights' memory layout. Torch's are transposed; copying those takes six times as long."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         """Compute `_product`."""
         # Members' code may write into what is not saved.
         ctx.save_for_backward(rows, weights if ctx.needs_input_grad[0] else None)
-        return torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
+        return rows.bmm(weights.mT) if biases is None else torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Return the three gradients."""
         rows, weights = ctx.saved_tensors
-        return None if weights is None else gradient.bmm(weights), gradient.mT.bmm(rows), gradient.sum(1)
+        of_biases = gradient.sum(1) if ctx.needs_input_grad[2] else None
+        return None if weights is None else gradient.bmm(weights), gradient.mT.bmm(rows), of_biases
 
 
-FORMS: Mapping[Any, Callable[..., Tensor | None]] = {functional.linear: _linear}
+def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """Return a convolution of all members as one with more channels; vmap would add biases apart."""
+
+    def form(
+        level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Tensor | None:  # fmt: skip
+        weights, of_weights = level.stacked(weight)
+        biases, of_biases = (None, 0) if bias is None else level.stacked(bias)
+        if of_weights != 0 or of_biases != 0 or input.dim() != weight.dim():
+            return None
+        members = len(weights)
+        shared = groups == 1 and level.stacked(input)[1] is None
+        rows = level.stacked(input)[0] if shared else _beside_channels(level, input, members)
+        with level.outside():
+            made = function(
+                rows, weights.flatten(0, 1), None if biases is None else biases.flatten(), stride, padding, dilation,
+                1 if shared else members * groups,
+            )  # fmt: skip
+        return level.one(made.view(len(made), members, -1, *made.shape[2:]), 1)
+
+    return form
+
+
+def _batch_norm(
+    level: Level, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor | None:  # fmt: skip
+    """Normalise all members as one with more channels; vmap would scale and shift apart."""
+    found = [level.stacked(tensor) for tensor in (running_mean, running_var, weight, bias) if tensor is not None]
+    if not found or any(of_members != 0 for _, of_members in found):
+        return None
+    members = len(found[0][0])
+    rows = _beside_channels(level, input, members)
+    with level.outside():
+        # Statistics move in place.
+        mean, var = (None if t is None else level.stacked(t)[0].view(-1) for t in (running_mean, running_var))
+        scale, shift = (None if t is None else level.stacked(t)[0].flatten() for t in (weight, bias))
+        made = functional.batch_norm(rows, mean, var, scale, shift, training, momentum, eps)
+    return level.one(made.view(len(made), members, -1, *made.shape[2:]), 1)
+
+
+def _layer_norm(
+    level: Level, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:  # fmt: skip
+    """Normalise one member after another: torch's kernel scales and shifts within its own rounding."""
+    rows, scales, shifts = (None if tensor is None else _each(level, tensor) for tensor in (input, weight, bias))
+    if rows is None or rows.device.type != "cpu" or (scales is None and shifts is None):
+        return None
+    with level.outside():
+        columns = [[None] * len(rows) if own is None else own.unbind() for own in (rows, scales, shifts)]
+        made = [functional.layer_norm(x, normalized_shape, w, b, eps) for x, w, b in zip(*columns, strict=True)]
+        stacked = torch.stack(made)
+    return level.one(stacked)
+
+
+def _beside_channels(level: Level, input: Tensor, members: int) -> Tensor:
+    """Return all members' input ``[samples, members · channels, …]``."""
+    stacked, of_members = level.stacked(input)
+    with level.outside():
+        if of_members is None:
+            stacked = stacked.unsqueeze(1).expand(-1, members, *stacked.shape[1:])
+        else:
+            stacked = stacked.movedim(of_members, 1)
+        return stacked.flatten(1, 2)
+
+
+def _cross_entropy(
+    level: Level, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor | None:  # fmt: skip
+    """Compute the mean cross-entropy of class numbers; vmap would add samples up in another order."""
+    usual = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
+    if not usual or input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+        return None
+    outputs, classes = _each(level, input), _each(level, target)
+    if outputs is None and classes is None:
+        return None
+    members = len(outputs if outputs is not None else classes)  # type: ignore[arg-type]
+    with level.outside():
+        outputs = level.stacked(input)[0].expand(members, *input.shape) if outputs is None else outputs
+        classes = level.stacked(target)[0].expand(members, *target.shape) if classes is None else classes
+        mean: Callable[..., Tensor] = _MeanNegativeLikelihood.apply
+        made = mean(functional.log_softmax(outputs.flatten(0, 1), 1).view(outputs.shape), classes, ignore_index)
+    return level.one(made)
+
+
+class _MeanNegativeLikelihood(torch.autograd.Function):
+    """Torch's `nll_loss` of each member: of ``[members, samples, classes]`` at ``[members, samples]``, their means ``[members]``."""
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor, classes: Tensor, ignored: int) -> Tensor:
+        """Compute the means, one after another: nothing else adds samples up in that order."""
+        found = [torch.ops.aten.nll_loss_forward(*own, None, 1, ignored) for own in zip(logs, classes, strict=True)]
+        means, totals = (torch.stack(column) for column in zip(*found, strict=True))
+        ctx.ignored = ignored
+        ctx.save_for_backward(logs, classes, totals)
+        return means
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the logarithms, for all samples at once."""
+        logs, classes, totals = ctx.saved_tensors
+        shares = (gradient / totals).unsqueeze(1).expand(classes.shape).flatten()
+        flat = logs.flatten(0, 1), classes.flatten()
+        made: Tensor = torch.ops.aten.nll_loss_backward(shares, *flat, None, 0, ctx.ignored, totals[0])
+        return made.view(logs.shape), None, None
+
+
+def _binary_cross_entropy(
+    level: Level, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, reduce: Any = None,
+    reduction: str = "mean", pos_weight: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Compute the cross-entropy of each sample as torch does; vmap would take its derivative piece by piece."""
+    plain = weight is None and pos_weight is None and size_average is None and reduce is None
+    if not plain or reduction not in ("mean", "none") or input.shape != target.shape:
+        return None
+    outputs, targets = _each(level, input), _each(level, target)
+    if outputs is None:
+        return None
+    with level.outside():
+        targets = level.stacked(target)[0].expand(outputs.shape) if targets is None else targets
+        made = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+    losses = level.one(made)
+    return losses.mean() if reduction == "mean" else losses
+
+
+def _each(level: Level, tensor: Tensor) -> Tensor | None:
+    """Return all members' tensors ``[members, …]``; None where they share one."""
+    stacked, of_members = level.stacked(tensor)
+    if of_members is None:
+        return None
+    with level.outside():
+        return stacked.movedim(of_members, 0)
+
+
+FORMS: Mapping[Any, Callable[..., Tensor | None]] = {
+    functional.linear: _linear,
+    functional.batch_norm: _batch_norm,
+    functional.cross_entropy: _cross_entropy,
+    functional.layer_norm: _layer_norm,
+    functional.binary_cross_entropy_with_logits: _binary_cross_entropy,
+    **{function: _convolution(function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
+}
 """Overrides by function: each takes the level and the function's arguments, and returns None where it does not apply."""

@@ -22,7 +22,7 @@ from argosy.training.programs.fused.fingerprint import attributes, obstacle
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.turns import Turn, equally_long
+from argosy.training.programs.fused.turns import Turn, length_of
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
@@ -109,7 +109,6 @@ class Several:
 
     def __init__(self, fused: Fused) -> None:
         self._fused = fused
-        self._rows = range(len(fused.members))
         self._before: Sequence[Mark] = ()
 
     @property
@@ -129,8 +128,7 @@ class Several:
 
     def turn(self, batch: Turn) -> Turn | None:
         """Return the batches if equally long."""
-        parts = equally_long(batch)
-        return batch if len(parts) == 1 and len(next(iter(parts))) == len(batch) else None
+        return None if length_of(batch) is None else batch
 
     def remember(self) -> None:
         """Save each member's random state."""
@@ -148,7 +146,7 @@ class Several:
 
     def inputs(self, turn: Turn) -> PackInputs:
         """Implement `Whole.inputs`."""
-        return self._fused.inputs(self._rows, turn)
+        return self._fused.inputs(turn)
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""

@@ -1,0 +1,211 @@
+"""On a CPU a member has the same bits in a program of several as alone: steps, validation, state, whatever its neighbours are."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import packs
+import pytest
+import torch
+from packs import difference, state
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+
+from argosy.study import Member
+from argosy.training.choice.fused_check import admit
+from argosy.training.member.live import Lengths
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.solo import Solo
+
+
+def mlp(width: int = 64) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def pictures() -> nn.Module:
+    """``[B, 16]`` -> ``[B, 1, 8, 8]``, the same for all."""
+    return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Upsample(scale_factor=2))
+
+
+def cnn() -> nn.Module:
+    convs = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU()
+    return nn.Sequential(pictures(), *convs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norms[0](self.convs[0](x)))
+        return functional.relu(x + self.norms[1](self.convs[1](inner)))
+
+
+def resnet() -> nn.Module:
+    stem = nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+    return nn.Sequential(
+        pictures(), *stem, Residual(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 64), nn.Linear(64, 10)
+    )
+
+
+def normed() -> nn.Module:
+    """Layer and batch norms, dropout, smooth activations, and a layer without biases."""
+    first = nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.2)
+    return nn.Sequential(*first, nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.SiLU(), nn.Linear(64, 10))
+
+
+NETWORKS: dict[str, Any] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "normed": normed}
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "Nesterov": partial(SGD, lr=0.05, momentum=0.9, nesterov=True),
+    "Adam": partial(Adam, lr=0.01),
+    "decay": partial(Adam, lr=0.01, weight_decay=0.1),
+    "AdamW": partial(AdamW, lr=0.01, betas=(0.8, 0.99)),
+    "Adagrad": partial(Adagrad, lr=0.05),
+    "RMSprop": partial(RMSprop, lr=0.005),
+}
+
+
+def first_squared(output: Tensor, target: Tensor) -> Tensor:
+    return functional.mse_loss(output[:, 0], target.float())
+
+
+def binary(output: Tensor, target: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(output[:, 0], (target % 2).to(output.dtype))
+
+
+LOSSES: dict[str, Any] = {
+    "a sample's": None,
+    "mean": functional.cross_entropy,
+    "module": nn.CrossEntropyLoss(),
+    "squares": first_squared,
+    "binary": binary,
+}
+
+
+def member(name: str, model: Any = mlp, **rest: Any) -> Member:
+    return packs.member(name, model=model, dtype=torch.float32, **({"optimizer": OPTIMIZERS["Adam"]} | rest))
+
+
+def rates(count: int, optimizer: Any = OPTIMIZERS["Adam"]) -> list[Any]:
+    """Optimizers with two learning rates among them."""
+    return [partial(optimizer, lr=optimizer.keywords["lr"] * (1 + number % 2)) for number in range(count)]
+
+
+def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> Lengths | None:
+    """Train each alone and all as one, and compare all that there is; returns which batches were made as one."""
+    alone, history = [packs.live(one, exact=False) for one in members], {}
+    for live in alone:
+        history |= packs.train(Solo(live), epochs, dtype=torch.float32, **how)
+    lives = [packs.live(one, exact=False) for one in members]
+    for live in lives:
+        live.begin_epoch(packs.Orders(0, {"train": packs.TRAIN, "val": packs.VAL}), 0)
+    order = packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0)
+    (block,) = packs.blocks(order, packs.TRAIN, arrays=packs.samples(torch.float32)[0])
+    admission = admit(lives, block)
+    (lengths,) = admission.lengths.values()
+    fused = Fused.of(lives, lengths=lengths)
+    found = packs.train(fused, epochs, dtype=torch.float32, **how)
+    fused.release()
+    for one, other in zip(alone, lives, strict=True):
+        assert difference(state(one), state(other)) == 0.0, one.member.name
+    assert difference(history, found) == 0.0
+    return lengths
+
+
+def as_one(lengths: Lengths | None, *train: int) -> bool:
+    """Whether batches of these lengths were made as one, in training and in validation."""
+    return lengths is not None and lengths.train >= set(train) and bool(lengths.val)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks(network: str) -> None:
+    members = [member(f"m{n}", NETWORKS[network], optimizer=rate) for n, rate in enumerate(rates(5))]
+    assert as_one(company(members), 16)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers(optimizer: str) -> None:
+    members = [member(f"m{n}", optimizer=rate) for n, rate in enumerate(rates(4, OPTIMIZERS[optimizer]))]
+    assert as_one(company(members), 16)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses(loss: str) -> None:
+    assert as_one(company([member(name, loss=LOSSES[loss]) for name in "abc"]), 16)
+
+
+@pytest.mark.parametrize("size", [2, 3, 17])
+def test_any_number_of_neighbours(size: int) -> None:
+    assert as_one(company([member(f"m{n}", resnet) for n in range(size)], epochs=1), 16)
+
+
+@pytest.mark.parametrize("batch", [7, 13, 19, 95])
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_what_is_left_at_the_end_of_an_epoch(network: str, batch: int) -> None:
+    """Of 96 samples: 5, 5, 1 and 1. What would round otherwise as one is made one after another."""
+    company([member(name, NETWORKS[network], batch_size=batch) for name in "abc"])
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"clip_grad_norm": 0.1},
+        {"accumulate": 2},
+        {"drop_last": True, "batch_size": 20},
+        {"subset": range(3, 80)},
+        {"precision": "bfloat16"},
+    ],
+    ids=lambda rest: next(iter(rest)),
+)
+def test_options(rest: dict[str, Any]) -> None:
+    company([member(name, **rest) for name in "abc"])
+
+
+def test_members_with_subsets_of_their_own_and_broken_samples() -> None:
+    members = [member(name, subset=[n for n in range(packs.TRAIN) if n % 4 != left]) for left, name in enumerate("abc")]
+    assert as_one(company(members), 16)
+    company(members, holes=[3, 4, 50])
+    company([member(name) for name in "abc"], holes=[3, 4, 50])
+
+
+def test_neighbours_that_end() -> None:
+    """A member of 3 goes on in company of 2, then alone, to the same bits."""
+    members = [member(f"m{n}", cnn, optimizer=rate) for n, rate in enumerate(rates(3))]
+    alone = [packs.live(one, exact=False) for one in members]
+    for live, epochs in zip(alone, (3, 1, 2), strict=True):
+        packs.train(Solo(live), epochs, dtype=torch.float32)
+    lives = [packs.live(one, exact=False) for one in members]
+    for go_on in ([0, 1, 2], [0, 2], [0]):
+        program = Fused.of([lives[n] for n in go_on]) if len(go_on) > 1 else Solo(lives[0])
+        packs.train(program, 1, dtype=torch.float32)
+        program.release()
+    for one, other in zip(alone, lives, strict=True):
+        assert difference(state(one), state(other)) == 0.0, one.member.name
+
+
+def test_a_pass_that_rounds_otherwise_is_no_promise() -> None:
+    """Products of fewer than 400 multiplications, and convolutions of 6 channels: one program, without these bits."""
+    block = packs.blocks(packs.np.arange(24), 24, arrays=packs.samples(torch.float32)[0])[0]
+    for model in (
+        partial(mlp, 4),
+        lambda: nn.Sequential(pictures(), nn.Conv2d(1, 6, 3), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(96, 10)),
+    ):
+        lives = [packs.live(member(name, model), exact=False) for name in "ab"]
+        assert list(admit(lives, block).lengths.values()) == [None]
+
+
+def test_the_test_would_see_another_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cat = torch.cat
+
+    def nudged(tensors: Any, dim: int = 0) -> Tensor:
+        made = cat(tensors, dim)
+        return made.nextafter(torch.full_like(made, torch.inf)) if made.dim() == 2 and len(made) == 3 else made
+
+    monkeypatch.setattr(torch, "cat", nudged)
+    with pytest.raises(AssertionError):
+        assert as_one(company([member(name) for name in "abc"]), 16)
