@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import evidence
 import numpy as np
 import pandas as pd
 import pytest
@@ -178,6 +179,37 @@ def test_a_step_that_adds_up_samples_is_refused(tmp_path: Path, validate: Any) -
     assert f"its {'step' if validate is None else 'validate'} adds up the samples of a batch" in told
 
 
+def adding(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def root(model: nn.Module, batch: Any) -> Tensor:
+    return adding(model, batch).sqrt()
+
+
+@pytest.mark.parametrize("rows", [20, 2])
+@pytest.mark.parametrize("own", [adding, root])
+@pytest.mark.parametrize("what", ["step", "validate"])
+def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own: Any, rows: int) -> None:
+    told = reason(tmp_path, member(**{"step": step, what: own}, batch_size=8, eval_batch_size=rows))
+    assert f"its {what} adds up the samples of a batch" in told
+    assert "\n" not in told.strip()
+
+
+def test_a_root_of_a_sum_is_refused(tmp_path: Path) -> None:
+    loss = lambda output, target: functional.cross_entropy(output, target, reduction="sum").sqrt()  # noqa: E731
+    assert "its loss adds up the samples of a batch" in reason(tmp_path, member(loss=loss))
+
+
+def test_a_step_that_adds_up_is_refused_without_a_validation(tmp_path: Path) -> None:
+    assert "its step adds up" in reason(tmp_path, member(step=adding), data=argosy.Data(arrays=(X, CLASSES)))
+
+
+def test_a_sum_of_a_network_that_takes_its_own_sizes_alone_is_refused(tmp_path: Path) -> None:
+    sized = partial(Sized, (16,), (16, 8))
+    assert "its step adds up" in reason(tmp_path, member(model=sized, step=adding, drop_last=True), block_size=20)
+
+
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
     """InfoNCE within the batch."""
     near = output @ output.T - 1e9 * torch.eye(len(output))
@@ -241,6 +273,95 @@ def test_val_loss_depends_on_no_batch_size_where_it_is_a_mean(tmp_path: Path) ->
         for size in (7, 16, 40)
     ]
     assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+
+
+def notes(directory: Path, *members: argosy.Member, **rest: Any) -> list[str]:
+    """What is noted of a member that trains."""
+    assert reason(directory, *members, **rest) == ""
+    return [note for event in evidence.event_lines(directory, "MemberStarted") for note in event["notes"]]
+
+
+def coupled(model: nn.Module, batch: Any) -> Tensor:
+    return contrastive(model(batch[0]), batch[1])
+
+
+def mixed(model: nn.Module, batch: Any) -> Tensor:
+    """Mixes samples of its batch."""
+    order = torch.randperm(len(batch[0]))
+    return functional.cross_entropy(model(0.7 * batch[0] + 0.3 * batch[0][order]), batch[1])
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 5))
+
+
+ALL = {"eval_batch_size": 40}
+COUPLED: dict[str, tuple[dict[str, Any], bool]] = {
+    "a loss": ({"loss": contrastive}, True),
+    "a loss of each sample": (
+        {"loss": lambda o, t: functional.cross_entropy(o @ o.T, torch.arange(len(o)).roll(1), reduction="none")},
+        True,
+    ),
+    "a step": ({"step": coupled}, True),
+    "a step in small batches": ({"step": coupled, "eval_batch_size": 4, "val_subset": range(10)}, True),
+    "a validation": ({"step": step, "validate": coupled}, True),
+    "a loss on all samples at once": ({"loss": contrastive, **ALL}, False),
+    "a step on all samples at once": ({"step": coupled, **ALL}, False),
+    "a sum over all samples at once": ({"step": step, "validate": adding, **ALL}, False),
+    "in training alone": ({"step": coupled, "validate": step}, False),
+    "statistics of batches": ({"model": normalized, "step": mixed, "validate": step}, False),
+    "a step that draws": ({"step": mixed}, False),
+    "a mean": ({"step": step}, False),
+    "a mean in bfloat16": ({"step": step, "precision": "bfloat16"}, False),
+}
+
+
+@pytest.mark.parametrize(("rest", "noted"), COUPLED.values(), ids=COUPLED)
+def test_a_val_loss_that_depends_on_eval_batch_size_is_noted(tmp_path: Path, rest: dict[str, Any], noted: bool) -> None:
+    found = notes(tmp_path, member(**{"eval_batch_size": 20, **rest}))
+    assert [note.partition(":")[0] for note in found] == (
+        ["val_loss is no mean over samples, and depends on eval_batch_size"] if noted else []
+    )
+
+
+SHOWN: list[tuple[bool, int]] = []
+
+
+class Counting(nn.Module):
+    """Notes what it is shown; a buffer counts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(6, 5), nn.Dropout(0.3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        SHOWN.append((self.training, len(x)))
+        self.count += len(x)
+        return self.dropout(self.layer(x))
+
+
+def test_steps_are_tried_on_a_copy_which_trains_on_no_other_sizes(tmp_path: Path) -> None:
+    SHOWN.clear()
+    report = ran(tmp_path, member(model=Counting, step=step, drop_last=True, eval_batch_size=20))
+    assert {rows for training, rows in SHOWN if training} == {16}
+    assert report.rows[0].status == "done"
+    assert torch.load(report.rows[0].folder / "last.pt")["model"]["count"] == 2 * (4 * 16 + 40)
+
+
+def test_no_graph_is_compiled_for_a_size_that_is_tried(tmp_path: Path) -> None:
+    sizes = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        sizes.append({len(tensor) for tensor in inputs if isinstance(tensor, Tensor) and tensor.dim() == 2})
+        return graph
+
+    def compiled() -> nn.Module:
+        return torch.compile(nn.Linear(6, 5), backend=counting)
+
+    assert reason(tmp_path, member(model=compiled, step=step, batch_size=20, drop_last=True)) == ""
+    assert sizes, "nothing was compiled"
+    assert all(shown <= {20, 5} for shown in sizes)  # samples, and the weights' rows
 
 
 # ---- first mistakes
@@ -312,6 +433,121 @@ def regression(model: nn.Module, batch: Any) -> Tensor:
 def test_a_step_that_broadcasts_is_refused(tmp_path: Path) -> None:
     told = sentence(tmp_path, member(model=ONE, step=regression), arrays=(X, NUMBERS.flatten()))
     assert "network gives [16, 1] and targets are [16]" in told
+
+
+@pytest.mark.parametrize("what", ["step", "validate"])
+def test_a_step_by_hand_that_broadcasts_is_refused(tmp_path: Path, what: str) -> None:
+    def alike(model: nn.Module, batch: Any) -> Tensor:
+        return functional.mse_loss(model(batch[0]).flatten(), batch[1])
+
+    own = {"step": alike, what: lambda model, batch: mean_by_hand(model(batch[0]), batch[1])}
+    told = sentence(tmp_path, member(model=ONE, **own), arrays=(X, NUMBERS.flatten()))
+    assert f"its {what} is given [16] of float32 and compares each output with the targets of other samples" in told
+
+
+class Squares:
+    """A mean that is counted batch by batch."""
+
+    def __init__(self) -> None:
+        self.total, self.rows = 0.0, 0
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.total += float(((output - target) ** 2).sum())
+        self.rows += len(output)
+
+    def compute(self) -> float:
+        return self.total / self.rows
+
+
+def right_half(output: Tensor, target: Tensor) -> Tensor:
+    return ((output > 0) == (target > 0)).float().mean()
+
+
+FLAT, HALF = NUMBERS.flatten(), (CLASSES % 2).float()
+WIDE: dict[str, tuple[Any, Tensor, Any]] = {
+    "a mean": (ONE, FLAT, mean_by_hand),
+    "a root of it": (ONE, FLAT, lambda o, t: mean_by_hand(o, t).sqrt()),
+    "a greatest": (ONE, FLAT, lambda o, t: (o - t).abs().max()),
+    "a share": (ONE, FLAT, lambda o, t: 1 - ((t - o) ** 2).sum() / ((t - t.mean()) ** 2).sum()),
+    "each by each": (ONE, FLAT, by_hand),
+    "one each": (ONE, FLAT, lambda o, t: (o - t).abs().mean(1)),
+    "accuracy": (ONE, HALF, right_half),
+    "torch's own": (ONE, FLAT, functional.mse_loss),
+    "of NumPy": (ONE, FLAT, lambda o, t: float(np.abs(o.numpy() - t.numpy()).mean())),
+    "an object": (ONE, FLAT, Squares()),
+    "a class": (ONE, FLAT, Squares),
+    "flat outputs": (Flat, NUMBERS, mean_by_hand),
+    "a part of the outputs": (partial(nn.Linear, 6, 2), FLAT, lambda o, t: (o[:, :1] - t).abs().mean()),
+}
+ALIKE: dict[str, tuple[Any, Tensor, Any]] = {
+    "columns": (ONE, NUMBERS, mean_by_hand),
+    "flattened": (ONE, FLAT, lambda o, t: mean_by_hand(o[:, 0], t)),
+    "made a column": (ONE, FLAT, lambda o, t: mean_by_hand(o, t[:, None])),
+    "an object": (ONE, NUMBERS, Squares()),
+    "pairs on purpose": (ONE, FLAT, cox),
+    "distances on purpose": (ONE, FLAT, lambda o, t: torch.cdist(o, t[:, None]).mean()),
+    "distributions": (ONE, FLAT, lambda o, t: (o.flatten().sort().values - t.sort().values).abs().mean()),
+    "a difference of means": (ONE, FLAT, lambda o, t: o.mean() - t.mean()),
+    "targets alone": (ONE, FLAT, lambda o, t: t.std()),
+    "accuracy": (LINEAR, CLASSES, argosy.accuracy),
+    "weights of classes": (LINEAR, CLASSES, lambda o, t: (torch.arange(5.0)[t] * (o.argmax(1) == t)).mean()),
+    "weights of outputs": (LINEAR, CLASSES, lambda o, t: (torch.arange(5.0) * o).sum(1)),
+    "a scalar": (LINEAR, CLASSES, lambda o, t: 1 - (o.argmax(1) == t).float()),
+    "shares of classes": (
+        LINEAR,
+        CLASSES,
+        lambda o, t: (o.argmax(1).bincount(minlength=5) - t.bincount(minlength=5)).abs().sum(),
+    ),
+    "as many outputs as samples": (partial(nn.Linear, 6, 16), CLASSES, lambda o, t: o.abs()),
+}
+
+
+def near(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that takes both shapes."""
+    if target.is_floating_point():
+        return functional.mse_loss(output.reshape(len(output), -1)[:, 0], target.flatten())
+    return functional.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize(("model", "target", "metric"), WIDE.values(), ids=WIDE)
+def test_a_metric_that_broadcasts_is_refused(tmp_path: Path, model: Any, target: Tensor, metric: Any) -> None:
+    told = sentence(tmp_path, member(model=model, loss=near, metrics={"odd": metric}), arrays=(X, target))
+    assert (
+        "so its metric 'odd' compares each output with the targets of other samples as well. Give both one shape"
+        in told
+    )
+
+
+def test_a_metric_beside_an_own_validation_that_broadcasts_is_refused(tmp_path: Path) -> None:
+    def validated(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = model(batch[0])
+        return near(output, batch[1]), output, batch[1]
+
+    own = member(model=ONE, step=validated, validate=validated, metrics={"odd": mean_by_hand})
+    assert "its metric 'odd' compares each output with the targets" in sentence(tmp_path, own, arrays=(X, FLAT))
+
+
+@pytest.mark.parametrize(("model", "target", "metric"), ALIKE.values(), ids=ALIKE)
+def test_a_metric_of_what_belongs_together_is_taken(tmp_path: Path, model: Any, target: Tensor, metric: Any) -> None:
+    taken = member(model=model, loss=near, metrics={"even": metric})
+    assert reason(tmp_path, taken, data=argosy.Data(arrays=(X, target), val_arrays=(X, target))) == ""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"metrics": {"odd": lambda output, target: output @ output.T}},
+        {"loss": lambda output, target: (output @ output.T).square()},
+        {"step": lambda model, batch: (model(batch[0]) @ model(batch[0]).T).square()},
+    ],
+    ids=["metric", "loss", "step"],
+)
+def test_values_of_each_sample_with_each_other_are_refused(tmp_path: Path, rest: dict[str, Any]) -> None:
+    told = reason(tmp_path, member(**rest))
+    assert (
+        "gives [16, 16] for 16 samples and [8, 8] for 8, so it compares each sample with the others of its batch"
+        in told
+    )
 
 
 @pytest.mark.parametrize(

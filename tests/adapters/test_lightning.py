@@ -433,6 +433,27 @@ def test_a_learning_rate_that_follows_nothing_is_told(tmp_path: Path, monitor: s
     assert f"its learning rate follows '{monitor}', which training did not log, and validation logged n" in row.reason
 
 
+class Summing(Classifier):
+    """Its validation adds up samples: what it logs, or what it returns."""
+
+    def __init__(self, *, logs: bool) -> None:
+        super().__init__()
+        self.logs = logs
+
+    def validation_step(self, batch: Any) -> Tensor:
+        loss = functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
+        if self.logs:
+            self.log("val_loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_validation_step_that_adds_up_samples_is_refused(tmp_path: Path, logs: bool) -> None:
+    member = argosy.from_lightning("net", partial(Summing, logs=logs), batch_size=15)
+    with pytest.warns(MemberFailed, match="its validate adds up the samples of a batch"):
+        run(tmp_path, member, 1)
+
+
 class Hooked(Classifier):
     """Does something between backward pass and step."""
 

@@ -89,7 +89,13 @@ CASES = {
         loss=nn.HuberLoss(), labels=np.zeros((40, 1))
     ),
     "a loss that broadcasts": lambda: on_numbers(loss=nn.MSELoss(), labels=np.arange(40, dtype=np.float32)),
+    "a step that broadcasts": lambda: study_of(
+        argosy.Data(arrays=(np.eye(40, 12, dtype=np.float32), np.arange(40, dtype=np.float32))),
+        model=partial(nn.Linear, 12, 1),
+        step=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ),
     "a loss that adds up samples": lambda: tried(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "a value of each sample with each other": lambda: tried(loss=lambda output, target: torch.cdist(output, output)),
     "accuracy of one logit": lambda: argosy.accuracy(torch.zeros(4, 1), torch.zeros(4)),
     "accuracy of one-hot targets": lambda: argosy.accuracy(torch.zeros(4, 3), torch.zeros(4, 3)),
     "accuracy of several outputs": lambda: argosy.accuracy((torch.zeros(4, 3), torch.zeros(4)), torch.zeros(4)),

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import statistics
+import sys
 import time
 import weakref
 from collections import Counter
@@ -30,10 +31,13 @@ from argosy.training.programs.solo import Solo
 
 __all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
+FEW = 8
+"""Samples on which a step is checked that validates no batches."""
 STEPS = 5
 SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
+COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer, by register_buffer"
 
 
@@ -57,10 +61,14 @@ def measuring(
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
     trial = Solo(live.trial())
+    samples = Selection.of(live.member.val_subset, validated).length if validated else 0
+    size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     before = trial.live.randomness.copy()
     with large_outside():
-        _try_loss(trial, block)
-        wrote = _try_validation(trial, block, validated) if validated else False
+        coupled = live.member.step is None and _try_loss(trial, block)
+        wrote = bool(size) and _try_validation(trial, block, size)
+        if live.member.step is not None:
+            coupled = _try_own(trial, live, block, samples, size)
     yield
     batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
@@ -83,7 +91,7 @@ def measuring(
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
-    unusual |= {MOVING.format(where): True for where in moving[:1]}
+    unusual |= {COUPLED: coupled and samples > size, **{MOVING.format(where): True for where in moving[:1]}}
     held = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
@@ -100,34 +108,54 @@ def measuring(
     )
 
 
-def _try_loss(trial: Solo, block: Block) -> None:
-    """Check the loss on a batch, and all labels of the first block; where a member augments, the labels of the augmented batch."""
+def _try_loss(trial: Solo, block: Block) -> bool:
+    """Check the loss on a batch, and all labels of the first block; where a member augments, the labels of the augmented batch.
+
+    Returns whether its mean over batches depends on their sizes.
+    """
     member = trial.live.member
-    if member.step is not None:
-        return
     batch = _Shown(block, member.batch_size)
     with trial.active():
         if member.augment:
             data = member.augment(batch.data)
-            trial.try_loss(data, batch.rows, data)
-        elif block.whole:
-            trial.try_loss(batch.data, batch.rows, unflatten(list(block.leaves), block.tree))
-        else:
-            trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
+            return trial.try_loss(data, batch.rows, data)
+        if block.whole:
+            return trial.try_loss(batch.data, batch.rows, unflatten(list(block.leaves), block.tree))
+        return trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
 
 
-def _try_validation(trial: Solo, block: Block, samples: int) -> bool:
-    """Try a validation of `samples` samples on a batch of the block; returns whether it wrote into its input."""
-    member = trial.live.member
-    samples = Selection.of(member.val_subset, samples).length
-    size = min(member.eval_batch_size or member.batch_size, samples)
+def _try_validation(trial: Solo, block: Block, size: int) -> bool:
+    """Try a validation on a batch of the block; returns whether it wrote into its input."""
     batch = _Shown(block, size)
-    with trial.active(), refusing_broadcasts(member):
+    with trial.active(), refusing_broadcasts(trial.live.member):
         trial.try_validation(batch.data, batch.rows)
-        if member.step is not None and samples % size:
-            alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
-            trial.try_sizes([(shown.data, shown.rows) for shown in alike])
     return batch.written
+
+
+def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: int) -> bool:
+    """Check an own step, and an own validation of `samples` samples in batches of `size`, on a copy.
+
+    Returns whether its mean over these batches depends on their sizes. A step that moves the weights itself is not called, and an
+    own validation of one batch is well-defined whatever it gives. A network that takes its own sizes alone is shown these.
+    """
+    member, copy, several = live.member, Solo(live.trial()), samples > size
+    coupled: bool | None = False
+    with copy.active(), _uncompiled():
+        if member.optimizers is None:
+            rows = size if several and member.validate is None else min(FEW, -(-member.batch_size // member.accumulate))
+            coupled = copy.try_own("step", _Shown(block, rows).data, rows)
+        if member.validate is not None and several:
+            coupled = copy.try_own("validate", _Shown(block, size).data, size)
+    if coupled is None and several and samples % size:
+        alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
+        with trial.active():
+            trial.try_sizes([(shown.data, shown.rows) for shown in alike])
+    return bool(coupled)
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which nothing is compiled: other sizes of batches would take a graph each, and stay for the member's own."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _first_step(

@@ -1,55 +1,89 @@
-"""Checks that losses can be averaged over batches. A loss that sums its samples, or compares outputs with targets of other samples,
-trains without error, and means something else at each batch size."""
+"""Checks of what a member computes of a batch: that losses can be averaged over batches, and that no value broadcasts. A loss that
+sums its samples, or compares outputs with targets of other samples, trains without error, and means something else at each batch size."""
 
 import contextlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from argosy.errors import StudyError
-from argosy.stream.trees import map_leaves
+from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member.mistakes import same_shape, shown
 
-__all__ = ["check_loss", "check_sizes", "refusing_broadcasts"]
+__all__ = ["check_halves", "check_loss", "check_pairs", "check_sizes", "check_step", "refusing_broadcasts"]
 
 SAMPLES = 4
-"""Samples on which a loss is checked, repeated several times; few, because outputs of a sample may be large."""
+"""Samples that are repeated several times; few, because outputs of a sample may be large."""
+PAIRED = 8
+"""Samples that are compared in several orders."""
 TOLERANCE = 1e-3
-"""Relative difference up to which losses count as equal."""
-Loss = Callable[[Any, Any], Any]
+"""Relative difference up to which values count as equal."""
+ROUNDED = 1e-2
+"""The same in precisions in which kernels of two batch sizes may round that differently."""
+Value = Callable[[Any], Any]
+"""Samples, a tree of leaves ``[rows, …]`` -> a tensor of values per sample, or a scalar."""
+SHAPES = (torch.squeeze, lambda leaf: leaf[:, None], lambda leaf: leaf[..., None])
+"""Other shapes of targets: without dimensions of one, and with one more."""
 BROADCAST = re.compile(r"Using a target size \(torch.Size\(\[(.*?)\]\)\).*input size \(torch.Size\(\[(.*?)\]\)\)")
 
 
-def check_loss(member: Member, output: Any, target: Any, rows: int) -> None:
-    """Raise StudyError for a loss that sums the samples of a batch, or broadcasts outputs against targets of other samples.
-
-    The loss alone is computed, on the same samples once, twice and three times: a mean stays, a sum grows by as much each time. A
-    loss that grows by less (a contrastive one), draws random numbers, or takes no other batch size is accepted.
-    """
+def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
+    """Check a member's loss, which alone is computed; returns whether its mean over batches depends on their sizes. Raises StudyError."""
     loss = member.loss
     if loss is None:
-        return
-    once = _value(loss, output, target)
-    if once is None or not once.isfinite().all() or not _equal(once, _value(loss, output, target)):
-        return
-    if isinstance(output, Tensor) and isinstance(target, Tensor) and output.shape != target.shape:
-        _check_broadcast(member, loss, output, target)
-    if once.dim():
-        return
-    several = [
-        _value(loss, *(map_leaves(lambda leaf: _repeated(leaf, rows, times), tree) for tree in (output, target)))  # noqa: B023
-        for times in (1, 2, 3)
-    ]
-    values = [float(value) for value in several if value is not None]
-    if len(values) == 3 and _adds_up(*values):
-        few = min(rows, SAMPLES)
-        raise _sum(member, "loss", {few: values[0], 2 * few: values[1]})
+        return False
+    check_pairs(member, "loss", loss, output, target, rows)
+
+    def value(pair: Any) -> Any:
+        return loss(*pair)
+
+    told = _check_sum(member, "loss", value, (output, target), rows)
+    return check_halves(member, "loss", value, (output, target), rows) and told
+
+
+def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
+    """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False where that cannot be told.
+
+    A few samples are given once, twice and three times over: a mean stays, a sum grows by as much each time, a root of one by a power of
+    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and it cannot be told of one that draws
+    random numbers, or takes no such batch.
+    """
+    few = list(range(max(1, min(SAMPLES, rows // 2))))
+    found = [_mean_of(value, _taken(samples, rows, few * times)) for times in (1, 1, 2, 3)]
+    once, again, twice, thrice = found
+    if once != again or not all(map(math.isfinite, found)):
+        return False
+    if _adds_up(once, twice, thrice) or _is_power(once, twice, thrice):
+        raise _sum(member, what, {len(few): once, 2 * len(few): twice})
+    return True
+
+
+def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
+    """Compare the value of a batch with those of its halves; returns whether their mean is another one.
+
+    Raises StudyError for values ``[rows, rows]``, of each sample with each other.
+    """
+    half = rows // 2
+    parts = [range(rows), range(half), range(half, rows)]
+    whole, first, _ = found = [_value(value, _taken(samples, rows, part)) for part in parts]
+    if whole is not None and first is not None:
+        sides = zip(whole.shape[1:], first.shape[1:], strict=False)
+        if half and whole.shape[:1] == (rows,) and (rows, half) in sides:
+            raise StudyError(
+                f"member {member.name!r}: its {what} gives {list(whole.shape)} for {rows} samples and {list(first.shape)} for {half}, so "
+                "it compares each sample with the others of its batch. Give one value per sample, [batch], or one number."
+            )
+    together, one, other = map(_mean, found)
+    apart = (one * half + other * (rows - half)) / rows
+    tolerance = TOLERANCE if member.precision == "float32" else ROUNDED
+    return abs(together - apart) > tolerance * max(abs(together), abs(apart))
 
 
 def check_sizes(member: Member, losses: Mapping[int, Tensor]) -> None:
@@ -71,42 +105,97 @@ def refusing_broadcasts(member: Member) -> Iterator[None]:
         sizes = BROADCAST.search(str(warning.message))
         if sizes and sizes[1].count(",") != sizes[2].count(","):
             target, output = ([int(size) for size in group.split(",") if size.strip()] for group in sizes.groups())
-            raise _broadcast(member, str(output), str(target), same_shape(output, target))
+            raise _broadcast(member, "loss", str(output), str(target), same_shape(output, target))
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def _check_broadcast(member: Member, loss: Loss, output: Tensor, target: Tensor) -> None:
-    """Raise StudyError where the loss of a few samples is not the mean of their single losses, but is with equal shapes.
+def check_pairs(
+    member: Member, what: str, function: Callable[[Any, Any], Any], output: Any, target: Any, rows: int
+) -> None:
+    """Raise StudyError for a loss or metric of a network's output that compares each output with all targets, by their shapes."""
+    tensors = isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel()
+    # Outputs of an untrained network may be so much alike that no order matters; targets in their place are not.
+    like = [target.reshape(output.shape).to(output.dtype)] if tensors else []
+    if any(_broadcasts(function, outputs, target, rows) for outputs in (output, *like)):
+        advice = same_shape(output.shape, target.shape) if tensors else "output[:, 0], or target[:, None]"
+        raise _broadcast(member, what, _shapes(output), _shapes(target), advice)
 
-    A loss that reshapes for itself gives that mean anyway; one that compares samples on purpose gives it in neither case.
+
+def check_step(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool | None:
+    """Check an own step or validation as `_check_sum` and `check_halves` do, and that its targets, all leaves but the first, do not
+    broadcast; returns whether its mean over batches depends on their sizes, None where that cannot be told. Raises StudyError."""
+    (first, *rest), tree = flatten(samples)
+    if rest and _broadcasts(lambda first, rest: value(unflatten([first, *rest], tree)), first, rest, rows):
+        raise StudyError(
+            f"member {member.name!r}: its {what} is given {_shapes(rest)} and compares each output with the targets of other samples as "
+            "well, since their shapes differ. Give both one shape, as target.reshape_as(output)."
+        )
+    told = _check_sum(member, what, value, samples, rows)
+    return check_halves(member, what, value, samples, rows) if told else None
+
+
+def _broadcasts(function: Callable[[Any, Any], Any], output: Any, target: Any, rows: int) -> bool:
+    """Whether a value is the same for targets in any order, and for targets of another shape is not.
+
+    A function that makes shapes alike depends on the order as it is, and one that compares samples on purpose in no shape.
     """
-    if output.numel() != target.numel() or not output.dim() or not target.dim() or len(output) < 2:
-        return
-    output, target = output[:SAMPLES], target[:SAMPLES]
-    singles = [_value(loss, output[i : i + 1], target[i : i + 1]) for i in range(len(output))]
-    found = [_value(loss, output, target), _value(loss, output.reshape(target.shape), target), *singles]
-    together, alike, *apart = (math.nan if value is None else float(value.double().mean()) for value in found)
-    if _close(alike, sum(apart) / len(apart)) and abs(together - alike) > TOLERANCE * abs(alike):
-        raise _broadcast(member, shown(output), shown(target), same_shape(output.shape, target.shape))
+    few = list(range(min(PAIRED, rows)))
+    outputs = _taken(output, rows, few)
+    targets = [_taken(target, rows, few[turn:] + few[:turn]) for turn in range(min(4, len(few)))]
+    return _ordered(function, outputs, targets, lambda leaf: leaf) is False and any(
+        _ordered(function, outputs, targets, shaped) for shaped in SHAPES
+    )
 
 
-def _value(loss: Loss, output: Any, target: Any) -> Tensor | None:
-    """Return the value of a loss; None where it raises, or gives no tensor."""
+def _ordered(
+    function: Callable[[Any, Any], Any], outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]
+) -> bool | None:
+    """Return whether a value depends on the order of targets in this shape; None where it is none."""
+    first = math.nan
+    for number, one in enumerate(targets):
+        value = _mean_of(lambda pair: function(*pair), (outputs, map_leaves(partial(_of_rows, shaped), one)))
+        if not math.isfinite(value):
+            return None
+        if number and not _close(first, value):
+            return True
+        first = value
+    return False
+
+
+def _of_rows(shaped: Callable[[Tensor], Tensor], leaf: Any) -> Any:
+    return shaped(leaf) if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+
+def _value(value: Value, samples: Any) -> Tensor | None:
+    """Return a value; None where it raises, or gives no tensor."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            value = loss(output, target)
+            found = value(samples)
     except (
         Exception
     ):  # boundary between a member's code and ours: an error that training raises as well is reported there
         return None
-    return value.detach() if isinstance(value, Tensor) else None
+    return found.detach() if isinstance(found, Tensor) else None
 
 
-def _repeated(leaf: Any, rows: int, times: int) -> Any:
-    if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != rows:
-        return leaf
-    return torch.cat([leaf[:SAMPLES]] * times)
+def _mean(found: Tensor | None) -> float:
+    return math.nan if found is None else float(found.double().mean())
+
+
+def _mean_of(value: Value, samples: Any) -> float:
+    return _mean(_value(value, samples))
+
+
+def _taken(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
+    """Return these samples of a tree, copied."""
+    index = torch.tensor([*numbers], dtype=torch.long)
+    return map_leaves(
+        lambda leaf: (
+            leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows else leaf
+        ),
+        samples,
+    )
 
 
 def _adds_up(once: float, twice: float, thrice: float) -> bool:
@@ -115,8 +204,12 @@ def _adds_up(once: float, twice: float, thrice: float) -> bool:
     return abs(first) > TOLERANCE * abs(thrice) and second / first > 1 - TOLERANCE
 
 
-def _equal(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and torch.equal(one, other)
+def _is_power(once: float, twice: float, thrice: float) -> bool:
+    """Whether these are as 1, 2 and 3 to one power, a tenth or more."""
+    if not once or twice / once <= 0 or thrice / once <= 0:
+        return False
+    power = math.log2(twice / once)
+    return power > 0.1 and abs(math.log(thrice / once, 3) - power) <= TOLERANCE * power
 
 
 def _close(one: float, other: float) -> bool:
@@ -132,8 +225,12 @@ def _sum(member: Member, what: str, losses: Mapping[int, float]) -> StudyError:
     )
 
 
-def _broadcast(member: Member, output: str, target: str, advice: str) -> StudyError:
+def _shapes(tree: Any) -> str:
+    return ", ".join(shown(leaf) for leaf in flatten(tree)[0] if isinstance(leaf, Tensor))
+
+
+def _broadcast(member: Member, what: str, output: str, target: str, advice: str) -> StudyError:
     return StudyError(
-        f"member {member.name!r}: its network gives {output} and targets are {target}, so its loss compares each output with the targets "
-        f"of other samples as well. Give both one shape: {advice}."
+        f"member {member.name!r}: its network gives {output} and targets are {target}, so its {what} compares each output with the "
+        f"targets of other samples as well. Give both one shape: {advice}."
     )

@@ -6,11 +6,11 @@ function is follows from its value on the first batch of every validation: ``[B]
 """
 
 import copy
-import functools
 import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -22,6 +22,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.member.averaging import check_halves, check_pairs
 from argosy.training.member.tally import Tally, double, total_of
 
 __all__ = ["Validation"]
@@ -92,6 +93,25 @@ class Validation:
         """Return the loss and every metric; NaN where there was no sample."""
         means = self.sums.means(["loss", *self._per_sample])
         return {name: means.get(name, self._ended.get(name, math.nan)) for name in ("loss", *self.member.metrics)}
+
+    def check(self, rows: int, output: Any, target: Any) -> None:
+        """Raise StudyError for a metric that compares samples of the first batch, because of shapes, that do not belong together."""
+        for name, metric in self.member.metrics.items():
+            self._check(name, partial(self._once, name, metric), rows, output, target)
+
+    def _check(self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any) -> None:
+        what = f"metric {name!r}"
+        check_pairs(self.member, what, metric, output, target, rows)
+        if name in self._per_sample:
+            check_halves(self.member, what, lambda pair: metric(*pair), (output, target), rows)
+
+    def _once(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
+        """Return a metric's value over one batch, whatever its kind."""
+        if name not in self._states:
+            return _tensor(metric(output, target))
+        state = self._state(name, metric)
+        state.update(output, target)
+        return _tensor(state.compute())
 
     # ---- kinds
 
@@ -214,7 +234,7 @@ def _is_state(metric: Any) -> TypeGuard[MetricState]:
 
 def _makes_states(metric: Any) -> bool:
     """Whether the metric is called without arguments for an object: a class of such, or a function that takes no arguments."""
-    made = metric.func if isinstance(metric, functools.partial) else metric
+    made = metric.func if isinstance(metric, partial) else metric
     if isinstance(made, type):
         return hasattr(made, "update") and hasattr(made, "compute")
     return _takes(metric) and not _takes(metric, None, None)

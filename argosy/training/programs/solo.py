@@ -4,7 +4,7 @@ import contextlib
 import operator
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
 from argosy.training.device.heap import large_outside
-from argosy.training.member.averaging import check_loss, check_sizes
+from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import check_gradients, check_labels, wants_classes
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
@@ -136,8 +136,8 @@ class Solo:
         for error in self._foreseen.errors().values():
             raise error
 
-    def try_loss(self, data: Any, rows: int, whole: Any) -> None:
-        """Run the network on a batch, or its first micro-batch, and check its loss. Raises StudyError.
+    def try_loss(self, data: Any, rows: int, whole: Any) -> bool:
+        """Run the network on a batch, or its first micro-batch, and check its loss, as `check_loss` does. Raises StudyError.
 
         Labels of the `whole` are checked too: one without an output would end training, and make an accelerator unusable for its
         process.
@@ -149,7 +149,16 @@ class Solo:
             output = self._output(inputs)
             if wants_classes(member.loss):
                 check_labels(member, output, pair_of(member, whole)[1])
-            check_loss(member, output, target, count)
+            return check_loss(member, output, target, count)
+
+    def try_own(self, what: Literal["step", "validate"], data: Any, rows: int) -> bool | None:
+        """Check the member's own step or validation on a batch, as `check_step` does.
+
+        Called of a copy: it is shown other sizes of batches than it will see, though in eval() and without gradients.
+        """
+        model, own = self.live.model.eval(), getattr(self.live.member, what)
+        with torch.no_grad(), self._autocast():
+            return check_step(self.live.member, what, lambda part: self._of_step(own(model, part))[0], data, rows)
 
     def try_sizes(self, batches: Sequence[tuple[Any, int]]) -> None:
         """Run the member's own validation, or step, on two batch sizes that it will see; raises StudyError where it sums samples."""
@@ -165,8 +174,10 @@ class Solo:
         live = self.live
         live.model.eval()
         with torch.no_grad():
-            self.validate(Batch(data, rows, Digest()))
+            output, target = self._validate(Batch(data, rows, Digest()))
             live.val.end()
+            with self._autocast():
+                live.val.check(rows, output, target)
         live.val.values()
         live.model.train()
 
@@ -264,11 +275,14 @@ class Solo:
 
     def validate(self, batch: Batch) -> None:
         """Add a batch to the validation; none where all its samples are broken."""
-        if not batch.rows:
-            return
+        if batch.rows:
+            self._validate(batch)
+
+    def _validate(self, batch: Batch) -> tuple[Any, Any]:
         with self._autocast():
             losses, output, target = self._validated(batch.data)
             self.live.val.add(batch.rows, batch.digest, losses, output, target)
+        return output, target
 
     def _validated(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
