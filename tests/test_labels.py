@@ -1,6 +1,8 @@
 """Labels that are missing, or cannot be compared, are refused by their rows; all others divide the samples as they are."""
 
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,37 @@ import argosy
 from argosy.adapters.arrays import Fitted
 from argosy.errors import StudyError
 
+
+class Own:
+    """A label of a class of the script's own, of which some operation raises."""
+
+    def __init__(self, value: int, raises: str) -> None:
+        self.value = value
+        self.raises = raises
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> Any:
+        return self._value("eq") == getattr(other, "value", None)
+
+    def __lt__(self, other: "Own") -> Any:
+        return self._value("lt") < other.value
+
+    def _value(self, asked: str) -> Any:
+        if self.raises == asked:
+            raise RuntimeError(asked)
+        return np.full(2, self.value) if self.raises == f"{asked} gives arrays" else self.value
+
+
+def objects(values: Any) -> Any:
+    """An array of just these objects."""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+PAIR = [("a", float), ("b", int)]
 MASKED = np.ma.array([0, 1] * 10, mask=[False, True] + [False] * 18)
 MISSING = {
     "NaN": np.array([0.0, np.nan] + [0.0, 1.0] * 9),
@@ -34,6 +67,13 @@ MISSING = {
     "a mask": MASKED,
     "a tensor": torch.tensor([0.0, float("nan")] + [0.0, 1.0] * 9),
     "complex numbers": np.array([0, complex("nan")] + [0, 1j] * 9),
+    "complex numbers as objects": np.array([0, complex("nan")] + [0, 1] * 9, dtype=object),
+    "decimals": [Decimal(0), Decimal("NaN")] + [Decimal(0), Decimal(1)] * 9,
+    "decimals that signal": [Decimal(0), Decimal("sNaN")] + [Decimal(0), Decimal(1)] * 9,
+    "a decimal among strings": ["a", Decimal("-NaN")] + ["a", "b"] * 9,
+    "half precision among objects": np.array([0, np.float16("nan")] + [0, 1] * 9, dtype=object),
+    "records": np.array([(0, 0), (np.nan, 0)] + [(0, 0), (1, 0)] * 9, dtype=PAIR),
+    "records with a mask": np.ma.array([(0, 0), (1, 0)] * 10, dtype=PAIR, mask=[(0, 0), (0, 1)] + [(0, 0)] * 18),
 }
 SOUND = {
     "strings": ["a", "b"] * 10,
@@ -52,6 +92,9 @@ SOUND = {
     "a mask that hides nothing": np.ma.array([0, 1] * 10),
     "big-endian numbers": np.array([0, 1] * 10, dtype=">i4"),
     "a tuple": (0, 1) * 10,
+    "decimals": [Decimal("0.1"), Decimal("0.25")] * 10,
+    "fractions and decimals": [Fraction(1, 3), Decimal(1)] * 10,
+    "a class that has an order": [Own(0, "nothing"), Own(1, "nothing")] * 10,
 }
 ODD = {
     "numbers and strings": ([0, "a"] * 10, "types int, str"),
@@ -59,6 +102,16 @@ ODD = {
     "rows of unlike lengths": ([[0], [0, 1]] * 10, "one dimension"),
     "a column of two dimensions": (np.zeros((20, 1), int), r"shape \(20, 1\)"),
     "a frame": (pd.DataFrame({"label": [0, 1] * 10}), r"shape \(20, 1\)"),
+    "tuples as objects": (objects([(0, 1), (1, 1)] * 10), r"shape \(20, 2\)"),
+    "sets, of which none is less": (objects([frozenset("a"), frozenset("b")] * 10), "types frozenset, which cannot"),
+    "a tensor that NumPy has no type for": (
+        torch.zeros(20, dtype=torch.bfloat16),
+        "Tensor that NumPy cannot read: .*BF",
+    ),
+    **{
+        f"a class in which {what}": ([Own(index % 2, what) for index in range(20)], "types Own, which cannot")
+        for what in ("eq", "lt", "eq gives arrays", "lt gives arrays")
+    },
     "nothing": ([], r"shape \(0,\)"),
     "one label": ("cat", r"shape \(\)"),
 }

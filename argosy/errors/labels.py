@@ -1,6 +1,9 @@
 """Labels of samples, as arrays that can be compared: classes to predict, strata and groups of folds. A missing one is no label."""
 
 from collections.abc import Iterable
+from decimal import Decimal
+from itertools import pairwise
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -17,25 +20,27 @@ SHOWN = 5
 def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
     """Return one label for each row, as an array that can be sorted. Raises StudyError, which names rows, where labels are missing
     (None, NaN, NaT, NA, masked) or are of types that have no order, and where there is not one dimension of them."""
-    found = rows_of(what, values)
-    if found.ndim != 1 or not len(found):
-        raise StudyError(f"{what} has shape {found.shape}; give one value for each sample, in one dimension.")
+    found = _one_each(what, values)
     if isinstance(values, list | tuple) and found.dtype.kind in "US":
         # NumPy has made strings of a NaN or a number among strings.
         found = np.fromiter(values, dtype=object, count=len(values))
     check_none_missing(what, values, found)
-    return _sortable(what, found) if found.dtype == object else found
+    if found.dtype != object:
+        return found
+    _check_ordered(what, found)
+    return _one_each(what, found.tolist())  # as the type that all of them have, where NumPy has one for it
 
 
 def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
     """Raise StudyError where values, `found` as an array ``[N, …]``, are missing in some rows."""
-    missing = (
-        np.ma.getmaskarray(values).copy() if isinstance(values, np.ma.MaskedArray) else np.zeros(found.shape, bool)
-    )
+    missing = np.zeros(found.shape, bool)
     if found.dtype == object:
-        missing |= np.vectorize(_is_missing, otypes=[bool])(found)
-    elif found.dtype.kind in "fcmM":
-        missing |= found != found
+        missing = np.vectorize(_is_missing, otypes=[bool])(found)
+    elif found.dtype.kind in "fcmMV":
+        missing = found != found
+    if isinstance(values, np.ma.MaskedArray):
+        mask = np.ma.getmaskarray(values)
+        missing = missing | (mask != np.zeros((), mask.dtype))  # of records, the mask has one flag for each field
     rows = np.flatnonzero(missing.reshape(len(found), -1).any(1)).tolist()
     if rows:
         named = (
@@ -48,31 +53,46 @@ def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
 
 
 def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
-    """Return values as an array; raises StudyError where rows are unlike."""
+    """Return values as an array; raises StudyError where rows are unlike, and for what NumPy has no array."""
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
         raise StudyError(
             f"{what} has rows of unlike lengths; give one value for each sample, in one dimension."
         ) from None
+    except TypeError as error:  # a tensor of bfloat16, or a sparse one
+        raise StudyError(
+            f"{what} is a {type(values).__name__} that NumPy cannot read: {str(error).rstrip('.')}. Give a list or an array, with one "
+            "value for each sample."
+        ) from error
+
+
+def _one_each(what: str, values: Any) -> npt.NDArray[Any]:
+    found = rows_of(what, values)
+    if found.ndim != 1 or not len(found):
+        raise StudyError(f"{what} has shape {found.shape}; give one value for each sample, in one dimension.")
+    return found
 
 
 def _is_missing(value: Any) -> bool:
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
-    return isinstance(value, int | float | np.generic) and bool(value != value)
+    if isinstance(value, Decimal):
+        return value.is_nan()  # a signalling one raises where it is compared
+    return isinstance(value, Number | np.generic) and bool(value != value)
 
 
-def _sortable(what: str, found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return objects as the type that all of them have, where NumPy has one for it."""
+def _check_ordered(what: str, found: npt.NDArray[Any]) -> None:
+    """Raise StudyError unless of two unlike objects one is less: sets, of which neither may be, would be sorted into any groups."""
     try:
-        sorted(set(found))
-    except TypeError:
+        ordered = all(bool(one < other) for one, other in pairwise(sorted(set(found))))
+    except Exception:  # the user's code: __hash__, __eq__ and __lt__ of labels
+        ordered = False
+    if not ordered:
         raise StudyError(
             f"{what} has values of the types {_types(found)}, which cannot be compared with each other. Give all of them one type, "
             "as strings: [str(label) for label in labels]."
-        ) from None
-    return np.asarray(found.tolist())
+        )
 
 
 def _types(values: Iterable[Any]) -> str:
