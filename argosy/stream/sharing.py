@@ -48,7 +48,7 @@ class Pipeline:
         )
 
 
-def all_shared(nodes: int, preparing: int) -> Pipeline:
+def all_shared(nodes: int) -> Pipeline:
     """Let every node prepare, and all gather what it prepared.
 
     The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
@@ -83,7 +83,7 @@ def multi_broadcast(nodes: int, preparing: int) -> Pipeline:
 
 
 PIPELINES: dict[str, Callable[[int, int], Pipeline]] = {
-    "all-shared": all_shared,
+    "all-shared": lambda nodes, _: all_shared(nodes),  # nodes that came late prepare as well
     "single-broadcast": single_broadcast,
     "multi-broadcast": multi_broadcast,
 }

@@ -316,9 +316,8 @@ class Sampling:
         else:
             trial, built_from = self.study.ask(dict(self.space)), None
         if self.learns:
-            _ = (
-                trial.relative_params
-            )  # Optuna asks no sampler for parameters that are given, and this one keeps its state there
+            # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from.
+            _ = trial.relative_params
         return trial, built_from
 
 

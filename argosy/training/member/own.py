@@ -117,7 +117,7 @@ def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedu
     for name, schedule in made.items():
         if isinstance(schedule, ReduceLROnPlateau):
             raise StudyError(
-                f"member {member.name!r}: its schedule {name!r} is ReduceLROnPlateau, which of several optimizers nobody tells "
-                "the objective. Use a schedule that needs none."
+                f"member {member.name!r}: its schedule {name!r} is ReduceLROnPlateau, which needs the objective at each "
+                "step; schedules of several optimizers are stepped without it. Give one that needs no metric, as StepLR."
             )
     return OwnSchedules(made)
