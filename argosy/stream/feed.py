@@ -402,7 +402,7 @@ def feed(
         course,
         Orders(seed, lengths),
         heartbeat,
-        files=files,
+        files=(*files, *(file for source in sources.values() for file in source.facts.files)),
         wanted_loaders=count if parallel else 0,
         cores=cores,
     ).run(others)

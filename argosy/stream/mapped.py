@@ -1,63 +1,58 @@
-"""Memory-mapped arrays: such an array is sent as the name of its file, which must be, and stay, the file that it maps."""
+"""Memory-mapped files: what an array maps must be, and stay, the file of that name, whether the array travels by it or not."""
 
+import bisect
+import gc
 import mmap
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from argosy.errors import StudyError
 from argosy.study import Data
 
-__all__ = ["MappedFile", "check_files", "files_of"]
+__all__ = ["MappedFile", "check_files", "files_in", "files_of"]
+
+ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+"""Types of values that hold no others."""
+MEMORY = (np.ndarray, mmap.mmap)
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+SENT_BY_VALUE = "__main__"
+"""Module whose functions and classes travel to workers with the globals that they name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MappedFile:
-    """A file as it was when the run began."""
+    """A file as it was when the run began, or when the study opened it."""
 
     path: str
     bytes: int
     inode: int
-    written_ns: int | None
-    """When it was last written to; None where the study's own processes may do so."""
+    times_ns: tuple[int, int] | None
+    """When its data were written, which any process may set, and when it was changed, which none can; None where the study may write."""
     host: str
     """Host on which it was checked; on another one a copy of it will do."""
 
     @classmethod
-    def of(cls, array: Any) -> "MappedFile | None":
-        """Return the file that a ``numpy.memmap`` maps; None where its name leads elsewhere by now, or it is copy-on-write.
+    def of(cls, array: Any) -> "tuple[MappedFile, int] | None":
+        """Return the file that an array maps, and the offset of its first byte there.
 
-        Raises StudyError where the file has become too short for the array: values are gone then.
+        None where no name leads to the file by now, and for a copy-on-write map. Raises StudyError where the file has become too
+        short for the array: values are gone then.
         """
-        if array.mode == "c" or array._mmap is None or array.filename is None:
+        found = _place(*_bounds(array), _regions())
+        if found is None or not found[0].shared:
             return None
-        path = str(array.filename)
-        try:
-            with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as again:
-                found, same = os.fstat(file.fileno()), _mapping(_address(again)) == _mapping(_address(array._mmap))
-        except (OSError, ValueError):  # ValueError: it is empty
-            return None
-        if not same:
-            return None
-        end = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + len(array._mmap)
-        if found.st_size < end:
-            raise StudyError(
-                f"{path} has {found.st_size} bytes, and an array of Data maps {end} of it: it was cut since it was opened. Write "
-                "it again, and open it after that."
-            )
-        return cls(
-            path=path,
-            bytes=found.st_size,
-            inode=found.st_ino,
-            written_ns=found.st_mtime_ns if array.mode == "r" else None,
-            host=socket.gethostname(),
-        )
+        region, start, end = found
+        file = region.file(end, given=True)
+        return None if file is None else (file, start)
 
     def check(self) -> None:
         """Raise StudyError unless the file is as it was when the run began."""
@@ -65,7 +60,8 @@ class MappedFile:
         if change:
             raise StudyError(
                 f"{self.path} changed while the run goes on: {change}. Members would train on other data than they began with; "
-                "put the file back and give the same command, or begin a run on the new one in another directory."
+                "put the file back and give the same command, or begin a run on the new one in another directory. A map that a Dataset "
+                "writes to itself is opened by its factory."
             )
 
     def _change(self) -> str:
@@ -80,17 +76,65 @@ class MappedFile:
             return ""
         if found.st_ino != self.inode:
             return "another file has its name"
-        if self.written_ns is not None and found.st_mtime_ns != self.written_ns:
-            return f"it was written to at {time.strftime('%T', time.localtime(found.st_mtime))}"
-        return ""
+        if self.times_ns is None or self.times_ns == _times_of(found):
+            return ""
+        if found.st_mtime_ns != self.times_ns[0]:
+            return f"it was written to at {_clock(found.st_mtime)}"
+        return f"its data or its attributes were changed at {_clock(found.st_ctime)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Region:
+    """A part of a file in the memory of this process, as the kernel shows it."""
+
+    first: int
+    """Address of its first byte."""
+    end: int
+    shared: bool
+    """Whether it is the file's memory; a private one is that as well, up to the first write to each page."""
+    writable: bool
+    offset: int
+    """Place of the first byte in the file."""
+    identity: tuple[str, str]
+    """Device and inode, which differ from those of ``stat`` on layered file systems."""
+    path: str
+
+    def file(self, end: int, *, given: bool) -> MappedFile | None:
+        """Return its file, of which arrays map the bytes before `end`; None where its name does not lead to it."""
+        try:
+            if not Path(self.path).is_file():
+                return None
+            with Path(self.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as again:
+                same = _place(*_bounds(again), _regions())
+                if self.shared and self.writable:
+                    os.fsync(file.fileno())  # some file systems date what this process wrote when they store it
+                found = os.fstat(file.fileno())
+        except (OSError, ValueError):  # ValueError: it is empty
+            return None
+        if same is None or same[0].identity != self.identity:
+            return None
+        if found.st_size < end:
+            raise StudyError(
+                f"{self.path} has {found.st_size} bytes, and an array of Data maps {end} of it: it was cut since it was opened. Write "
+                "it again, and open it after that."
+            )
+        return MappedFile(
+            path=self.path,
+            bytes=found.st_size,
+            inode=found.st_ino,
+            times_ns=_times_of(found) if given or not (self.shared and self.writable) else None,
+            host=socket.gethostname(),
+        )
 
 
 def files_of(data: Data) -> tuple[MappedFile, ...]:
-    """Return the files that the arrays of Data and the attributes of its Datasets map: all that shows without sending them."""
-    attributes = (vars(split).values() for split in (data.train, data.val) if hasattr(split, "__dict__"))
-    found = (value for values in (data.arrays or (), data.val_arrays or (), *attributes) for value in values)
-    files = (MappedFile.of(value) for value in found if type(value) is np.memmap)
-    return tuple(file for file in files if file is not None)
+    """Return the files that Data map, at any depth. None of the study writes to them, whatever the mode of the maps."""
+    return _files([data.train, data.val, data.arrays, data.val_arrays], given=True)
+
+
+def files_in(opened: Any) -> tuple[MappedFile, ...]:
+    """Return the files that an opened split maps, at any depth. It may write itself to maps that it has opened to be written to."""
+    return _files(opened, given=False)
 
 
 def check_files(files: Iterable[MappedFile]) -> None:
@@ -99,15 +143,94 @@ def check_files(files: Iterable[MappedFile]) -> None:
         file.check()
 
 
-def _address(memory: Any) -> int:
-    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+def _files(holder: Any, *, given: bool) -> tuple[MappedFile, ...]:
+    regions, ends = _regions(), dict[_Region, int]()
+    for memory in _memories(holder):
+        found = _place(*_bounds(memory), regions)
+        if found is not None:
+            region, _, end = found
+            ends[region] = max(end, ends.get(region, 0))
+    files = (region.file(end, given=given) for region, end in ends.items())
+    return tuple(dict.fromkeys(file for file in files if file is not None))
 
 
-def _mapping(address: int) -> list[str]:
-    """Return device and inode of the file that is mapped at an address, as the kernel shows them for maps."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, _, device, inode, *_ = line.split()
-        first, end = (int(bound, 16) for bound in span.split("-"))
-        if first <= address < end:
-            return [device, inode]
-    raise AssertionError("an array lies in no mapping")
+def _memories(holder: Any) -> Iterator[Any]:
+    """Yield each array, dense tensor and map that an object holds, at any depth, as the garbage collector sees it."""
+    seen, left = set[int](), [holder]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        kind = type(one)  # `isinstance` would ask a proxy for its class, and so what it stands for
+        inner: Iterable[Any]
+        if issubclass(kind, ModuleType):
+            inner = ()
+        elif issubclass(kind, np.ndarray) and one.dtype == object:
+            inner = one.ravel().tolist()
+        elif issubclass(kind, FunctionType):
+            names = one.__code__.co_names if one.__module__ == SENT_BY_VALUE else ()
+            inner = [one.__closure__, one.__defaults__, one.__kwdefaults__, vars(one), *map(one.__globals__.get, names)]
+        elif issubclass(kind, type):
+            inner = tuple(vars(one).values()) if one.__module__ == SENT_BY_VALUE else ()
+        else:
+            if issubclass(kind, MEMORY) or (kind in TENSORS and _is_dense(one)):
+                yield one
+            inner = gc.get_referents(one)
+        left += [value for value in inner if _may_hold(value)]
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether there may be memory in it: not in names of files with their classes, of which there may be millions."""
+    kind = type(value)
+    return kind not in ATOMS and not ((kind is tuple or kind is list) and ATOMS.issuperset(map(type, value)))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided
+
+
+def _bounds(memory: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array, tensor or map, and of that after its last."""
+    if isinstance(memory, torch.Tensor):
+        storage = memory.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if isinstance(memory, mmap.mmap):
+        memory = () if memory.closed else np.frombuffer(memory, np.uint8)
+    first, end = np.lib.array_utils.byte_bounds(np.asarray(memory))
+    return int(first), int(end)
+
+
+def _place(first: int, end: int, regions: list[_Region]) -> tuple[_Region, int, int] | None:
+    """Return the region in which memory lies, and where in its file that begins and ends; None for memory of no file."""
+    number = bisect.bisect_right(regions, first, key=lambda region: region.first) - 1
+    if number < 0 or first >= regions[number].end:
+        return None
+    region = regions[number]
+    return region, region.offset + first - region.first, region.offset + end - region.first
+
+
+def _regions() -> list[_Region]:
+    """Return the regions of files in the memory of this process, by address."""
+    fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return [
+        _Region(
+            first=int(span.partition("-")[0], 16),
+            end=int(span.partition("-")[2], 16),
+            shared="s" in access,
+            writable="w" in access,
+            offset=int(offset, 16),
+            identity=(device, inode),
+            path=path[0],
+        )
+        for span, access, offset, device, inode, *path in fields
+        if inode != "0"
+    ]
+
+
+def _times_of(found: os.stat_result) -> tuple[int, int]:
+    return found.st_mtime_ns, found.st_ctime_ns
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%T", time.localtime(seconds))

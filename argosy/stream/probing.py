@@ -10,6 +10,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.samples import THROWN, generator_states, refusal
 
 __all__ = ["Facts", "confirm", "fingerprint_of", "probe"]
@@ -31,6 +32,8 @@ class Facts:
     """Seconds that one core takes to prepare a sample; 0 where nothing is prepared."""
     again: bool = False
     """Whether this is validation on the training samples."""
+    files: tuple[MappedFile, ...] = ()
+    """Files that samples are read from by maps, those that the first samples have opened among them."""
 
 
 def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> Facts:
@@ -59,6 +62,7 @@ def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors
         fingerprint=fingerprint_of([first[0], first[length - 1]]),
         gathers=all(first.values()) and _gathers(dataset, first),
         seconds_per_sample=seconds,
+        files=files_in(dataset),
     )
 
 

@@ -16,6 +16,7 @@ from argosy.errors.checks import check_no_stream, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept import Kept
+from argosy.stream.mapped import files_in
 from argosy.stream.order import Indices, sample_seed
 from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
 from argosy.stream.samples import THROWN, has_drawn, prepare, reason, refusal, seed_everything
@@ -101,6 +102,7 @@ class ArraySource(Source):
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
             fingerprint=fingerprint_of(sample_leaves(self._sample(index))[0] for index in (0, -1)),
+            files=files_in(self.arrays),
         )
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:

@@ -78,6 +78,12 @@ def replaced(path: Path) -> None:
     path.with_name("new.npy").rename(path)
 
 
+def put_back(path: Path) -> None:
+    found = path.stat()
+    rewritten(path)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 def deleted(path: Path) -> None:
     path.unlink()
 
@@ -160,10 +166,15 @@ class Happens:
 
 
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
-@pytest.mark.parametrize("held", ["arrays", "attribute"])
+@pytest.mark.parametrize("held", ["arrays", "attribute", "factory"])
 @pytest.mark.parametrize(
     ("happens", "words"),
-    [(rewritten, "it was written to at"), (replaced, "another file has its name"), (deleted, "it is gone")],
+    [
+        (rewritten, "it was written to at"),
+        (put_back, "its data or its attributes were changed at"),
+        (replaced, "another file has its name"),
+        (deleted, "it is gone"),
+    ],
 )
 def test_a_file_that_changes_while_the_run_goes_on_ends_it(
     launcher: str, held: str, happens: Any, words: str, tmp_path: Path
@@ -171,7 +182,8 @@ def test_a_file_that_changes_while_the_run_goes_on_ends_it(
     path = tmp_path / "x.npy"
     np.save(path, np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32))
     x, y = np.load(path, mmap_mode="r"), torch.arange(400) % 10
-    given = {"train": Copied(x)} if held == "attribute" else {"arrays": (x, y)}
+    given: dict[str, Any] = {"train": Copied(x)} if held == "attribute" else {"arrays": (x, y)}
+    given = {"train": lambda: Copied(np.load(path, mmap_mode="r"))} if held == "factory" else given
     fleet = [studies.member(metrics={"happens": Happens(happens, path)}, eval_batch_size=40)]
     data = argosy.Data(**given, val_arrays=(torch.zeros(40, 12), torch.zeros(40).long()))
     study = studies.study(data=data, fleet=fleet, stop=studies.Unsure(200))

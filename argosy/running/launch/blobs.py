@@ -91,12 +91,11 @@ class _BufferPickler(_Pickler):
 
     def _mapped(self, array: Any) -> tuple[Any, tuple[Any, ...]] | None:
         """Return a call that maps the same part of the same file; None for an array that differs from the file."""
-        file = MappedFile.of(array) if array.flags.c_contiguous else None
-        if file is None:
+        found = MappedFile.of(array) if array.flags.c_contiguous else None
+        if found is None:
             return None
+        file, offset = found
         self.files.append(file)
-        mapped = np.frombuffer(array._mmap, np.uint8).ctypes.data
-        offset = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY + array.ctypes.data - mapped
         return _map, (file, array.dtype, array.mode.replace("w", "r"), offset, array.shape)
 
 

@@ -185,8 +185,9 @@ class _InlineFeeder:
 
     def _open(self) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
+        given = files_of(study.data)
         self.sources = open_sources(study.data, seed=study.seed)
-        self.files = files_of(study.data)
+        self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
         self.orders = Orders(study.seed, lengths)
