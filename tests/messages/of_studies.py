@@ -127,6 +127,9 @@ CASES = {
     "folds of samples without labels": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", None, "dog"] * 9),
     "labels of folds of two types": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", 1] * 9),
     "labels of folds of unlike lengths": lambda: argosy.kfold(studies.member("mlp"), stratify=[[0], [0, 1]] * 9),
+    "labels of folds that NumPy cannot read": lambda: argosy.kfold(
+        studies.member("mlp"), stratify=torch.zeros(10, dtype=torch.bfloat16)
+    ),
     "labels of folds in two dimensions": lambda: argosy.kfold(studies.member("mlp"), stratify=np.zeros((10, 2))),
     "a study without members": lambda: study(members=[]),
     "two members of one name": lambda: study(members=[studies.member("mlp")] * 2),
