@@ -4,12 +4,14 @@ The lines themselves are read where the error is shown, in another process, mayb
 changed already, and a notebook's cell was never a file. So they are sent with the code.
 """
 
+import dis
 import importlib.util
 import linecache
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
 
 import cloudpickle
 
@@ -57,12 +59,14 @@ def first_line(error: BaseException) -> str:
 def reason_of(error: Exception) -> str:
     """Return the first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
 
-    A bug is what a line of Argosy raised. Excluded are torch's errors for what it cannot do, which reach Python at the line
-    that asked for it, and the errors that Argosy raises on purpose.
+    A bug is what a line of Argosy raised. Excluded are errors of classes of Argosy's, which it raises on purpose, and torch's
+    errors for what it cannot do, which reach Python at the line that asked for it: no statement has raised these.
     """
-    meant = isinstance(error, RuntimeError | MemoryError | ArgosyError)
-    if not meant and _innermost(error).startswith(_folders("argosy")):
-        raise error
+    raised = _innermost(error)
+    if raised is not None and raised.tb_frame.f_code.co_filename.startswith(_folders("argosy")):
+        refused = isinstance(error, RuntimeError | MemoryError) and not _by_statement(raised)
+        if not refused and not type(error).__module__.startswith("argosy."):
+            raise error
     return first_line(error)
 
 
@@ -81,12 +85,17 @@ def know_sources(texts: Mapping[str, str]) -> None:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
-def _innermost(error: BaseException) -> str:
-    """Return the file of the line that raised."""
+def _innermost(error: BaseException) -> TracebackType | None:
+    """Return the traceback of the line that raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return "" if trace is None else trace.tb_frame.f_code.co_filename
+    return trace
+
+
+def _by_statement(raised: TracebackType) -> bool:
+    """Return whether the line has a ``raise`` that raised; else compiled code did, which it called."""
+    return dis.opname[raised.tb_frame.f_code.co_code[raised.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _folders(*packages: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import evidence
 import pytest
+import replays
 import torch
 from packs import live, member, samples
 from torch import nn
@@ -17,8 +18,15 @@ from argosy.errors.traces import reason_of
 from argosy.training.choice import fused_check, split_check
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.choice.split_check import why_whole
+from argosy.training.device.recorders import Uncaptured
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.graphed import graphed
+from argosy.training.programs.graphed.graphed import Graphed, Replayed
+from argosy.training.programs.graphed.static_inputs import StaticInputs
+from argosy.training.programs.graphed.whole import Several, Single
+
+replayable = replays.replayable
 
 
 def ours(words: str = "raise AssertionError('a bug')") -> Callable[..., Any]:
@@ -42,10 +50,13 @@ def train(directory: Path, asked: argosy.Study, **settings: Any) -> argosy.Repor
 
 def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
     """Programs of several, and compiled ones, are faster."""
-    fusion_group.costs[fusion_group.now] = (0.1 if fusion_group.now.kind == "compiled" else 1.0) / fusion_group.now.size
+    fusion_group.costs[fusion_group.now] = (1.0 if fusion_group.now.kind == "plain" else 0.1) / fusion_group.now.size
 
 
-@pytest.mark.parametrize("error", ["AssertionError('a bug')", "KeyError('a bug')", "TypeError('a bug')"])
+BUGS = [f"{kind}('a bug')" for kind in ("AssertionError", "IndexError", "KeyError", "RuntimeError", "TypeError")]
+
+
+@pytest.mark.parametrize("error", BUGS)
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
@@ -68,6 +79,32 @@ def test_an_error_of_argosys_own_ends_the_run(
     assert error.startswith(type(raised.value).__name__)
 
 
+@pytest.mark.parametrize("error", BUGS)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Graphed, "of"),
+        (Graphed, "begin"),
+        (Graphed, "_record"),
+        (Replayed, "step"),
+        (graphed, "_check"),
+        (StaticInputs, "turn"),
+        (Several, "gradients"),
+        (Single, "of"),
+        (Single, "gradients"),
+    ],
+)
+@pytest.mark.usefixtures("replayable")
+def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
+) -> None:
+    monkeypatch.setattr(FusionGroup, "note", as_one)
+    monkeypatch.setattr(owner, name, ours(f"raise {error}"))
+    with pytest.raises(Exception, match="a bug") as raised:
+        train(tmp_path, study())
+    assert error.startswith(type(raised.value).__name__)
+
+
 def test_an_error_of_argosys_own_ends_the_run_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,10 +113,11 @@ def test_an_error_of_argosys_own_ends_the_run_from_another_process(
         train(tmp_path, study(), launcher="processes")
 
 
-def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_check, "_tried", ours())
+@pytest.mark.parametrize("error", BUGS)
+def test_an_error_of_argosys_own_is_no_reason_against_a_split(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    monkeypatch.setattr(split_check, "_tried", ours(f"raise {error}"))
     inputs, labels = samples()[0]
-    with pytest.raises(AssertionError, match="a bug"):
+    with pytest.raises((AssertionError, LookupError, RuntimeError, TypeError), match="a bug"):
         why_whole(live(member("m0")), (inputs[:16], labels[:16]), 16)
 
 
@@ -115,9 +153,14 @@ def test_whose_an_error_is() -> None:
         raise AssertionError("a user's")
 
     assert reason_of(raised(of_a_user)) == "AssertionError: a user's"
-    assert reason_of(raised(ours("raise RuntimeError('torch refuses')"))) == "RuntimeError: torch refuses"
+    refused = ours("import torch; return torch.zeros(2) + torch.zeros(3)")
+    assert reason_of(raised(refused)).startswith("RuntimeError: The size of tensor a (2) must match")
     assert reason_of(raised(ours("from argosy.errors import StudyError; raise StudyError('meant')")))
-    with pytest.raises(IndexError):
-        reason_of(raised(ours("return [][0]")))
+    assert reason_of(raised(ours(f"from {Uncaptured.__module__} import Uncaptured; raise Uncaptured('meant')")))
+    for bug in ("return [][0]", "raise RuntimeError", "raise MemoryError", "raise NotImplementedError"):
+        error = raised(ours(bug))
+        with pytest.raises(type(error)) as found:
+            reason_of(error)
+        assert found.value is error
     # The line that raised counts, wherever it was called from.
     assert reason_of(raised(partial(ours("_[0]()"), of_a_user))) == "AssertionError: a user's"

@@ -22,6 +22,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.choice import measure as measure_file
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measuring
 from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
@@ -433,6 +434,16 @@ def test_micro_batches_need_the_memory_of_one_of_them() -> None:
         return measure(start(member), block).activation_bytes
 
     assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
+
+
+def test_an_error_of_argosys_own_in_counting_memory_is_no_reason_not_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
+    names: dict[str, Any] = {}
+    broken = "def broken(*_):\n raise RuntimeError('a bug')"
+    exec(compile(broken, measure_file.__file__, "exec"), names)
+    monkeypatch.setattr(measure_file._SavedBytes, "_count", names["broken"])
+    with pytest.raises(RuntimeError, match="a bug"):
+        measure(start(studies.member()), block)
 
 
 def with_batch_norm() -> nn.Module:

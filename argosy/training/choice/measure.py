@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from argosy.errors.traces import reason_of
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
@@ -164,7 +165,7 @@ def _first_step(
     """Make the first step, counting what autograd keeps; returns its program and seconds.
 
     Some code, as `torch.func.grad`, does not allow counting: then another copy makes the step without. An error of the
-    member's own is raised again there.
+    member's own is raised again there; one of Argosy's, here.
     """
     try:
         with saved, refusing_broadcasts(live.member):
@@ -172,6 +173,7 @@ def _first_step(
     except RuntimeError as error:
         if out_of_memory(error):
             raise
+        reason_of(error)  # which raises a bug of Argosy's
     # Outside of the handler: its traceback keeps the step's tensors alive.
     again = Solo(live.trial())
     again.live.randomness = trial.live.randomness
