@@ -335,6 +335,7 @@ def run_search(
     return SearchReport.of(run, timeline(directory), tuner.sampling.study)
 
 
+@known_keywords("argosy.plan")
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
     """Measure the members on this machine and say which would share which device at which pace, without training."""
     settings, launcher = settings or Settings(), launcher or Processes()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, check_number, check_whole, shown
+from argosy.errors.spelling import known_keywords, meant, near
 
 __all__ = [
     "History",
@@ -74,6 +75,7 @@ class Stop(ABC):
         return Both(self, other)
 
 
+@known_keywords("argosy.MaxEpochs")
 @dataclass(frozen=True, slots=True)
 class MaxEpochs(Stop):
     """Stop after so many epochs; 0.25 is the first quarter of one, where it ends a section."""
@@ -97,6 +99,7 @@ class MaxEpochs(Stop):
         return max(sections_in(self.epochs - _epochs(history), sections), 1)
 
 
+@known_keywords("argosy.MaxSteps")
 @dataclass(frozen=True, slots=True)
 class MaxSteps(Stop):
     """Stop at the end of the first section with which the optimizer has made so many steps."""
@@ -116,6 +119,7 @@ class MaxSteps(Stop):
         return None
 
 
+@known_keywords("argosy.MaxSamples")
 @dataclass(frozen=True, slots=True)
 class MaxSamples(Stop):
     """Stop at the end of the first section with which the member has trained on so many samples, repeated ones included."""
@@ -135,6 +139,7 @@ class MaxSamples(Stop):
         return None
 
 
+@known_keywords("argosy.MaxSeconds")
 @dataclass(frozen=True, slots=True)
 class MaxSeconds(Stop):
     """Stop at the end of the first section with which so many seconds of the member's own training are over.
@@ -158,6 +163,7 @@ class MaxSeconds(Stop):
         return None
 
 
+@known_keywords("argosy.Plateau")
 @dataclass(frozen=True, slots=True)
 class Plateau(Stop):
     """Stop when the metric has not improved by more than `min_delta` for `patience` sections (epochs, by default).
@@ -207,6 +213,7 @@ class Plateau(Stop):
         return since
 
 
+@known_keywords("argosy.Target")
 @dataclass(frozen=True, slots=True)
 class Target(Stop):
     """Stop when the metric reaches the value; NaN reaches none."""
@@ -329,8 +336,11 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
     if lower == higher or words & TURNED_ROUND:
+        tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
+        mended = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
         raise StudyError(
-            f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'."
+            f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'"
+            f"{mended and f', or mend the name{mended}'}."
         )
     return "min" if lower else "max"
 

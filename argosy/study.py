@@ -247,9 +247,9 @@ class Study:
         check_whole("Study.validations_per_epoch", self.validations_per_epoch, least=1)
         check_rule("Study.stop", self.stop)
         self._check_objective()
-        object.__setattr__(self, "mode", mode_of(self.objective, self.mode, owner="Study"))
         for member in self.members:
             self._check_member(member)
+        object.__setattr__(self, "mode", mode_of(self.objective, self.mode, owner="Study"))
 
     def _check_objective(self) -> None:
         if not isinstance(self.objective, str):
@@ -287,7 +287,11 @@ class Study:
             )
 
     def member(self, name: str) -> Member:
-        """Return the member of that name."""
+        """Return the member of that name; raises StudyError if there is none."""
+        if name not in self._by_name:
+            raise StudyError(
+                f"the study has no member {name!r}{meant(name, self.names)}; choose one of {', '.join(self.names)}."
+            )
         return self._by_name[name]
 
     @property

@@ -190,6 +190,65 @@ def test_every_keyword_of_train_is_a_flag() -> None:
     assert {"--dir", "--json", "--track"} <= flags
 
 
+EPOCHS = "it is stop= of argosy.Study, in the file, as in stop=argosy.MaxEpochs(10)."
+LR = "it is optimizer= of argosy.Member, in the file, as in optimizer=functools.partial(SGD, lr=0.1)."
+FLAGS = {
+    "run --device cpu study.py": "No such option: --device (did you mean --devices?)",
+    "run --loaderworkers=2 study.py": "--loaderworkers (did you mean --loader-workers?)",
+    "run --num-workers 2 study.py": "--num-workers (did you mean --loader-workers?)",
+    "run study.py --output-dir x": "--output-dir (did you mean --dir?)",
+    "run --dri x study.py": "--dri (did you mean --dir?)",
+    "run --fresh mlp --devics cpu study.py": "--devics (did you mean --devices?)",
+    "run --epochs 3 study.py": f"No such option: --epochs: {EPOCHS}",
+    "run --max_epochs 3 study.py": f"--max_epochs: {EPOCHS}",
+    "plan --epochs 3 study.py": f"--epochs: {EPOCHS}",
+    "run --lr 0.1 study.py": f"--lr: {LR}",
+    "run --batch-size 3 study.py": "--batch-size: it is batch_size= of argosy.Member, in the file.",
+    "tune --epochs 3 search.py": "--epochs: it is max_epochs= of argosy.Search, in the file.",
+    "tune --n-trials 3 search.py": "--n-trials: it is n_trials= of argosy.Search, in the file.",
+    "run --resume study.py": "--resume: the same call on the same directory goes on where it was. Leave it out.",
+    "status runs/x --wiat": "--wiat (did you mean --wait?)",
+    "clone runs/x a b --st optimizer.lr=1": "--st (did you mean --set?)",
+    "simulate --polcy all table.csv": "--polcy (did you mean --policy?)",
+    "run --xyzzy study.py": "No such option: --xyzzy",
+    "status --epochs runs/x": "No such option: --epochs",
+    "simulate --policy balancd table.csv": "unknown policy 'balancd' (did you mean 'balanced'?); choose all",
+}
+
+
+@pytest.mark.parametrize("words", FLAGS)
+def test_an_unknown_flag_gets_the_near_one_or_where_it_belongs(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argosy.cli.app import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text("name,samples_per_second,epochs,model_mb\na,1,1,1\n")
+    monkeypatch.setattr("sys.argv", ["argosy", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").replace("╰", " ╰").split())
+    assert f"{FLAGS[words]} ╰" in said or said.startswith(f"PlanError: {FLAGS[words]}")
+
+
+def test_what_is_written_behind_two_dashes_or_as_a_value_is_no_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argosy.cli.app import main
+
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        "status --json -- --epochs",
+        "run --launcher inline --dir=--epochs nothing.py",
+        "clone nothing a b --set=--epochs",
+    ):
+        monkeypatch.setattr("sys.argv", ["argosy", *words.split()])
+        with pytest.raises(SystemExit):
+            main()
+        assert "No such option" not in capsys.readouterr().err, words
+
+
 def test_train_spells_the_settings_as_they_are_declared() -> None:
     import inspect
 

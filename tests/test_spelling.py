@@ -1,8 +1,10 @@
 """Words that are not known get the near ones, in one way everywhere."""
 
 import dataclasses
+import doctest
 import inspect
 import pickle
+import pydoc
 import re
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +20,7 @@ import argosy
 from argosy.errors import ArgosyError, StudyError, spelling
 from argosy.planning import policy_called
 from argosy.settings import Settings
+from argosy.tuning.report import SearchReport
 
 ARRAYS = (np.zeros((20, 12), np.float32), np.zeros(20, np.int64))
 DATA = argosy.Data(arrays=ARRAYS)
@@ -137,6 +140,41 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"stop": argosy.Plateau("trainloss", 3, mode="min")},
         "its stopping rule watches 'trainloss' (did you mean 'train_loss'?), and it reports",
     ),
+    "objective that does not tell its mode": (
+        study,
+        {"data": argosy.Data(arrays=ARRAYS, val_arrays=ARRAYS), "objective": "val_los"},
+        "does not report the objective 'val_los' (did you mean 'val_loss'?); it reports",
+    ),
+    "watched metric": (
+        argosy.Plateau,
+        {"metric": "val_los", "patience": 3},
+        "mend the name (did you mean 'val_loss'?).",
+    ),
+    "watched metric of a target": (
+        argosy.Target,
+        {"metric": "val_acuracy", "value": 3},
+        "mend the name (did you mean 'val_accuracy'?).",
+    ),
+    "objective of tune": (tune, {"objective": "val_los"}, "mend the name (did you mean 'val_loss'?)."),
+    "plateau": (argosy.Plateau, {"patiense": 3}, "argosy.Plateau has no keyword patiense= (did you mean 'patience'?)"),
+    "plateau, otherwise": (argosy.Plateau, {"monitor": "val_loss"}, "monitor=: give metric=."),
+    "delta": (partial(argosy.Plateau, "val_loss", 3), {"delta": 0.1}, "delta=: give min_delta=."),
+    "max epochs": (argosy.MaxEpochs, {"epoch": 3}, "epoch= (did you mean 'epochs'?); give one of epochs."),
+    "max epochs, otherwise": (argosy.MaxEpochs, {"max_epochs": 3}, "max_epochs=: give epochs=."),
+    "max steps": (argosy.MaxSteps, {"step": 3}, "argosy.MaxSteps has no keyword step= (did you mean 'steps'?)"),
+    "max samples": (argosy.MaxSamples, {"sample": 3}, "sample= (did you mean 'samples'?)"),
+    "max seconds": (argosy.MaxSeconds, {"second": 3}, "second= (did you mean 'seconds'?)"),
+    "target": (partial(argosy.Target, "val_loss"), {"valu": 3}, "valu= (did you mean 'value'?)"),
+    "max_epochs of train": (train, {"max_epochs": 3}, "max_epochs=: give stop= to argosy.Study."),
+    "load": (argosy.load, {"dir": "run"}, "argosy.load has no keyword dir=: give directory=."),
+    "plan": (argosy.plan, {"setting": 3}, "argosy.plan has no keyword setting= (did you mean 'settings'?)"),
+    "fit, misspelt": (
+        partial(argosy.fit, *ARRAYS, member()),
+        {"xyzzy": 3},
+        "xyzzy=; give one of X, y, members, stop, validation, seed, directory, fresh, devices, launcher, policy, nodes,",
+    ),
+    "one epoch of fit": (partial(argosy.fit, *ARRAYS, member()), {"epoch": 3}, "epoch=: give stop=, as in"),
+    "member of a study": (study().member, {"name": "mpl"}, "the study has no member 'mpl' (did you mean 'mlp'?)"),
 }
 
 
@@ -174,11 +212,97 @@ def test_an_unknown_name_of_the_package_gets_the_near_one(word: str, says: str) 
         _ = argosy.xyzzy
 
 
-def test_members_of_a_report_are_named(tmp_path: Path) -> None:
-    report = argosy.train(study(stop=argosy.MaxEpochs(1)), directory=tmp_path, launcher="inline")
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
+    """Of a member, and of two that others repeat."""
+    fleet = [member(), *(one for name in ("cnn", "vit") for one in argosy.replicate(named(name), seeds=[1, 2]))]
+    asked = study(members=fleet, stop=argosy.MaxEpochs(1))
+    return argosy.train(asked, directory=tmp_path_factory.mktemp("run"), launcher="inline")
+
+
+def named(name: str) -> argosy.Member:
+    return dataclasses.replace(member(), name=name)
+
+
+def test_members_of_a_report_are_named(report: argosy.Report) -> None:
     for ask in (report.member, lambda name: report.ensemble(members=[name])):
         with pytest.raises(ArgosyError, match=r"no member 'mpl' \(did you mean 'mlp'\?\)"):
             ask("mpl")
+    with pytest.raises(ArgosyError, match=r"no member 'vt' \(did you mean 'vit-seed=1'\?\)"):
+        report.member("vt")
+
+
+def test_configurations_of_a_report_are_named(report: argosy.Report) -> None:
+    asks: list[Callable[[str], Any]] = [
+        lambda name: report.compare("cnn", name),
+        lambda name: report.compare(name, "cnn"),
+        report.out_of_fold,
+        lambda name: report.ensemble(members=[name]),
+    ]
+    for ask in asks:
+        with pytest.raises(ArgosyError, match=r"no (configuration|member) 'vt' \(did you mean 'vit'\?\)"):
+            ask("vt")
+
+
+CALLS: list[tuple[Callable[[argosy.Report], Any], str, str]] = [
+    (lambda report: report.ensemble, "tops", "report.ensemble has no keyword tops= (did you mean 'top'?)"),
+    (lambda report: report.ensemble, "models", "models=: give members=."),
+    (lambda report: report.predict, "sample", "report.predict has no keyword sample= (did you mean 'samples'?)"),
+    (lambda report: report.predict, "model", "model=: give network=."),
+    (lambda report: report.compare, "metrc", "report.compare has no keyword metrc= (did you mean 'metric'?)"),
+    (lambda report: report.out_of_fold, "config", "config= (did you mean 'configuration'?)"),
+    (lambda report: report.member, "nam", "report.member has no keyword nam= (did you mean 'name'?)"),
+    (lambda report: report.table, "top", "report.table has no keyword top=; leave it out."),
+    (lambda report: report.best().load, "preproces", "MemberResult.load has no keyword preproces= (did you mean"),
+]
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[1])
+def test_an_unknown_keyword_of_a_report_gets_the_near_one(report: argosy.Report, case: Any) -> None:
+    method, keyword, says = case
+    with pytest.raises(StudyError, match=re.escape(says)):
+        method(report)(**{keyword: 3})
+
+
+@pytest.mark.parametrize(
+    ("of", "word", "says"),
+    [
+        (lambda report: report, "best_member", "best"),
+        (lambda report: report, "members", "rows"),
+        (lambda report: report, "tabel", "table"),
+        (lambda report: report, "ensembel", "ensemble"),
+        (lambda report: report.best(), "metric", "metrics"),
+        (lambda report: report.best(), "best_epochs", "best_epoch"),
+        (lambda report: report.leader, "nam", "name"),
+        (lambda report: report.compare("cnn", "vit"), "distinguishible", "distinguishable"),
+        (lambda report: report.compare("cnn", "vit").first_minus_second, "means", "mean"),
+        (lambda report: report.repetitions, "configuration", "configurations"),
+        (lambda report: report.repetitions.configurations[0], "metric", "metrics"),
+    ],
+)
+def test_an_unknown_attribute_of_a_report_gets_the_near_one(
+    report: argosy.Report, of: Callable[[argosy.Report], Any], word: str, says: str
+) -> None:
+    asked = of(report)
+    with pytest.raises(AttributeError, match=rf"^'{type(asked).__name__}' object has no attribute '{word}' .*'{says}'"):
+        getattr(asked, word)
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        _ = asked.xyzzy
+    assert not hasattr(asked, "_repr_png_")
+    assert pickle.loads(pickle.dumps(asked.__class__)) is asked.__class__
+
+
+def test_what_a_property_of_a_report_raises_is_what_is_said(
+    report: argosy.Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(argosy.Report, "leader", property(lambda report: [].leader))  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"^'list' object has no attribute 'leader'$"):
+        _ = report.leader
+
+
+def test_the_examples_hold() -> None:
+    found = doctest.testmod(spelling)
+    assert (found.failed, found.attempted) == (0, 3)
 
 
 def test_signatures_help_and_copies_are_what_they_were() -> None:
@@ -188,6 +312,9 @@ def test_signatures_help_and_copies_are_what_they_were() -> None:
         assert kind.__init__.__name__ == "__init__"
     assert str(inspect.signature(argosy.train)).startswith("(study: argosy.study.Study, *, directory: str | ")
     assert "Train every member of a study" in (argosy.train.__doc__ or "")
+    assert [*inspect.signature(argosy.Report.compare).parameters] == ["self", "first", "second", "metric"]
+    assert "in pairs of the same seed or fold" in pydoc.render_doc(argosy.Report.compare)
+    assert [*inspect.signature(argosy.Plateau).parameters] == ["metric", "patience", "min_delta", "mode"]
     one = member(optimizer=SGD)
     assert pickle.loads(pickle.dumps(one)) == one
     assert dataclasses.replace(one, batch_size=3).batch_size == 3
@@ -197,9 +324,9 @@ def test_signatures_help_and_copies_are_what_they_were() -> None:
 
 def test_every_word_that_is_suggested_is_a_keyword() -> None:
     classes = (argosy.Data, argosy.Member, argosy.Study, Settings, argosy.train, argosy.tune)
-    functions = (argosy.replicate, argosy.kfold, argosy.fit)
+    functions = (argosy.replicate, argosy.kfold, argosy.fit, argosy.Plateau, argosy.MaxEpochs, argosy.Report.predict)
     known = {name for one in (*classes, *functions) for name in inspect.signature(one).parameters}
-    assert spelling.ELSEWHERE.keys() <= known
+    assert spelling.ELSEWHERE.keys() <= {*known, *dir(argosy.Report), *dir(SearchReport)}
     for owner, names in spelling.OWNERS.items():
         assert {*names.split()} <= {*inspect.signature(getattr(argosy, owner.removeprefix("argosy."))).parameters}
     with pytest.raises(StudyError):

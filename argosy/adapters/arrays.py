@@ -17,7 +17,7 @@ from argosy.api import train
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
-from argosy.errors.spelling import known_keywords
+from argosy.errors.spelling import known_keywords, known_names
 from argosy.results.report import Report
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
@@ -28,6 +28,7 @@ MOST_NAMED = 10
 """Most columns that a message names."""
 
 
+@known_names("Fitted")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
     """The result of `argosy.fit`."""

@@ -16,7 +16,7 @@ from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import steer as steering_cli
-from argosy.cli.options import Address, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
+from argosy.cli.options import Address, Commands, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
 from argosy.cli.report import RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from argosy.running.watch.view import View
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -4,13 +4,15 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
+from argosy.errors.spelling import OWNERS, flag_meant, word_of
 from argosy.settings import Settings
 
-__all__ = ["Address", "Directory", "Fresh", "LauncherName", "SearchFile", "Track", "takes_settings"]
+__all__ = ["Address", "Commands", "Directory", "Fresh", "LauncherName", "SearchFile", "Track", "takes_settings"]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -44,6 +46,31 @@ Track = Annotated[
     list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
 ]
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
+OF_MEMBERS = {owner: OWNERS[owner] for owner in ("argosy.Data", "argosy.Member")}
+OF_FILES = {
+    "study_file": {"argosy.Study": OWNERS["argosy.Study"], **OF_MEMBERS},
+    "search_file": {"argosy.Search": OWNERS["argosy.tune"], **OF_MEMBERS},
+}
+"""By the argument of a command, classes that its file is made of, with their keywords."""
+
+
+class Commands(TyperGroup):
+    """All commands: one that is given an unknown flag says what was meant, by the words alone and not by their dashes."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """See `click.Group.resolve_command`."""
+        found: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
+        name, command, words = found
+        options = [param for param in command.params if param.param_type_name == "option"]
+        flags = {one: param.opts[-1] for param in options for one in (param.name, word_of(param.opts[-1]))}
+        known = {flag for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
+        owners = next((OF_FILES[param.name] for param in command.params if param.name in OF_FILES), {})
+        for word in words[: words.index("--") if "--" in words else None]:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and flag not in known:
+                message = f"No such option: {flag}{flag_meant(flag, flags, owners)}"
+                command.context_class(command, info_name=name, parent=ctx).fail(message)
+        return found
 
 
 def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command], Command]:

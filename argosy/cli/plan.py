@@ -11,6 +11,7 @@ import typer
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
+from argosy.errors.spelling import meant
 from argosy.planning import POLICIES
 from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Simulation
@@ -145,7 +146,7 @@ def _policies(text: str) -> Sequence[str]:
     names = REPLAYED if text == "all" else tuple(text.split(","))
     if unknown := [name for name in names if name not in POLICIES]:
         raise PlanError(
-            f"unknown policy {', '.join(map(repr, unknown))}; choose all, or some of {', '.join(POLICIES)}."
+            f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or some of {', '.join(POLICIES)}."
         )
     return names
 

@@ -3,20 +3,20 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 
 from argosy.errors import StudyError
 
-__all__ = ["known_keywords", "meant", "near"]
+__all__ = ["OWNERS", "flag_meant", "known_keywords", "known_names", "meant", "near", "word_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 ELSEWHERE = {
     "clip_grad_norm": "clip grad_clip clip_norm clipnorm max_grad_norm gradient_clip_val",
-    "stop": "epochs max_epochs num_epochs n_epochs nb_epoch num_train_epochs max_steps early_stopping patience",
+    "stop": "epochs epoch max_epochs num_epochs n_epochs nb_epoch num_train_epochs max_steps early_stopping patience",
     "optimizer": "lr learning_rate optim opt weight_decay momentum",
     "loss": "criterion loss_fn loss_function",
     "schedule": "scheduler lr_scheduler lr_schedule",
@@ -34,6 +34,8 @@ ELSEWHERE = {
     "on_device": "transform preprocess preprocessing",
     "members": "models networks nets",
     "objective": "monitor target_metric metric_for_best_model",
+    "metric": "monitor",
+    "min_delta": "delta threshold tol early_stopping_threshold",
     "mode": "direction greater_is_better maximize minimize",
     "directory": "dir path out out_dir output_dir save_dir log_dir logdir default_root_dir checkpoint_dir run_dir",
     "devices": "device gpus gpu accelerator cuda",
@@ -46,15 +48,20 @@ ELSEWHERE = {
     "launcher": "strategy backend",
     "policy": "placement planner",
     "n_trials": "trials num_trials num_samples n_iter max_evals",
-    "max_epochs": "epochs num_epochs n_epochs max_t",
+    "max_epochs": "epochs epoch num_epochs n_epochs max_t",
+    "epochs": "max_epochs num_epochs n_epochs nb_epoch num_train_epochs",
     "space": "search_space param_distributions param_space",
     "scheduler": "pruner",
     "build": "objective_function",
     "seeds": "n num n_seeds repeats random_states",
     "folds": "k cv n_splits splits",
     "fresh": "restart overwrite reset",
+    "network": "net model module estimator",
+    "best": "best_member best_model best_estimator_ load",
+    "rows": "members results",
+    "best_parameters": "best_params best_params_ best_config",
 }
-"""Keywords of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
+"""Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
     "argosy.Data": "train val arrays val_arrays on_device on_error",
     "argosy.Member": "model optimizer batch_size loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
@@ -83,15 +90,19 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
     >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
     (['MaxEpochs', 'MaxSteps'], ['optimizer.lr'])
+    >>> near("mp", ["cnn-seed=1", "mlp-seed=1"])
+    ['mlp-seed=1']
     """
+    words = [*known]
     by_letters: dict[str, str] = {}
-    for one in known:
-        by_letters.setdefault(one.casefold(), one)
+    # Members of grids and repetitions are also found by what comes before their parameters.
+    for written, one in [*zip(words, words, strict=True), *((one.partition("-")[0], one) for one in words)]:
+        by_letters.setdefault(written.casefold(), one)
     asked = word.casefold()
     beginning = [
         one for one in by_letters if asked and any(part.startswith(asked) for part in re.split(r"[\W_]+", one))
     ]
-    return [by_letters[one] for one in dict.fromkeys([*get_close_matches(asked, by_letters), *beginning])]
+    return [*dict.fromkeys(by_letters[one] for one in [*get_close_matches(asked, by_letters), *beginning])]
 
 
 def meant(word: Any, known: Iterable[str]) -> str:
@@ -111,13 +122,16 @@ def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[Callable[
     """
 
     def checking(called: Any) -> Any:
-        takes = [name for one in (called, *also) for name in _keywords(one)]
+        takes = _keywords(called)
+        for one in also:
+            takes |= {name: kind for name, kind in _keywords(one).items() if kind is inspect.Parameter.KEYWORD_ONLY}
 
         @functools.wraps(called)
         def checked(*values: Any, **keywords: Any) -> Any:
             for keyword in keywords:
                 if keyword not in takes:
-                    named = "".join(f" {value!r}" for value in values[1:2] if isinstance(value, str))
+                    of_init = values[1:2] if called.__name__ == "__init__" else ()
+                    named = "".join(f" {value!r}" for value in of_init if isinstance(value, str))
                     raise StudyError(f"{owner}{named} has no keyword {keyword}={_instead(keyword, takes)}.")
             return called(*values, **keywords)
 
@@ -132,22 +146,83 @@ def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[Callable[
     return decorated
 
 
-def _keywords(called: Callable[..., Any]) -> list[str]:
+def known_names(owner: str) -> Callable[[type[R]], type[R]]:
+    """Have a class say what was meant: its public methods by StudyError for unknown keywords, its instances by AttributeError for
+    unknown attributes."""
+
+    def decorated(kind: type[R]) -> type[R]:
+        for name, method in [*vars(kind).items()]:
+            if inspect.isfunction(method) and not name.startswith("_"):
+                setattr(kind, name, known_keywords(f"{owner}.{name}")(method))
+        kind.__getattr__ = _unknown_attribute  # type: ignore[attr-defined]
+        return kind
+
+    return decorated
+
+
+def _unknown_attribute(self: Any, name: str) -> Any:
+    """Implement ``__getattr__``."""
+    if name.startswith("_") or hasattr(type(self), name):
+        return object.__getattribute__(self, name)  # raises again, where a property has raised
+    public = [known for known in dir(self) if not known.startswith("_")]
+    word = next((one for one in _counterparts(name) if one in public), name)
+    words = f" (did you mean {word!r}?)" if word != name else meant(name, public)
+    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{words}")
+
+
+def flag_meant(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -> str:
+    """Return what to append to an unknown flag in a message.
+
+    Known `flags` are given by their words and keywords. `owners` are the classes that the command's file is made of, with their keywords.
+    """
+    word = word_of(flag)
+    names = _counterparts(word)
+    found = next((name for name in names if name in flags), None)
+    if found is None and word in WITHOUT:
+        return f": {WITHOUT[word]}. Leave it out."
+    if found is None and (owned := _owned((word, *names), owners)):
+        return f": it is {owned[0]}= of {owned[1]}, in the file{_example(owned[0])}."
+    found = found or next(iter(near(word, flags)), None)
+    return f" (did you mean {flags[found]}?)" if found else ""
+
+
+def word_of(flag: str) -> str:
+    """Return a flag as it would be written as a keyword."""
+    return flag.strip("-").replace("-", "_").casefold()
+
+
+def _keywords(called: Callable[..., Any]) -> dict[str, Any]:
+    """Return names of parameters, with their kinds."""
     parameters = inspect.signature(called).parameters.values()
-    return [one.name for one in parameters if one.kind is not one.VAR_KEYWORD and one.name != "self"]
+    without = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {one.name: one.kind for one in parameters if one.kind not in without and one.name != "self"}
 
 
-def _instead(keyword: str, takes: Sequence[str]) -> str:
+def _instead(keyword: str, takes: Collection[str]) -> str:
     """Return what to give in the place of an unknown keyword."""
     word = keyword.casefold()
-    same = [name for name, words in ELSEWHERE.items() if word in words.split()]
+    same = _counterparts(word)
     for name in same:
         if name in takes:
-            return f": give {name}=" + (f", as in {name}={FOR_EXAMPLE[name]}" if name in FOR_EXAMPLE else "")
+            return f": give {name}={_example(name)}"
     if word in WITHOUT:
         return f": {WITHOUT[word]}. Leave it out"
-    for name in (word, *(() if near(word, takes) else same)):
-        for owner, names in OWNERS.items():
-            if name in names.split():
-                return f": give {name}= to {owner}"
-    return f"{meant(keyword, takes)}; give one of {', '.join(takes)}"
+    if owned := _owned((word, *(() if near(word, takes) else same)), OWNERS):
+        return f": give {owned[0]}= to {owned[1]}"
+    choose = f"give one of {', '.join(takes)}" if takes else "leave it out"
+    return f"{meant(keyword, takes)}; {choose}"
+
+
+def _counterparts(word: str) -> list[str]:
+    """Return what this word of another library may be called here."""
+    return [name for name, words in ELSEWHERE.items() if word.casefold() in words.split()]
+
+
+def _owned(names: Iterable[str], owners: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the first owner of one of these keywords, behind the keyword."""
+    names = [*names]
+    return next(((name, owner) for owner, own in owners.items() for name in names if name in own.split()), None)
+
+
+def _example(name: str) -> str:
+    return f", as in {name}={FOR_EXAMPLE[name]}" if name in FOR_EXAMPLE else ""

@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from argosy.errors.spelling import known_names
+
 __all__ = ["Interval", "t_quantile"]
 
 LEVEL = 0.95
 """Share of cases in which the interval contains the true mean."""
 
 
+@known_names("Interval")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
     """A mean, and how far the true one may be from it."""

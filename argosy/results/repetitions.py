@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import RunError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import known_names, meant
 from argosy.results.intervals import Interval
 from argosy.results.ranking import NOTHING, NUMBER, rank
 from argosy.stopping import Mode
@@ -14,6 +14,7 @@ from argosy.study import Repetition
 __all__ = ["Comparison", "Configuration", "Leader", "Repetitions"]
 
 
+@known_names("Configuration")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
     """One network that several members repeat."""
@@ -36,6 +37,7 @@ class Configuration:
         }
 
 
+@known_names("Comparison")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
     """Two configurations, compared repetition by repetition."""
@@ -75,6 +77,7 @@ class Comparison:
         }
 
 
+@known_names("Leader")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leader:
     """The best of a run: the member with the best objective, or the repeated configuration with the best mean."""
@@ -104,6 +107,7 @@ class Leader:
         return {"name": self.name, "metric": self.metric, **values, "repetitions": self.repetitions, "counted": counted}
 
 
+@known_names("Repetitions")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetitions:
     """The repeated networks of one run."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from argosy.disk.json_values import conforming
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import as_html, cause, differing, html_table, last_line
 from argosy.protocol.events import SharingChosen
 from argosy.protocol.packs import Packed
@@ -46,6 +46,7 @@ class Networks(Protocol):
         """Return one network made of several members' networks; with `preprocess` behind `Data.on_device`."""
 
 
+@known_names("MemberResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberResult:
     """The result of one member."""
@@ -99,6 +100,11 @@ class MemberResult:
         return bool(self.metrics) and not self.failed and self.status != LEFT_OUT
 
     @property
+    def repeats(self) -> str | None:
+        """Name of the configuration that it repeats; None for a member that repeats none."""
+        return None if self.repetition is None else self.repetition.of
+
+    @property
     def failure(self) -> str:
         """What became of a failed member, in one line."""
         return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
@@ -112,6 +118,7 @@ class MemberResult:
         return self.networks().load(self.name, preprocess=preprocess)
 
 
+@known_names("report")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """The results of a run: its members, best first."""
@@ -188,12 +195,15 @@ class Report:
 
     def member(self, name: str) -> MemberResult:
         """Return the member of that name; raises RunError if there is none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise RunError(
-            f"no member {name!r}{meant(name, [row.name for row in self.rows])} in {self.directory}; choose one of "
-            f"{', '.join(row.name for row in self.rows)}."
+        found = next((row for row in self.rows if row.name == name), None)
+        if found is None:
+            raise self._unknown(name, [row.name for row in self.rows])
+        return found
+
+    def _unknown(self, name: str, known: Sequence[str]) -> RunError:
+        """Return the error for an unknown name of a member."""
+        return RunError(
+            f"no member {name!r}{meant(name, known)} in {self.directory}; choose one of {', '.join(known)}."
         )
 
     def ensemble(
@@ -240,7 +250,7 @@ class Report:
         Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
         as is possible with bootstraps, and NaN if none does.
         """
-        found = [row.name for row in self.rows if row.repetition is not None and row.repetition.of == configuration]
+        found = [row.name for row in self.rows if row.repeats == configuration]
         if not found:
             known = [found.name for found in self.repetitions.configurations]
             raise RunError(
@@ -258,20 +268,17 @@ class Report:
             check_whole("report.ensemble: top", top, least=1)
         known = [row for row in self.rows if row.counts]
         if members is not None:
-            wanted = {one for name in members for one in self._repeating(name, known) or [self.member(name).name]}
-            known = [row for row in self.rows if row.name in wanted]
+            names = dict.fromkeys([*(row.name for row in self.rows), *self.repetitions.outcomes])
+            if unknown := [name for name in members if name not in names]:
+                raise self._unknown(unknown[0], [*names])
+            repeated = {*members} - {row.name for row in self.rows}
+            known = [row for row in self.rows if row.name in members or (row.counts and row.repeats in repeated)]
         if len(known) < (top or 1):
             raise RunError(
                 f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
                 "finished an epoch and not failed, or were named. Choose fewer, or train them further."
             )
         return known[:top]
-
-    def _repeating(self, configuration: str, among: Sequence[MemberResult]) -> list[str]:
-        """Return names of the members that repeat a configuration; none if a member has that name."""
-        if any(row.name == configuration for row in self.rows):
-            return []
-        return [row.name for row in among if row.repetition is not None and row.repetition.of == configuration]
 
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
         """Compare configurations, first minus second, by a metric or the objective, in pairs of the same seed or fold.

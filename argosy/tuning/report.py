@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line
 from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
 from argosy.protocol.packs import Packed
@@ -29,6 +30,7 @@ COLUMNS = ("trial", "status", "epochs", "source", "reason")
 """Columns of the table, beside parameters and metrics."""
 
 
+@known_names("TrialResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
     """Result of one trial: of its member, or of the mean of several."""
@@ -79,6 +81,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(found) / len(found)
 
 
+@known_names("report")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchReport:
     """Result of a search."""

@@ -147,6 +147,8 @@ CASES = {
     "a mask of 0 and 1 as a subset": lambda: trained(studies.member("mlp", subset=[0, 1] * 20)),
     "an objective of validation data that is not there": lambda: study(objective="val_accuracy"),
     "an objective that a member does not report": lambda: study(data=VALIDATED, objective="val_f1"),
+    "a member that is not in the study": lambda: study().member("mpl"),
+    "a rule over a metric that is misspelt": lambda: argosy.Plateau("val_acuracy", patience=3),
     "MaxEpochs of 0": lambda: argosy.MaxEpochs(0),
     "a stopping rule watches what is not reported": lambda: argosy.Target("f1", 0.9).reason([{"val_loss": 0.5}]),
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from argosy.errors import RunError
+from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.report import Networks, Report
 from argosy.running.directory.journal import at_work, read_journal, timeline
@@ -14,6 +15,7 @@ from argosy.tuning.report import SearchReport
 __all__ = ["load", "search_of"]
 
 
+@known_keywords("argosy.load")
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
     """Return the report of a run, read from its directory; given the study, members can `load()` their networks."""
     directory = Path(directory)

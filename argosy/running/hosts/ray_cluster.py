@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError, WorkerError
+from argosy.errors.spelling import known_keywords
 from argosy.running.hosts.agent import Joined, attend
 from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.nodes import NodeWorkers
@@ -69,6 +70,7 @@ class _Agent:
         return attend(number, call, settings)
 
 
+@known_keywords("argosy.Ray")
 class Ray:
     """Launcher on a Ray cluster: ``argosy.train(study, launcher=argosy.Ray())``. Needs the extra ``ray``."""
 
