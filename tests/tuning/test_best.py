@@ -9,10 +9,12 @@ from typing import Any
 
 import living
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 from searches import DATA, SPACE, build, stored, tune
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
@@ -73,28 +75,92 @@ def test_where_all_have_failed_no_trial_is_best(tmp_path: Path) -> None:
             asked()
 
 
+class Foretold(nn.Module):
+    """Its outputs are one score, whatever it is trained on; from so many steps on they are no numbers, and it diverges."""
+
+    def __init__(self, score: float, steps: float) -> None:
+        super().__init__()
+        self.score, self.steps = score, steps
+        self.weights = nn.Parameter(torch.zeros(10))
+        self.register_buffer("made", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.made += 1
+        return x[:, :1] * 0 + self.weights + torch.where(self.made > self.steps, math.nan, self.score)
+
+
+def foretold(parameters: dict[str, Any], doomed: int, steps: int) -> argosy.Member:
+    """The lower its number the better it is; so many of the best diverge after these steps, of two an epoch."""
+    number = parameters["number"]
+    model = partial(Foretold, 0.9 - number / 100, steps if number < doomed else math.inf)
+    metrics: dict[str, Callable[..., Any]] = {
+        "score": lambda outputs, targets: outputs.mean(),
+        "rank": lambda outputs, targets: 1 - outputs.mean(),
+    }
+    return replace(build({"lr": 0.0, "batch_size": 20}), model=model, metrics=metrics)
+
+
+def numbered(trial: Any) -> None:
+    """Parameters of a trial: its number."""
+    trial.suggest_int("number", trial.number, trial.number)
+
+
+def rows_of(report: Any) -> dict[int, list[Any]]:
+    """Rows by the number of their trial: one that begins anew at each rung has several."""
+    return {n: [row for row in report.rows if report.trials[row.name] == n] for n in report.trials.values()}
+
+
 @pytest.mark.parametrize(
-    "terms",
-    [{}, {"scheduler": "asha"}, {"scheduler": "asha", "warm": False}, {"scheduler": "median"}, {"scheduler": "random"}],
+    ("terms", "best"),
+    [
+        ({}, 4),
+        ({"warm": False}, 4),
+        ({"scheduler": "asha"}, 1),
+        ({"scheduler": "asha", "warm": False}, 1),
+        ({"scheduler": "median"}, 1),
+        ({"scheduler": "random"}, 1),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("objective", ["val_loss", "val_accuracy"])
-def test_the_best_trained_to_its_end(tmp_path: Path, terms: dict[str, Any], objective: str) -> None:
-    # Of accuracies on 40 samples many are equal: a pruned trial may have what the complete one has.
-    report = tune(tmp_path, n_trials=9, max_epochs=4, eta=2, objective=objective, **terms)
-    agreed(report)
-    assert report.best_trial.epochs == 4
+@pytest.mark.parametrize(("objective", "mode"), [("val_score", "max"), ("val_rank", "min")])
+def test_the_best_trained_to_its_end(
+    tmp_path: Path, terms: dict[str, Any], best: int, objective: str, mode: str
+) -> None:
+    """The one trial that is better than all others diverges, when those that it was compared with are out."""
+    report = tune(
+        tmp_path,
+        space=numbered,
+        build=partial(foretold, doomed=1, steps=5),
+        numerics="exact",
+        **{"n_trials": 9, "max_epochs": 4, "eta": 2, "objective": objective, "mode": mode, **terms},
+    )
     states = {trial.number: trial.state for trial in report.study.trials}
-    for row in report.rows:
-        assert is_out(row.reason) <= (states[report.trials[row.name]] == TrialState.PRUNED)
+    for number, rows in rows_of(report).items():
+        ended = TrialState.COMPLETE if max(row.epochs for row in rows) == 4 else TrialState.PRUNED
+        assert states[number] == (TrialState.FAIL if number == 0 else ended)
+    assert report.trials[report.best_trial.name] == best
+    assert report.best_trial.epochs == 4
+    if best == 4:  # of another bracket: those that are out had come to more
+        assert {states[number] for number in (1, 2, 3)} == {TrialState.PRUNED}
+    agreed(report)
 
 
 def test_a_trial_that_ends_by_its_own_rule_is_complete(tmp_path: Path) -> None:
-    def short(parameters: dict[str, Any]) -> argosy.Member:
-        return replace(build(parameters), stop=argosy.MaxEpochs(2))
+    """All three that go on from the first bracket diverge; of the second one trial comes to the end of its rule."""
 
-    report = tune(tmp_path, build=short, n_trials=6, max_epochs=9)
-    assert {trial.state for trial in report.study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    def short(parameters: dict[str, Any]) -> argosy.Member:
+        return replace(foretold(parameters, doomed=3, steps=2), stop=argosy.MaxEpochs(2))
+
+    terms = {"n_trials": 10, "max_epochs": 9, "objective": "val_score", "mode": "max", "numerics": "exact"}
+    report = tune(tmp_path, space=numbered, build=short, **terms)
+    states = {trial.number: trial.state for trial in report.study.trials}
+    ends = {TrialState.FAIL: range(3), TrialState.PRUNED: range(3, 9), TrialState.COMPLETE: range(9, 10)}
+    assert states == {number: state for state, numbers in ends.items() for number in numbers}
+    assert (report.best_trial.name, report.best_trial.reason, report.best_trial.epochs) == ("net-9", "2 epochs", 2)
+    assert all(
+        is_out(row.reason) == (states[number] == TrialState.PRUNED) for number, (row,) in rows_of(report).items()
+    )
     agreed(report)
 
 
