@@ -239,7 +239,7 @@ def test_what_is_written_behind_two_dashes_or_as_a_value_is_no_flag(
 
     monkeypatch.chdir(tmp_path)
     for words in (
-        "status --json -- --epochs",
+        "status -- --epochs",
         "run --launcher inline --dir=--epochs nothing.py",
         "clone nothing a b --set=--epochs",
     ):
