@@ -30,6 +30,8 @@ class Packed(Event):
     """What was measured of programs that are not plain: (kind, members in a program, seconds)."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Kinds of program that these members cannot have, and why."""
+    exact: bool = False
+    """Whether each member has the bits in them that it would have alone."""
 
     @property
     def size(self) -> int:

@@ -77,6 +77,8 @@ class MemberState:
     """Hyper-parameters in which it differs from that, as (there, here)."""
     inherited: Checkpoint | None = None
     """Source's file that a clone began with."""
+    as_alone: bool = True
+    """Whether it has the bits so far that it would have alone: no program and no split of it has rounded otherwise."""
     packed: Packed | None = None
     """Latest choice of programs for it and similar members."""
     aside: str | None = None
@@ -252,7 +254,9 @@ class RunState:
         elif isinstance(event, Divided):
             self.member(event.member).accumulate = event.accumulate
         elif isinstance(event, Split):
-            self.member(event.member).split = event if len(event.devices) > 1 else None
+            member = self.member(event.member)
+            member.split = event if len(event.devices) > 1 else None
+            member.as_alone = member.as_alone and member.split is None
         else:
             self._apply_to_run(event)
 
@@ -292,7 +296,8 @@ class RunState:
         elif isinstance(event, Packed):
             self.packed.append(event)
             for name in itertools.chain.from_iterable(event.programs):
-                self.member(name).packed = event
+                packed = self.member(name)
+                packed.packed, packed.as_alone = event, packed.as_alone and event.exact
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):

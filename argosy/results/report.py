@@ -62,6 +62,8 @@ class MemberResult:
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
+    as_alone: bool
+    """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
     device: str
     seconds: float
     """Seconds in the member's own steps and validation."""
@@ -83,6 +85,7 @@ class MemberResult:
             best_epoch=best.epoch if best else None,
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
+            as_alone=state.as_alone,
             device=state.device,
             seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,

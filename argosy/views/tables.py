@@ -61,6 +61,8 @@ def _pack_words(pack: Packed) -> str:
     """Describe what a device did with several members that can share a program."""
     count, programs = sum(map(len, pack.programs)), len(pack.programs)
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
+    if pack.size > 1 and pack.exact:
+        how += ", with the bits of each alone,"
     if pack.kind != "plain":
         how += f", {pack.kind},"
     measured = _pack_measured(pack)

@@ -7,12 +7,15 @@ tells rounding from real differences. This finds silent errors of vectorised cod
 Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
@@ -26,12 +29,24 @@ from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, 
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Admission", "admit"]
+__all__ = ["Admission", "Company", "admit"]
 
 TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
 DOUBLE, SINGLE = 1e-9, 1e-3
 """Allowed differences, as a share of the tensor's largest number: in float64, and in other dtypes."""
+
+
+class Company(NamedTuple):
+    """How members of one fingerprint may be one program."""
+
+    lengths: Lengths | None = None
+    """Batches that are made as one with the bits of alone; None where they are equal up to rounding."""
+    flops: int | None = None
+    """Floating-point operations of a step, in products and convolutions, where its rounding depends on the company; CPU only."""
+
+
+NONE = Company()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,14 +59,14 @@ class Admission:
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
-    lengths: Mapping[tuple[str, ...], Lengths | None]
-    """For each of `packs`, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
+    found: Mapping[tuple[str, ...], Company]
+    """What was found of each of `packs`."""
 
 
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: dict[Fingerprint, Lengths | None] | None = None,
+    admitted: dict[Fingerprint, Company] | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
@@ -63,7 +78,7 @@ def admit(
     """
     admitted = {} if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
-    lengths: dict[tuple[str, ...], Lengths | None] = {}
+    found: dict[tuple[str, ...], Company] = {}
     reasons, failed = {}, {}
     for live in lives:
         try:
@@ -88,13 +103,13 @@ def admit(
             continue
         attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=_apart(pack))
         if attempt is None or attempt.reason is None:
-            lengths[names] = admitted.setdefault(fingerprint, None if attempt is None else attempt.lengths)
+            found[names] = admitted.setdefault(fingerprint, NONE if attempt is None else attempt.found)
             continue
         if lonely is None:
             reasons |= dict.fromkeys(names, attempt.reason)
         if attempt.failed:
             failed[names] = attempt.reason
-    return Admission(packs=tuple(lengths), alone=reasons, failed=failed, lengths=lengths)
+    return Admission(packs=tuple(found), alone=reasons, failed=failed, found=found)
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
@@ -143,8 +158,8 @@ class Attempt:
     """Whether their program raised, other than for memory, or gave other results."""
     crowded: bool = False
     """Whether memory ran out."""
-    lengths: Lengths | None = None
-    """Lengths of batches that had equal bits, if that was asked for."""
+    found: Company = NONE
+    """How they may be one program, if they may."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
@@ -161,6 +176,7 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
     if exact:  # the second step finds what the first has left, and its rounding
         turns += [(True, usual), *((True, length) for length in sorted(wanted.train - {usual}))]
     equal: dict[bool, set[int]] = {True: set(), False: set()}
+    flops = None
     try:
         alone, together = (_twins(lives, double=double) for _ in range(2))
         solos, fused = [Solo(twin) for twin in alone], Fused.of(together)
@@ -171,7 +187,11 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
         given = [_filled(block, length + apart, double=double) for _ in range(2)]
         try:
             _cut_anew((*alone, *together), given[0], length, apart=apart)
-            mine = [_alone(solo, given[0], train=train) for solo in solos]
+            counts = train and not exact and alone[0].backend.device.type == "cpu"
+            counter = FlopCounterMode(display=False)  # it takes operators apart, which then round otherwise
+            with counter if counts else contextlib.nullcontext():
+                mine = [_alone(solo, given[0], train=train) for solo in solos]
+            flops = counter.get_total_flops() // len(solos) if counts else flops
             _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:
             return Attempt(reason=str(unfit))
@@ -181,8 +201,8 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
             theirs = _together(fused, given[1], train=train)
         except Exception as error:  # the same boundary
             return Attempt.of("as one program it", error, len(lives))
-        found = {id(trial.live): trial for trial in theirs}
-        pairs = [(one, found[id(twin)]) for one, twin in zip(mine, together, strict=True)]
+        by_copy = {id(trial.live): trial for trial in theirs}
+        pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
         tolerance = 0.0 if exact else DOUBLE if double else SINGLE
         reason = next((words for one, other in pairs for words in _differences(one, other, tolerance)), None)
         if reason is None:
@@ -191,9 +211,8 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
             return Attempt(reason=reason, failed=True)
         elif train:
             break  # the copies are not equal any more
-    return Attempt(
-        reason=None, lengths=Lengths(frozenset(equal[True]), frozenset(equal[False]), apart) if exact else None
-    )
+    lengths = Lengths(frozenset(equal[True]), frozenset(equal[False]), apart)
+    return Attempt(reason=None, found=Company(lengths=lengths) if exact else Company(flops=flops))
 
 
 # ---- copies
