@@ -1,6 +1,6 @@
 """Runs networks on samples. Each sample is prepared once for all networks, as the study prepares validation samples."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -9,20 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from argosy.ensembling.answering import answer
+from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import StudyError
-from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
+from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.sources import Source, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
 
-__all__ = ["Predicted", "layout_of", "predict", "preparation_of", "samples_of"]
+__all__ = ["Predicted", "device_of", "predict", "preparation_of", "preparing", "samples_of"]
 
 ROWS = 256
 """Samples in a batch."""
+FEW = 16
+"""Samples of the study that tell whether `Data.on_device` makes inputs of targets, spread over all of them."""
 
 
 class Predicted(NamedTuple):
@@ -54,17 +56,36 @@ def samples_of(study: Study, samples: Any) -> Data:
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
 
 
-def layout_of(study: Study) -> Layout:
-    """Open the study's samples and return their layout. Raises StudyError where they cannot be opened."""
-    split = "val" if study.data.has_val else "train"
+def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPreparation | None:
+    """Return what the study does to batches on the device; None where it does nothing. Raises StudyError where its samples cannot be opened."""
+    if study.data.on_device is None:
+        return None
     with random_states_kept():
-        return _opened(study.data, study.seed, split).layout
+        source = _opened(study.data, study.seed, "val" if study.data.has_val else "train")
+        block = _prepared(source, np.unique(np.linspace(0, source.length - 1, FEW, dtype=np.int64)))
+        return InputPreparation.of(study.data.on_device, source.layout, _leaves(block, torch.device(device)))
 
 
-def preparation_of(study: Study) -> InputPreparation | None:
-    """Return what the study does to batches on the device; None where it does nothing."""
+def preparing(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:
+    """Return what applies `Data.on_device` to given batches; the study's samples are opened where a batch has no target."""
     on_device = study.data.on_device
-    return None if on_device is None else InputPreparation(on_device, cache(partial(layout_of, study)))
+    if on_device is None:
+        return None
+    found = cache(partial(preparation_of, study, device))
+
+    def prepared(batch: Any) -> Any:
+        if inputs_and_target(batch)[1] is not None:
+            return on_device(batch)
+        preparation = found()
+        assert preparation is not None
+        return (preparation.inputs(batch),)
+
+    return prepared
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device where the network is."""
+    return next((tensor.device for tensor in network.state_dict().values()), torch.device("cpu"))
 
 
 def predict(
@@ -73,26 +94,28 @@ def predict(
     *,
     seed: int,
     indices: Sequence[int] | None = None,
-    preparation: InputPreparation | None = None,
+    preparation: Callable[[Any], Any] | None = None,
+    sizes: Sequence[int] = (),
 ) -> Predicted:
     """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened.
 
-    The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Samples that raise are left
-    out where the study skips them.
+    The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Those that do not take the
+    batches are shown batches of one of the `sizes`. Samples that raise are left out where the study skips them.
     """
-    device = next((tensor.device for tensor in networks[0].state_dict().values()), torch.device("cpu"))
+    device = device_of(networks[0])
     with random_states_kept(), torch.no_grad():
         for network in networks:
             network.eval()
         source = _opened(data, seed, "val")
         chosen = np.arange(source.length) if indices is None else np.asarray(indices, dtype=np.int64)
+        sizes = [*sizes, *(min(size, len(chosen)) for size in sizes)]  # validation samples may be fewer than a batch
         outputs: list[list[Tensor]] = [[] for _ in networks]
         targets, kept = [], []
         for start in range(0, len(chosen), ROWS):
             block = _prepared(source, chosen[start : start + ROWS])
             inputs, target = _batch(block, preparation, device)
             for number, network in enumerate(networks):
-                outputs[number].append(answer(network, inputs).cpu())
+                outputs[number].append(answer_in_batches(network, inputs, sizes).cpu())
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
     whole = None if targets[0] is None else torch.cat(targets)
@@ -105,13 +128,17 @@ def _opened(data: Data, seed: int, split: str) -> Source:
     return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
-def _batch(block: Block, preparation: InputPreparation | None, device: torch.device) -> tuple[Any, Any]:
+def _batch(block: Block, preparation: Callable[[Any], Any] | None, device: torch.device) -> tuple[Any, Any]:
     """Return inputs, and the target on the host, or None where samples have none."""
-    sound = torch.from_numpy(block.sound)
-    leaves = [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
-    batch = unflatten(leaves, block.tree)
+    batch = unflatten(_leaves(block, device), block.tree)
     inputs, target = inputs_and_target(batch if preparation is None else preparation(batch))
     return inputs, target.cpu() if isinstance(target, Tensor) else None
+
+
+def _leaves(block: Block, device: torch.device) -> list[Tensor]:
+    """Return the block's leaves on the device, without holes."""
+    sound = torch.from_numpy(block.sound)
+    return [(leaf if block.whole else leaf[sound]).to(device) for leaf in block.leaves]
 
 
 def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:

@@ -1,56 +1,94 @@
 """Applies `Data.on_device` to the inputs of networks, for samples with or without a target."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from argosy.ensembling.answering import called
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout
 from argosy.stream.trees import Structure, described, flatten, unflatten
+from argosy.training.device.copies import same_bits
 
 __all__ = ["InputPreparation", "Prepared", "inputs_and_target"]
 
 
 @dataclass(frozen=True, slots=True)
 class InputPreparation:
-    """`Data.on_device`, with the layout of the batches that it expects."""
+    """`Data.on_device` for inputs without a target, with the layout of the samples that it expects."""
 
     on_device: Callable[[Any], Any]
-    layout: Callable[[], Layout]
-    """Returns the layout of the study's samples; called where a batch has no target."""
+    layout: Layout
+    """Layout of the study's samples."""
+    needs_target: bool
+    """Whether the inputs that it makes depend on the target."""
 
-    def __call__(self, batch: Any) -> Any:
-        """Prepare a batch ``[B, …]``; a missing target is filled with zeros. Raises RunError for inputs of another structure."""
-        return self.on_device(self._whole(batch) if inputs_and_target(batch)[1] is None else batch)
+    @classmethod
+    def of(cls, on_device: Callable[[Any], Any], layout: Layout, leaves: Sequence[Tensor]) -> "InputPreparation":
+        """Return the preparation; samples of the study, ``[B, …]`` for each leaf, tell whether it needs a target."""
+        of_target = _target_leaves(layout.tree)
+
+        def made(fill: Callable[[Tensor], Tensor]) -> tuple[list[Any], Structure]:
+            filled = [fill(leaf) if own else leaf.clone() for leaf, own in zip(leaves, of_target, strict=True)]
+            return flatten(_without_labels(inputs_and_target(on_device(unflatten(filled, layout.tree)))[0]))
+
+        # Samples of one rare class in a thousand are often all of class 0.
+        (some, as_some), (zeros, as_zeros) = (
+            made(lambda leaf: leaf.clone() if leaf.any() else torch.ones_like(leaf)),
+            made(torch.zeros_like),
+        )
+        return cls(on_device, layout, as_some != as_zeros or not same_bits(some, zeros))
 
     def inputs(self, inputs: Any) -> Any:
-        """Prepare inputs that come without a target."""
-        return inputs_and_target(self.on_device(self._whole(inputs)))[0]
+        """Prepare inputs ``[B, …]``, with or without a target; a missing one is filled with zeros.
 
-    def _whole(self, batch: Any) -> Any:
-        """Return the batch in the study's structure, with zeros for a missing target."""
-        layout = self.layout()
-        if isinstance(batch, Mapping) and layout.tree is not None and layout.tree[1] is not None:
-            batch = {key: batch[key] for key in layout.tree[1] if key in batch}  # in the study's order
-        leaves, given = flatten(batch)
-        missing = _target_leaves(layout.tree) if len(leaves) < len(layout.shapes) else []
-        if len(leaves) + sum(missing) != len(layout.shapes):
+        Raises RunError for inputs of another structure, and for a missing target on which they depend.
+        """
+        if isinstance(inputs, Mapping) and self.layout.tree is not None and self.layout.tree[1] is not None:
+            inputs = {key: inputs[key] for key in self.layout.tree[1] if key in inputs}  # in the study's order
+        leaves, given = flatten(inputs)
+        lacking = len(leaves) < len(self.layout.shapes)
+        missing = _target_leaves(self.layout.tree) if lacking else [False] * len(leaves)
+        if len(leaves) + sum(missing) != len(self.layout.shapes):
             raise RunError(
                 f"samples to predict are built as {described(given)}, and the study's, which Data.on_device takes, as "
-                f"{described(layout.tree)}. Give them as the study has them, with or without the target."
+                f"{described(self.layout.tree)}. Give them as the study has them, with or without the target."
             )
-        rows, device, left = len(leaves[0]), leaves[0].device, iter(leaves)
-        forms = zip(missing or [False] * len(leaves), layout.shapes, layout.dtypes, strict=True)
-        return unflatten(
-            [
-                torch.zeros(rows, *shape, dtype=dtype, device=device) if is_missing else next(left)
-                for is_missing, shape, dtype in forms
-            ],
-            layout.tree,
-        )
+        if lacking and self.needs_target:
+            raise RunError(
+                f"samples to predict are built as {described(given)}, without a target, and Data.on_device makes the network's "
+                f"inputs from the target too. Give them with it, as the study has them: {described(self.layout.tree)}."
+            )
+        rows, device, left = leaves[0].shape[0], leaves[0].device, iter(leaves)
+        # `on_device` may write into what it is given, which is the caller's.
+        whole = [
+            torch.zeros(rows, *shape, dtype=dtype, device=device) if is_missing else next(left).clone()
+            for is_missing, shape, dtype in zip(missing, self.layout.shapes, self.layout.dtypes, strict=True)
+        ]
+        made = inputs_and_target(self.on_device(unflatten(whole, self.layout.tree)))[0]
+        return _without_labels(made) if lacking else made
+
+    def __deepcopy__(self, memo: object) -> "InputPreparation":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle `on_device` as members travel: by value where no module has it."""
+        try:
+            packed = cloudpickle.dumps(self.on_device)
+        except Exception as error:  # whatever the user's objects raise when they are pickled
+            raise RunError(
+                f"Data.on_device cannot be saved with the network: {error!r}. Save the network without preprocess=True, or let "
+                "on_device open files and connections itself."
+            ) from error
+        return _unpacked, (packed, self.layout, self.needs_target)
+
+
+def _unpacked(on_device: bytes, layout: Layout, needs_target: bool) -> InputPreparation:
+    return InputPreparation(cloudpickle.loads(on_device), layout, needs_target)
 
 
 def _target_leaves(tree: Structure) -> list[bool]:
@@ -72,7 +110,7 @@ class Prepared(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Return the network's output for the prepared inputs."""
-        return self.network(self.preparation.inputs(inputs))
+        return called(self.network, self.preparation.inputs(inputs))
 
 
 def inputs_and_target(batch: Any) -> tuple[Any, Any]:
@@ -82,3 +120,8 @@ def inputs_and_target(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list):
         return batch[0], batch[1] if len(batch) > 1 else None
     return batch, None
+
+
+def _without_labels(inputs: Any) -> Any:
+    """Return inputs that are a dict without the labels in it, which were filled with zeros."""
+    return {key: value for key, value in inputs.items() if key != "labels"} if isinstance(inputs, Mapping) else inputs

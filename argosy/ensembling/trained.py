@@ -12,8 +12,8 @@ from argosy.ensembling.combining import Combine
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import Select, alike, apart, make
 from argosy.ensembling.opening import opened
-from argosy.ensembling.predict import Predicted, predict, preparation_of, samples_of
-from argosy.ensembling.preparing import Prepared
+from argosy.ensembling.predict import Predicted, device_of, predict, preparation_of, preparing, samples_of
+from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.errors import RunError
 from argosy.errors.spelling import meant
 from argosy.results.fold import RunState
@@ -60,9 +60,10 @@ class Trained:
                 f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
             )
         data = study.data if samples is None else samples_of(study, samples)
-        # A network that prepares its inputs itself is given them as they are.
-        preparation = None if getattr(network, "preparation", None) is not None else preparation_of(study)
-        return predict([network], data, seed=study.seed, preparation=preparation).outputs[0]
+        preparation = study.data.on_device if samples is None else preparing(study, device_of(network))
+        if isinstance(getattr(network, "preparation", None), InputPreparation):
+            preparation = None  # it prepares its inputs itself
+        return predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study)).outputs[0]
 
     def ensemble(
         self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool, preprocess: bool
@@ -114,7 +115,14 @@ class Trained:
     def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
         """Run networks on validation samples of the study."""
         study = self._study()
-        return predict(networks, study.data, seed=study.seed, indices=indices, preparation=preparation_of(study))
+        return predict(
+            networks,
+            study.data,
+            seed=study.seed,
+            indices=indices,
+            preparation=study.data.on_device,
+            sizes=_sizes(study),
+        )
 
     def _study(self) -> Study:
         if self.study is None:
@@ -123,6 +131,11 @@ class Trained:
                 "argosy.load(directory, study=study)."
             )
         return self.study
+
+
+def _sizes(study: Study) -> list[int]:
+    """Return the sizes of batches that members of the study are validated on."""
+    return list(dict.fromkeys(member.eval_batch_size or member.batch_size for member in study.members))
 
 
 def _usual(members: Sequence[Member]) -> Combine:

@@ -242,8 +242,8 @@ class Report:
         """Return a network's output, by default the best member's, for each sample: ``[N, …]`` on the host.
 
         Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
-        a Dataset. They need no target: if `Data.on_device` takes one, it is given zeros. The network may be any, such
-        as an ensemble; it runs on the device where it is.
+        a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
+        may be any, such as an ensemble; it runs on the device where it is. Raises RunError and StudyError.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
 

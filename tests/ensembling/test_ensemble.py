@@ -1,6 +1,12 @@
 """An ensemble of a run's members: it is worth more than the best of them, and says what they say."""
 
+import copy
+import io
 import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -359,3 +365,169 @@ def test_samples_that_are_dicts_need_no_labels_for_on_device(tmp_path: Path) -> 
     data = argosy.Data(train=Bytes(named=True), val=Bytes(named=True), on_device=by_name)
     report = trained(tmp_path, [member("net", model=Named, step=loss_of, metrics={})], data=data, epochs=1)
     assert torch.equal(report.predict(Bytes(named=True, labels=False)), report.predict())
+
+
+def test_what_on_device_fills_in_for_missing_labels_reaches_no_network(tmp_path: Path) -> None:
+    data = argosy.Data(train=Bytes(named=True), val=Bytes(named=True), on_device=by_name)
+    report = trained(tmp_path, [member("net", model=Named, step=loss_of, metrics={})], data=data, epochs=1)
+
+    class Leaning(Named):
+        """Leans on the labels that it is given."""
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+            return super().forward(x) if labels is None else labels[:, None] + super().forward(x)
+
+    network = Leaning().eval()
+    without, whole = (Bytes(named=True, labels=labels) for labels in (False, True))
+    with torch.no_grad():
+        alone = network(X[:300])
+    torch.testing.assert_close(report.predict(without, network), alone)
+    torch.testing.assert_close(report.predict(whole, network), alone + Y[:300, None])
+    ready = report.best().load(preprocess=True)
+    named = {"x": (X[:8] * 16).byte()}
+    torch.testing.assert_close(ready(named), report.predict(without)[:8])
+    torch.testing.assert_close(torch.export.export(ready, (named,)).module()(named), ready(named))
+
+
+def halved(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Writes into what it is given, and uses what lies beside it."""
+    images, labels = batch
+    images.div_(2, rounding_mode="floor")
+    return images * FACTOR, labels
+
+
+FACTOR = torch.tensor(1 / 8)
+PREPARED = {
+    "as the how-to has it": lambda batch: (batch[0].float() / 16, batch[1]),
+    "in place": halved,
+    "bound": partial(lambda factor, batch: (batch[0] * factor, batch[1]), FACTOR),
+    "labels made as well": lambda batch: (batch[0].float() / 16, batch[1] * 1 + batch[0][:, 0].long() * 0),
+}
+AFTERWARDS = {
+    "torch.export": lambda network, x: torch.export.export(network, (x,)).module(),
+    "torch.export, strict": lambda network, x: torch.export.export(network, (x,), strict=True).module(),
+    "torch.jit.trace": lambda network, x: torch.jit.trace(network, (x,)),
+    "copy.deepcopy": lambda network, x: copy.deepcopy(network),
+    "torch.save": lambda network, x: saved_and_loaded(network),
+}
+
+
+def saved_and_loaded(network: nn.Module) -> nn.Module:
+    """Through a file."""
+    file = io.BytesIO()
+    torch.save(network, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def of_bytes(directory: Path, on_device: object, **rest: object) -> argosy.Report:
+    """Trained on digits as bytes; read again, so that nothing was predicted before."""
+    images = (X * 16).byte()
+    data = argosy.Data(arrays=(images[TRAIN], Y[TRAIN]), val_arrays=(images[VAL], Y[VAL]), on_device=on_device)
+    study = argosy.Study(data=data, members=[member("net", **rest)], stop=argosy.MaxEpochs(1))
+    argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
+    return argosy.load(directory, study=study)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("on_device", PREPARED.values(), ids=PREPARED)
+def test_a_network_with_its_preparation_goes_anywhere_right_after_load(tmp_path: Path, on_device: object) -> None:
+    images = (X[TEST] * 16).byte()
+    first = of_bytes(tmp_path, on_device)
+    said = first.predict(images[:20])
+    for way, gone in AFTERWARDS.items():
+        report = argosy.load(tmp_path, study=first.networks().study)
+        for network, expected in (
+            (report.best().load(preprocess=True), said),
+            (report.ensemble(preprocess=True), said.softmax(dim=1)),
+        ):
+            given = images[:20].clone()
+            torch.testing.assert_close(gone(network, images[:20])(given), expected, msg=way)
+            torch.testing.assert_close(network(given), expected, msg=way)
+            assert torch.equal(given, images[:20]), way
+
+
+def test_a_saved_network_with_its_preparation_is_loaded_where_neither_run_nor_script_is(tmp_path: Path) -> None:
+    factor = 1 / 16
+    report = of_bytes(tmp_path / "run", lambda batch: (batch[0] * factor, batch[1]))
+    images = (X[TEST] * 16).byte()
+    torch.save(report.best().load(preprocess=True), tmp_path / "net.pt")
+    torch.save(images, tmp_path / "images.pt")
+    script = "import torch; network = torch.load('net.pt', weights_only=False); torch.save(network(torch.load('images.pt')), 'said.pt')"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "said.pt"), report.predict(images), rtol=1e-4, atol=1e-5)
+
+
+def test_a_preparation_that_cannot_be_saved_is_one_sentence(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    network = of_bytes(tmp_path, lambda batch: (batch[0] / 16, batch[1] if lock else None)).best().load(preprocess=True)
+    with pytest.raises(argosy.ArgosyError, match=r"Data.on_device cannot be saved with the network: .*lock"):
+        saved_and_loaded(network)
+
+
+def marked(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Makes the last pixel of the label."""
+    images, labels = batch
+    return torch.cat([images[:, :-1] / 16, labels[:, None].float()], dim=1), labels
+
+
+def test_inputs_that_are_made_of_labels_are_predicted_with_labels_alone(tmp_path: Path) -> None:
+    report = of_bytes(tmp_path, marked)
+    images, network = (X * 16).byte()[VAL], report.best().load()
+    with torch.no_grad():
+        said = network(marked((images, Y[VAL]))[0])
+    torch.testing.assert_close(report.predict(), said)
+    torch.testing.assert_close(report.predict((images, Y[VAL])), said)
+    ready = report.best().load(preprocess=True)
+    torch.testing.assert_close(ready((images, Y[VAL])), said)
+    torch.testing.assert_close(torch.export.export(ready, ((images, Y[VAL]),)).module()((images, Y[VAL])), said)
+    for predicted in (
+        lambda: report.predict(images),
+        lambda: report.predict(images, report.ensemble(preprocess=True)),
+        lambda: ready(images),
+        lambda: torch.export.export(ready, (images,)),
+    ):
+        with pytest.raises(argosy.ArgosyError, match=r"without a target, and Data.on_device makes .* from the target"):
+            predicted()
+
+
+class Own(nn.Module):
+    """Takes batches of its own size alone: by a buffer, or by a view, in which others are torn apart."""
+
+    def __init__(self, size: int, *, view: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("state", torch.ones(size, 10))
+        self.view = view
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x).view(len(self.state), -1)
+        return made[:, :10] if self.view else made * self.state
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_network_that_takes_its_own_batch_size_alone_predicts(tmp_path: Path, view: bool) -> None:
+    rest: dict[str, object] = {"drop_last": True, "metrics": {}}
+    own = replace(member("own", model=partial(Own, 30, view=view), **rest), batch_size=30)
+    members = [own, member("any", **rest)]
+    report = trained(tmp_path, members, epochs=1)
+    network = report.member("own").load()
+    with torch.no_grad():
+        said = network.layer(X)
+    for samples in (slice(0, 1), slice(0, 29), slice(0, 30), slice(0, 301), slice(0, 800)):
+        torch.testing.assert_close(report.predict(X[samples], network), said[samples])
+    ensemble = report.ensemble()
+    both = (said.softmax(dim=1) + report.predict(X, report.member("any").load()).softmax(dim=1)) / 2
+    torch.testing.assert_close(report.predict(X, ensemble), both)
+
+
+def test_a_network_that_takes_no_batch_of_the_study_is_one_sentence(tmp_path: Path) -> None:
+    report = trained(tmp_path, [member("net")], epochs=1)
+    for network, why in (
+        (Own(7), r"raised RuntimeError.*"),
+        (Own(7, view=True), r"returned a tensor of shape \(7, 10\)"),
+    ):
+        with pytest.raises(
+            argosy.ArgosyError, match=rf"a network {why} for a batch of 14 samples, and takes none of 32 either"
+        ):
+            report.predict(X[:14], network)

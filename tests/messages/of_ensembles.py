@@ -1,6 +1,9 @@
 """What is wrong with an ensemble, a prediction, or a comparison that a report is asked for."""
 
+import pickle
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -65,10 +68,21 @@ def halved(batch: Any) -> Any:
     return inputs / 2, target
 
 
-def prepared() -> Any:
+def shifted(batch: Any) -> Any:
+    """One that makes inputs of targets as well."""
+    inputs, target = batch
+    return inputs + target[:, None], target
+
+
+def kept(batch: Any, lock: Any) -> Any:
+    """One that holds what no file can."""
+    return batch
+
+
+def prepared(on_device: Any = halved) -> Any:
     """An ensemble that prepares its inputs."""
     arrays = VALIDATED.arrays
-    return report(data=argosy.Data(arrays=arrays, val_arrays=arrays, on_device=halved)).ensemble(preprocess=True)
+    return report(data=argosy.Data(arrays=arrays, val_arrays=arrays, on_device=on_device)).ensemble(preprocess=True)
 
 
 def saved_with_code() -> None:
@@ -125,6 +139,11 @@ CASES = {
     "a saved ensemble without its members": loaded_by_others,
     "a saved ensemble that prepares its inputs, without the code for that": saved_with_code,
     "a prediction of samples of another form than the study's": lambda: prepared()((torch.zeros(3, 12),) * 3),
+    "a prediction without the targets that inputs are made of": lambda: prepared(shifted)(torch.zeros(3, 12)),
+    "a prediction of a network that takes no batch of the study": lambda: report().predict(
+        torch.zeros(3, 12), nn.Sequential(nn.Linear(12, 10), nn.Unflatten(0, (2, 7)))
+    ),
+    "a network whose preparation cannot be saved": lambda: pickle.dumps(prepared(partial(kept, lock=Lock()))),
     "the best of members that all failed": lambda: report(member(model=Late), stop=argosy.MaxEpochs(40)).best(),
     "members that failed, and are to be an error": lambda: report(
         member(model=Path), member("vit"), raise_on_failure=True
