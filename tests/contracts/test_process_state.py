@@ -3,20 +3,27 @@
 import contextlib
 import copyreg
 import hashlib
+import importlib
+import itertools
 import json
 import locale
 import logging
 import os
+import pickle
 import random
 import re
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import evidence
 import forked
 import jobs
@@ -26,12 +33,15 @@ import studies
 import torch
 from test_pipelines import Dealt
 from torch import Tensor, nn
+from torch._library.custom_ops import OPDEFS
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 import argosy
 from argosy.errors import MemberFailed, RunError, StudyError
 from argosy.planning import POLICIES
+from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.launcher import Launcher
 from argosy.settings import Settings
 from argosy.training.device.process_state import SETTINGS, ProcessState, as_found
@@ -102,6 +112,7 @@ SCRIPT: dict[str, Callable[[], Any]] = {
     "warnings.filters": lambda: warnings.filterwarnings("error", "of the script's own", UserWarning),
     "os.environ": lambda: (os.environ.__setitem__(VARIABLE, "set"), os.environ.__delitem__("HOME")),
     "copyreg.pickle": lambda: copyreg.pickle(Sent, lambda sent: (Sent, (sent.words,))),
+    "torch.nn.functional": lambda: importlib.import_module("replacing"),
 }
 """What a script does, by the lines of the table that say that it travels."""
 NOT_HERE = {
@@ -112,6 +123,7 @@ NOT_HERE = {
     "torch.backends.cuda.preferred_blas_library",
 }
 """What this machine's torch has no other value of: without CUDA, without the package opt_einsum."""
+LINES = (*SCRIPT, *sorted(NOT_HERE))
 
 
 class Doubled(TorchFunctionMode):
@@ -138,10 +150,70 @@ def on_meta() -> Iterator[None]:
         torch.set_default_device(None)
 
 
+@contextlib.contextmanager
+def replacing() -> Iterator[None]:
+    original = functional.relu
+    functional.relu = typed("def relu(x): return x + 1")["relu"]
+    try:
+        yield
+    finally:
+        functional.relu = original
+
+
+@contextlib.contextmanager
+def registering(*arguments: str) -> Iterator[None]:
+    library = typed(f"from torch.library import Library; library = Library({arguments[0]})")["library"]
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch says that it overrides a kernel
+            for argument in arguments[1:]:
+                library.define(argument) if "(" in argument else library.impl(argument, lambda x: x + 1, "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+@contextlib.contextmanager
+def defining() -> Iterator[None]:
+    name = f"more{next(NUMBERS)}"  # torch clears up after an earlier one at any moment
+    typed(
+        f"import torch\n@torch.library.custom_op('ours::{name}', mutates_args=())\n"
+        f"def {name}(x: torch.Tensor) -> torch.Tensor: return x + 1"
+    )
+    try:
+        yield
+    finally:  # torch would keep it
+        del OPDEFS[f"ours::{name}"]
+        torch.library._defs.discard(f"ours::{name}")
+
+
+NUMBERS = itertools.count()
+
+
+def typed(code: str) -> dict[str, Any]:
+    """Run code as a script of a person's own, or a notebook."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, "<cell>", "exec"), names)
+    return names
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "torch.set_default_device": (on_meta, "torch's default device is meta; members are built on the CPU"),
     "torch.autocast": (partial(torch.autocast, "cpu"), "torch.autocast is on for cpu where the run is started"),
     "torch.nn.modules.module.register_module_forward_hook": (hooked, r"a hook for all modules or optimizers \(forward"),
+    "torch.autograd.graph.saved_tensors_hooks": (
+        partial(torch.autograd.graph.saved_tensors_hooks, lambda kept: kept, lambda kept: kept),
+        "inside of hooks for saved tensors",
+    ),
+    "torch.nn.functional.relu = mine": (replacing, r"torch.nn.functional.relu is a function of the script's own"),
+    'torch.library.Library("aten", "IMPL")': (
+        partial(registering, "'aten', 'IMPL'", "relu"),
+        r"torch.ops.aten.relu.CPU is a function of the script's own",
+    ),
+    "torch.library.custom_op": (defining, r"operator 'ours::more\d' is registered by the script"),
+    'torch.library.Library("ours", "DEF")': (
+        partial(registering, "'ours', 'DEF'", "less(Tensor x) -> Tensor"),
+        "operator 'ours::less' is registered by the script",
+    ),
     "torch.overrides.TorchFunctionMode": (Doubled, r"inside of a mode of torch, 'Doubled'"),
 }
 NO_EFFECT: dict[str, Callable[[], Any]] = {
@@ -166,15 +238,26 @@ class Sent:
         self.words, self.lock = words, threading.Lock()
 
 
-def seen(sent: Sent) -> list[int]:
-    """What holds in this process, as 32 numbers."""
+def told(sent: Sent | None) -> dict[str, Any]:
+    """What holds in this process, by the lines of the table."""
     found = ProcessState._found()
     filters = [
-        (action, text, category.__name__, module, line) for action, text, category, module, line in found.filters
+        [action, text, category.__name__, module, line] for action, text, category, module, line in found.filters
     ]
-    own = [os.environ.get(VARIABLE), os.environ.get("HOME"), sent.words]
-    told = json.dumps([dict(found.settings), filters, own], sort_keys=True)
-    return list(hashlib.sha256(told.encode()).digest())
+    return {
+        **found.settings,
+        "warnings.filters": filters,
+        "os.environ": [os.environ.get(VARIABLE), os.environ.get("HOME")],
+        "copyreg.pickle": sent and sent.words,
+        "torch.nn.functional": functional.softsign.__module__,
+    }
+
+
+def seen(sent: Sent) -> list[int]:
+    """The same as 32 numbers for each line."""
+    found = told(sent)
+    lines = [hashlib.sha256(json.dumps(found[name], sort_keys=True).encode()).digest() for name in LINES]
+    return [number for line in lines for number in line]
 
 
 class Seeing(Dataset[tuple[Tensor, int]]):
@@ -187,7 +270,7 @@ class Seeing(Dataset[tuple[Tensor, int]]):
         return 60
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.tensor([number / 255 for number in seen(self.sent)]) + torch.randn(32), index % 10
+        return torch.tensor([number / 255 for number in seen(self.sent)]) + torch.randn(32 * len(LINES)), index % 10
 
 
 class Sees(nn.Module):
@@ -195,11 +278,11 @@ class Sees(nn.Module):
 
     def __init__(self, sent: Sent) -> None:
         super().__init__()
-        self.layer = nn.Linear(32, 10)
+        self.layer = nn.Linear(32 * len(LINES), 10)
         self.register_buffer("seen", torch.tensor(seen(sent), dtype=torch.uint8))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+        return self.layer(functional.softsign(x))
 
 
 def study(sent: Sent) -> argosy.Study:
@@ -233,12 +316,23 @@ def train(launcher: Launcher | str, directory: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _dealt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(POLICIES, "dealt", Dealt())
-    monkeypatch.setenv("HOME", os.environ["HOME"])  # to be put back
-    with as_found():
+def _dealt() -> Iterator[None]:
+    with own_process():
+        yield
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Put back what scripts of these tests do."""
+    with pytest.MonkeyPatch.context() as patch, as_found():
+        patch.setitem(POLICIES, "dealt", Dealt())
+        patch.setattr(functional, "softsign", functional.softsign)
+        for name in ("HOME", VARIABLE):
+            patch.setenv(name, os.environ.get(name, ""))
+        patch.delenv(VARIABLE)
         yield
     copyreg.dispatch_table.pop(Sent, None)
+    sys.modules.pop("replacing", None)
 
 
 def test_the_page_names_what_travels_and_what_is_compared() -> None:
@@ -251,6 +345,7 @@ def test_the_page_names_what_travels_and_what_is_compared() -> None:
         "warnings.filters",
         "os.environ",
         "copyreg.pickle",
+        "torch.nn.functional",
     }
 
 
@@ -268,24 +363,72 @@ def test_each_setting_holds_where_it_is_applied_and_is_given_back(name: str) -> 
     assert ProcessState.here() == before
 
 
-def test_all_of_them_together_under_each_launcher(tmp_path: Path) -> None:
-    launchers = {name: launcher_of(name, tmp_path) for name in LAUNCHERS}
-    for act in SCRIPT.values():
-        act()
-    expected = seen(Sent("sent"))
-    found = {name: train(launcher, tmp_path / name) for name, launcher in launchers.items()}
-    for name in LAUNCHERS:
-        saved = torch.load(tmp_path / name / "members" / "a" / "last.pt", weights_only=True)["model"]
-        assert saved["layer.weight"].dtype == torch.float64
-        assert saved["seen"].tolist() == expected, name
-    assert found["inline"] == found["processes"] == found["two nodes"]
+def answer(line: Connection) -> None:
+    """Say what holds, before a state is applied and after."""
+    line.send(told(None))
+    line.recv().apply()
+    line.send(told(pickle.loads(line.recv())))
 
 
+@pytest.mark.parametrize("name", SCRIPT)
+def test_each_line_by_itself_holds_in_a_process_that_was_there_before(name: str) -> None:
+    ours, theirs = Pipe()
+    other = forked.fork(partial(answer, theirs), keep=[theirs.fileno()])
+    theirs.close()
+    before = ours.recv()
+    SCRIPT[name]()
+    sent = Sent("sent") if name == "copyreg.pickle" else None
+    ours.send(ProcessState.here())
+    ours.send(cloudpickle.dumps(sent))
+    there = ours.recv()
+    assert other.wait(30) == 0
+    assert there == told(sent)
+    assert there[name] != before[name]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], dict[str, dict[str, Tensor]], list[Any]]:
+    """What a script's process has after all of it, what members' files hold under each launcher, and what these reached."""
+    folder = tmp_path_factory.mktemp("together")
+    with own_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkServer, "start", forked.start_server)  # as every test has it
+        launchers = {name: launcher_of(name, folder) for name in LAUNCHERS}
+        for act in SCRIPT.values():
+            act()
+        reached = [train(launcher, folder / name) for name, launcher in launchers.items()]
+        saved = {name: torch.load(folder / name / "members" / "a" / "last.pt")["model"] for name in LAUNCHERS}
+        return seen(Sent("sent")), saved, reached
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_each_line_holds_where_members_are_built(launcher: str, name: str, together: Any) -> None:
+    expected, saved, _ = together
+    line = slice(32 * LINES.index(name), 32 * LINES.index(name) + 32)
+    assert saved[launcher]["seen"][line].tolist() == expected[line]
+
+
+def test_all_of_them_together_give_the_same_under_each_launcher(together: Any) -> None:
+    _, saved, reached = together
+    assert {found["layer.weight"].dtype for found in saved.values()} == {torch.float64}
+    assert reached[0] == reached[1] == reached[2]
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_travel_is_refused(name: str, tmp_path: Path) -> None:
+def test_what_cannot_travel_is_refused(name: str, launcher: str, tmp_path: Path) -> None:
     within, words = REFUSED[name]
     with within(), pytest.raises(StudyError, match=words):
-        argosy.train(studies.study(), directory=tmp_path, launcher="inline")
+        argosy.train(studies.study(), directory=tmp_path, launcher=launcher)
+
+
+def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:
+    state = replace(ProcessState.here(), replaced={"torch.nn.functional.celu": "replacing"})
+    with pytest.raises(StudyError, match=r"functional.celu is replacing's where the run was started, and torch's own"):
+        state.apply()
+    state = replace(state, replaced={"torch.nn.functional.celu": "there_is_no_such_module"})
+    with pytest.raises(StudyError, match=r"a worker cannot import it: No module named 'there_is_no_such_module'"):
+        state.apply()
 
 
 def test_what_has_no_effect_has_none(tmp_path: Path) -> None:
@@ -369,7 +512,7 @@ def test_a_run_goes_on_under_what_it_began_with(tmp_path: Path) -> None:
 
 
 def seeing() -> argosy.Member:
-    return studies.member(model=partial(nn.Linear, 32, 10), metrics={})
+    return studies.member(model=partial(nn.Linear, 32 * len(LINES), 10), metrics={})
 
 
 STUDY = """

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import importlib
 import locale
 import os
 import random
@@ -11,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 from argosy.errors import MemberError, StudyError
+from argosy.training.device.replaced import SCRIPT, operators_of_the_script, replaced
 
 __all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "refuse_what_stays"]
 
@@ -240,12 +242,14 @@ class ProcessState:
     """Warning filters, as arguments of ``warnings.filterwarnings``."""
     environment: Mapping[str, str | None]
     """Variables that changed since the process began; None for removed ones."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Modules whose import puts functions of theirs in the place of torch's, by function."""
 
     @classmethod
     def here(cls) -> "ProcessState":
         """Return this process's state; raises StudyError for settings that cannot be carried."""
         refuse_what_stays()
-        return cls._found()
+        return replace(cls._found(), replaced=_replaced_by_modules())
 
     @classmethod
     def _found(cls) -> "ProcessState":
@@ -258,7 +262,8 @@ class ProcessState:
     @property
     def deciding(self) -> dict[str, Any]:
         """The settings that a member's result may depend on."""
-        return {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
+        settings = {setting.name: self.settings[setting.name] for setting in SETTINGS if setting.decides}
+        return {**settings, "functions of torch": dict(self.replaced)}
 
     def apply(self) -> None:
         """Apply this state; raises StudyError where a setting cannot be made."""
@@ -269,7 +274,27 @@ class ProcessState:
                 os.environ[name] = value
         if "TZ" in self.environment:
             time.tzset()
+        self._replace()
         self._hold()
+
+    def _replace(self) -> None:
+        """Import the modules that replace functions of torch's; raises StudyError where these are not replaced then."""
+        for module in sorted(set(self.replaced.values())):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise StudyError(
+                    f"{module} replaces functions of torch where the run was started, and a worker cannot import it: {error}. "
+                    "Put it where all nodes find it, or do without it."
+                ) from error
+        # Modules of torch that only the script has imported may have the same function once more.
+        here = {(name.rpartition(".")[2], module) for name, module in replaced().items()} if self.replaced else ()
+        for name, module in self.replaced.items():
+            if (name.rpartition(".")[2], module) not in here:
+                raise StudyError(
+                    f"{name} is {module}'s where the run was started, and torch's own in a worker, which has imported {module}. Let "
+                    f"{module} replace it as it is imported, or call your own function in the network."
+                )
 
     def _hold(self) -> None:
         for setting in SETTINGS:
@@ -323,7 +348,7 @@ def refuse_what_stays() -> None:
             f"the run is started inside of a mode of torch, {type(foreign[0]).__name__!r}, which workers do not have. Start it "
             "outside, and enter the mode in the member's step."
         )
-    kind = torch.get_default_device()
+    kind = torch.empty(0).device  # also where set_default_tensor_type has set it
     if kind.type != "cpu":
         raise StudyError(
             f"torch's default device is {kind}; members are built on the CPU and go to the devices of --devices. Leave "
@@ -335,12 +360,34 @@ def refuse_what_stays() -> None:
             f"torch.autocast is on for {casting[0]} where the run is started; whether a member trains with it is its own "
             "affair. Start the run outside of it, and give members precision='bfloat16' or 'float16'."
         )
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise StudyError(
+            "the run is started inside of hooks for saved tensors (torch.autograd.graph), which workers do not have. Start it "
+            "outside, and enter them in the member's step."
+        )
     hooks = [name for owner, names in HOOKS.items() for name in names if getattr(owner, name)]
     if hooks:
         raise StudyError(
             f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers do not "
             "have. Put it on the member's own network, in the function that builds it."
         )
+
+
+def _replaced_by_modules() -> dict[str, str]:
+    """Return `replaced`; raises StudyError for what the script itself has replaced or registered."""
+    found = replaced()
+    own = [name for name, home in found.items() if home == SCRIPT]
+    if own:
+        raise StudyError(
+            f"{own[0]} is a function of the script's own, which workers do not have. Let the network or the member's step "
+            "call it by its own name, or put it into a module that replaces torch's as it is imported."
+        )
+    if operators := operators_of_the_script():
+        raise StudyError(
+            f"the operator {operators[0]!r} is registered by the script, and workers do not have it. Put it into a module "
+            "beside the script, which the network's code imports."
+        )
+    return found
 
 
 def _plain_filter(found: tuple[Any, ...]) -> tuple[Any, ...]:

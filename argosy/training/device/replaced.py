@@ -1,0 +1,118 @@
+"""What a script has put in the place of torch's own functions, and the operators that it has registered.
+
+Torch keeps no list of the first, so they are found by where each function was defined: whatever name it took over, its globals are
+those of its module.
+"""
+
+import functools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import cloudpickle
+import torch
+from torch._library.custom_ops import OPDEFS
+
+__all__ = ["SCRIPT", "operators_of_the_script", "replaced"]
+
+SCRIPT = "__main__"
+COMPUTES = re.compile(
+    r"torch(\.(nn|optim|autograd|functional|linalg|fft|special|distributions|func|sparse|nested|signal|amp)(\.|$)|$)"
+)
+"""Modules of torch that are searched: those whose functions members compute with."""
+HARMLESS = {"torch.compile"}
+"""What libraries replace as they are imported (lightning does), and no value depends on."""
+TORCHS = {"torch", "functorch", "typing_extensions", *sys.stdlib_module_names}
+REGISTERED = re.compile(r"registered at (.+):\d+")
+WRAPPERS: dict[type, str] = {
+    staticmethod: "__func__",
+    classmethod: "__func__",
+    MethodType: "__func__",
+    property: "fget",
+    functools.partial: "func",
+}
+NO_VALUES = ("Meta", "CUDA", "MPS", "XPU")
+"""Dispatch keys under which torch itself registers kernels of its operators from Python."""
+
+
+def replaced() -> dict[str, str]:
+    """Return torch's functions, methods, classes and kernels that are not its own, each with the module that they are from.
+
+    What the script has defined, or a file that travels by value, is from `SCRIPT`.
+    """
+    found = {name: _home(value) for name, value in _of_torch()}
+    kernels = {f"torch.ops.{key.replace('/', '.')}": _kernel(key) for key in torch.library._impls if _computes(key)}
+    homes = {home for home in {*found.values(), *kernels.values()} if not _is_torchs(home)}
+    replaced = {name: home for name, home in {**found, **kernels}.items() if home in homes and name not in HARMLESS}
+    return {name: _travelling(home) for name, home in replaced.items()}
+
+
+def operators_of_the_script() -> list[str]:
+    """Return operators that the script has registered, as ``library::name``."""
+    names = ("".join(name.split()) for name in torch.library._defs)  # torch has one with a line break
+    homes = {
+        name: _home(OPDEFS[name]._init_fn) if name in OPDEFS else _registrar(torch._C._dispatch_dump(name))
+        for name in names
+    }
+    return [name for name, home in homes.items() if _travelling(home) == SCRIPT]
+
+
+def _of_torch() -> Iterator[tuple[str, Any]]:
+    for name, module in list(sys.modules.items()):
+        if not COMPUTES.match(name):
+            continue
+        for key, value in list(vars(module).items()):
+            yield f"{name}.{key}", value
+            if isinstance(value, type) and value.__module__ == name:
+                yield from ((f"{name}.{key}.{inner}", method) for inner, method in list(vars(value).items()))
+
+
+def _home(value: Any) -> str:
+    """Return the module that a function or class is from; of another callable, the module of its class."""
+    kind = type(value)
+    if kind is FunctionType:
+        home: str = value.__globals__.get("__name__", "torch")
+        return home
+    if kind in WRAPPERS:
+        return _home(getattr(value, WRAPPERS[kind]))
+    if isinstance(value, type):
+        return value.__module__
+    return kind.__module__ if callable(value) else "torch"
+
+
+def _travelling(home: str) -> str:
+    """Return the module, or the script where it travels by value."""
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return SCRIPT if any(home == one or home.startswith(f"{one}.") for one in by_value) else home
+
+
+def _is_torchs(home: str) -> bool:
+    # A namedtuple's methods are compiled in a module of no such name.
+    return home.partition(".")[0] in TORCHS or home.startswith("namedtuple_")
+
+
+def _computes(key: str) -> bool:
+    """Whether this is the kernel of an operator of torch's own that may decide a value: ``aten/relu/CPU``."""
+    return key.startswith("aten/") and not key.endswith(NO_VALUES)
+
+
+def _kernel(key: str) -> str:
+    """Return the module that has registered a kernel; the script where it was by a function of torch's, which does not tell."""
+    library, operator, dispatch = key.split("/")
+    lines = torch._C._dispatch_dump(f"{library}::{operator}").splitlines()
+    found = _registrar(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
+    return SCRIPT if found == "torch.library" else found
+
+
+def _registrar(line: str) -> str:
+    """Return the module of the file that torch says it was registered in; the script where no module has that file."""
+    found = REGISTERED.search(line)
+    if found is None:
+        return "torch"  # it has been taken back
+    if found[1].startswith(str(Path(torch.__file__).parent)):
+        return "torch.library" if found[1] == torch.library.__file__ else "torch"
+    homes = (name for name, module in list(sys.modules.items()) if vars(module).get("__file__") == found[1])
+    return next(homes, SCRIPT)
