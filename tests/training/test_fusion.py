@@ -23,7 +23,7 @@ SPARED = "others in twos were no faster as one program on this device"
 
 
 def assigned(folder: Path, name: str, hidden: int) -> AssignedMember:
-    live = packs.live(packs.member(name, model=partial(packs.mlp, hidden=hidden), batch_size=2), exact=False)
+    live = packs.live(packs.member(name, model=partial(packs.mlp, hidden=64 * hidden), batch_size=2), exact=False)
     live.begin_epoch(ORDERS, 0)
     return AssignedMember(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
