@@ -1,0 +1,174 @@
+"""The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
+
+Each study is run several times, every other time beside two processes that only compute. Then it is run on one device instead of
+two, and with its members one after another. Every section of every member is compared to the bit with the first run: losses,
+metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen, so the runs differ in them.
+"""
+
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import arguments, finish, hardware, target
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+from torch.utils.data import TensorDataset
+
+import argosy
+from argosy.protocol.packs import Packed
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
+
+TRAIN = 1437
+Sections = Mapping[tuple[str, int], Any]
+"""What each section of each member has come to."""
+
+
+def digits() -> argosy.Data:
+    """Scikit-learn's digits, vectors of 64."""
+    images, targets = load_digits(return_X_y=True)
+    inputs = torch.tensor(images / 16, dtype=torch.float32)
+    labels = torch.tensor(targets)
+    train, val = (TensorDataset(inputs[part], labels[part]) for part in (slice(0, TRAIN), slice(TRAIN, None)))
+    return argosy.Data(train=train, val=val)
+
+
+def mlp(hidden: int, depth: int = 1) -> nn.Module:
+    """One hidden layer and more."""
+    inner = [layer for _ in range(depth - 1) for layer in (nn.Linear(hidden, hidden), nn.ReLU())]
+    return nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), *inner, nn.Linear(hidden, 10))
+
+
+def cnn(width: int) -> nn.Module:
+    """Two convolutions with a BatchNorm."""
+    first = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+    second = nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*first, *second, nn.Linear(2 * width, 10))
+
+
+def lenet() -> nn.Module:
+    """Channels that a convolution of several members rounds otherwise."""
+    first = nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(6, 16, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 10))
+
+
+def fleet() -> argosy.Study:
+    """Eight unlike networks."""
+    models = [partial(mlp, 32), partial(mlp, 64, 2), partial(mlp, 128, 3), partial(cnn, 8), partial(cnn, 16), lenet]
+    members = [
+        argosy.Member(f"m{number}", model=model, optimizer=partial(AdamW, lr=2e-3), batch_size=32 + 16 * (number % 3))
+        for number, model in enumerate([*models, *models[:2]])
+    ]
+    return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
+
+
+def alike() -> argosy.Study:
+    """Twenty like MLPs, four small CNNs and four LeNets."""
+    members = [
+        argosy.Member(
+            f"mlp{n}", model=partial(mlp, 64, 2), optimizer=partial(Adam, lr=1e-3 * (1 + n % 5)), batch_size=32
+        )
+        for n in range(20)
+    ]
+    for name, model in (("cnn", partial(cnn, 8)), ("lenet", lenet)):
+        optimizer = partial(SGD, lr=0.05, momentum=0.9)
+        members += [argosy.Member(f"{name}{n}", model=model, optimizer=optimizer, batch_size=32) for n in range(4)]
+    return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
+
+
+def built(parameters: Mapping[str, Any]) -> argosy.Member:
+    """A trial of the search."""
+    return argosy.Member(
+        model=partial(mlp, parameters["hidden"], 2), optimizer=partial(Adam, lr=parameters["lr"]), batch_size=32
+    )
+
+
+def trained(study: Callable[[], argosy.Study], directory: Path, **how: Any) -> None:
+    """Run a study."""
+    argosy.train(study(), directory=directory, **how)
+
+
+def searched(directory: Path, **how: Any) -> None:
+    """Run a search of twelve trials."""
+    space = {"hidden": [32, 64], "lr": argosy.loguniform(1e-4, 1e-2)}
+    argosy.tune(built, space, data=digits(), n_trials=12, max_epochs=9, seed=1, directory=directory, **how)
+
+
+RUNS: Mapping[str, Callable[..., None]] = {
+    "fleet": partial(trained, fleet),
+    "alike": partial(trained, alike),
+    "search": searched,
+}
+
+
+@contextmanager
+def load(there: bool) -> Iterator[None]:
+    """Keep both cores busy inside."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 if there else 0)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def sections(directory: Path) -> tuple[Sections, set[Any]]:
+    """Return what a run came to, and which programs stepped its members."""
+    state = RunState.of(read_journal(directory))
+    found: dict[tuple[str, int], Any] = {}
+    programs: set[Any] = set()
+    for member in state.members.values():
+        for number, ended in enumerate(member.sections):
+            found[member.name, number] = dict(ended.metrics), ended.digest, ended.best
+    for event in state.packed:
+        assert isinstance(event, Packed)
+        programs.add((event.device, event.programs, event.kind))
+    return found, programs
+
+
+def compare(name: str, options: Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Run a study in all ways, and compare."""
+    ways = [(f"run {number + 1}", number % 2 == 1, {"devices": "cpu:2"}) for number in range(options.rounds)]
+    ways += [
+        ("one device", False, {"devices": "cpu:1"}),
+        ("alone", False, {"devices": "cpu:2", "packing": "interleaved"}),
+    ]
+    first: Sections = {}
+    results, differing = [], set[Any]()
+    for words, busy, how in ways:
+        directory = folder / f"{name}-{words.replace(' ', '-')}"
+        with load(busy):
+            RUNS[name](directory, **how)
+        found, programs = sections(directory)
+        differing.add(frozenset(programs))
+        first = first or found
+        # A LeNet of four is one program by a rule, which rounds otherwise than each alone.
+        names = [key for key in first if words != "alone" or not key[0].startswith("lenet")]
+        wrong = sum(found.get(key) != first[key] for key in names) + len(found.keys() - first.keys())
+        results.append(target(f"{name}, {words}: sections that differ, of {len(names)}", [wrong], at_most=0))
+    print(f"{name}: {len(differing)} choices of programs in {len(ways)} runs")
+    return results
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--only", nargs="*", choices=list(RUNS), default=list(RUNS))
+    options = parser.parse_args()
+    print(hardware())
+    with tempfile.TemporaryDirectory() as folder:
+        targets = [held for name in options.only for held in compare(name, options, Path(folder))]
+    finish("same_bits", {}, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
