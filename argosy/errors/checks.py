@@ -212,6 +212,13 @@ def check_dataset(what: str, dataset: Any) -> None:
     if dataset is None:
         return
     check_no_stream(what, dataset)
+    shapes = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
+    if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
+        field = "val_arrays" if what.endswith("val") else "arrays"
+        raise StudyError(
+            f"{what} is a tuple of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be {len(shapes)} samples; "
+            f"give the rows as samples, as in Data({field}=(x, y)), or a torch.utils.data.TensorDataset."
+        )
     if is_map_style(dataset) and not isinstance(dataset, type):
         return
     check_callable(what, dataset, "a map-style Dataset or a function that returns one")

@@ -87,6 +87,9 @@ CASES = {
     "Data.on_error is something else": lambda: argosy.Data(arrays=ARRAYS, on_error="ignore"),
     "Data.train has no length": lambda: argosy.Data(train=Lines()),
     "Data.train is no dataset": lambda: argosy.Data(train=3),
+    "a pair of arrays as Data.val": lambda: argosy.Data(
+        train=TensorDataset(torch.zeros(9)), val=(torch.zeros(9, 3), np.zeros(9))
+    ),
     "a member's name cannot be a folder's": lambda: studies.member("a/b"),
     "a batch size of 0": lambda: studies.member("mlp", batch_size=0),
     "a network instead of a factory": lambda: studies.member("mlp", model=studies.Mlp().state_dict()),
