@@ -212,7 +212,7 @@ def check_dataset(what: str, dataset: Any) -> None:
     if dataset is None:
         return
     check_no_stream(what, dataset)
-    shapes = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
+    shapes: list[Any] = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
     if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
         field = "val_arrays" if what.endswith("val") else "arrays"
         raise StudyError(
