@@ -306,7 +306,7 @@ def test_attention_of_several_takes_no_kernel_that_keeps_nothing_for_a_backward_
     gpu = SimpleNamespace(backend=SimpleNamespace(device=torch.device("cuda:0")))
 
     def attended(query: torch.Tensor) -> torch.Tensor:
-        with OwnDraws([gpu, gpu], range(2)):
+        with OwnDraws([gpu, gpu]):
             return torch.nn.functional.scaled_dot_product_attention(query, query, query)
 
     with Asked() as asked:

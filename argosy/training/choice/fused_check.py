@@ -7,7 +7,6 @@ tells rounding from real differences. This finds silent errors of vectorised cod
 Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -33,6 +32,8 @@ __all__ = ["Admission", "Company", "admit"]
 
 TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
+NUMBERS, TURNS = 8000, 16
+"""For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
 DOUBLE, SINGLE = 1e-9, 1e-3
 """Allowed differences, as a share of the tensor's largest number: in float64, and in other dtypes."""
 
@@ -173,10 +174,10 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
     """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
     usual, wanted = lives[0].member.batch_size, Lengths.of(lives)
     turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
-    if exact:  # the second step finds what the first has left, and its rounding
-        turns += [(True, usual), *((True, length) for length in sorted(wanted.train - {usual}))]
+    if exact:  # later steps find what the first has left, and how it was rounded
+        again = max(1, NUMBERS // max(sum(weight.numel() for weight in lives[0].model.parameters()), 1))
+        turns += [*[(True, usual)] * min(again, TURNS), *((True, length) for length in sorted(wanted.train - {usual}))]
     equal: dict[bool, set[int]] = {True: set(), False: set()}
-    flops = None
     try:
         alone, together = (_twins(lives, double=double) for _ in range(2))
         solos, fused = [Solo(twin) for twin in alone], Fused.of(together)
@@ -187,24 +188,19 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
         given = [_filled(block, length + apart, double=double) for _ in range(2)]
         try:
             _cut_anew((*alone, *together), given[0], length, apart=apart)
-            counts = train and not exact and alone[0].backend.device.type == "cpu"
-            counter = FlopCounterMode(display=False)  # it takes operators apart, which then round otherwise
-            with counter if counts else contextlib.nullcontext():
-                mine = [_alone(solo, given[0], train=train) for solo in solos]
-            flops = counter.get_total_flops() // len(solos) if counts else flops
+            mine = [_alone(solo, given[0], train=train) for solo in solos]
             _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:
             return Attempt(reason=str(unfit))
         except Exception as error:  # the same boundary
             return Attempt.of("its own step", error, len(lives), alone=True)
         try:
-            theirs = _together(fused, given[1], train=train)
+            by_copy = {id(trial.live): trial for trial in _together(fused, given[1], train=train)}
+            pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
+            tolerance = 0.0 if exact else DOUBLE if double else SINGLE
+            reason = next((words for one, other in pairs for words in _differences(one, other, tolerance)), None)
         except Exception as error:  # the same boundary
             return Attempt.of("as one program it", error, len(lives))
-        by_copy = {id(trial.live): trial for trial in theirs}
-        pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
-        tolerance = 0.0 if exact else DOUBLE if double else SINGLE
-        reason = next((words for one, other in pairs for words in _differences(one, other, tolerance)), None)
         if reason is None:
             equal[train].add(length)
         elif not exact or (train and length == usual):
@@ -212,7 +208,23 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
         elif train:
             break  # the copies are not equal any more
     lengths = Lengths(frozenset(equal[True]), frozenset(equal[False]), apart)
-    return Attempt(reason=None, found=Company(lengths=lengths) if exact else Company(flops=flops))
+    return Attempt(reason=None, found=Company(lengths=lengths) if exact else Company(flops=_flops(lives[0], block)))
+
+
+def _flops(live: LiveMember, block: Block) -> int | None:
+    """Count the operations of a step's products and convolutions; None on accelerators, and where they cannot be counted."""
+    if live.backend.device.type != "cpu":
+        return None
+    solo, given = Solo(live.trial()), _filled(block, live.member.batch_size, double=False)
+    _cut_anew([solo.live], given, live.member.batch_size, apart=False)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            _alone(solo, given, train=True)
+    except Exception as error:  # boundary between a member's code and torch's counter, which takes operators apart
+        reason_of(error)
+        return None
+    total: int = counter.get_total_flops()
+    return total
 
 
 # ---- copies
@@ -228,7 +240,7 @@ def _twins(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
 
 def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
     """Let each copy cut one batch of this length out of the block; `apart`, each another one."""
-    order, count = np.arange(block.place.rows, dtype=np.int64), len(twins) // 2
+    order, count = np.arange(block.place.rows, dtype=np.int64), max(len(twins) // 2, 1)
     for number, twin in enumerate(twins):
         seen = np.roll(order, -(number % count))[:-1].tolist() if apart else None
         selection = Selection.of(seen, len(order))
@@ -344,5 +356,5 @@ def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iter
     for split, (one, other) in (("training", trained), ("validation", validated)):
         pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]
     for what, number, found, scale in pairs:
-        if not agree(number, found, within=tolerance * max(scale, largest(number), 1e-3)):
+        if not agree(number, found, within=tolerance and tolerance * max(scale, largest(number), 1e-3)):
             yield f"as one program {what} is another than alone"

@@ -7,7 +7,7 @@ dearer, never cheaper. The choice is made anew when the group grows, or half of 
 known.
 
 This is for members that have the same bits in any program, and for accelerators. Members on a CPU whose rounding depends on the program
-are one by a rule, and stay one whoever leaves: with a stopwatch, their results would depend on the machine's other load.
+are one by a rule, and stay one while two are left: with a stopwatch, their results would depend on the machine's other load.
 
 A size that memory is not expected to hold is not tried: the memory of steps is measured in the same rounds, and is proportional to
 the members. Nor are captured steps, where memory would not hold those of all members at once.
@@ -198,7 +198,7 @@ class FusionGroup:
         """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
         if self.ruled:
             worth = self.now.size > 1 or (largest >= FEWEST and (self.flops or 0) <= MOST_FLOPS)
-            return [ProgramCandidate(max(largest, 2)) if worth and self.fits > 1 else ALONE]
+            return [ProgramCandidate(largest) if worth else ALONE]
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         sizes = dict.fromkeys((1, largest))
         return [

@@ -67,14 +67,13 @@ class Unit:
         """Make a unit of several members, or of one, with the kind of program that their fusion group has."""
         lives, kind = [assigned.live for assigned in assignment], ALONE.kind
         lengths = None if fusion_group is None else fusion_group.lengths
-        ruled = False
         if fusion_group is not None:
-            kind, ruled = fusion_group.now.kind, fusion_group.ruled and fusion_group.now.size > 1
+            kind = fusion_group.now.kind
         program: Program[Any]
         if kind == "compiled":
             program = Fused.of(lives, compilation)
         else:
-            program = Solo(lives[0]) if len(lives) == 1 and not ruled else Fused.of(lives, lengths=lengths)
+            program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives, lengths=lengths)
         if kind == "graphed":
             program = Graphed.of(program)
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
