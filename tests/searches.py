@@ -16,7 +16,7 @@ import argosy
 
 __all__ = ["DATA", "SPACE", "at_once", "build", "outcome", "stored", "tune"]
 
-ROWS = TensorDataset(torch.randn(40, 64, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
+ROWS = TensorDataset(torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 10)
 DATA = argosy.Data(train=ROWS, val=ROWS)
 SPACE = {"lr": FloatDistribution(1e-3, 1.0, log=True), "batch_size": CategoricalDistribution([8, 20])}
 
@@ -26,7 +26,7 @@ def build(parameters: dict[str, Any]) -> argosy.Member:
     width = parameters.get("width", 10)
     return argosy.Member(
         "net",
-        model=partial(nn.Linear, 64, width),
+        model=partial(nn.Linear, 6, width),
         optimizer=partial(SGD, lr=parameters.get("lr", 0.1)),
         batch_size=parameters.get("batch_size", 20),
         metrics={"accuracy": argosy.accuracy},

@@ -104,7 +104,7 @@ def mixed(parameters: dict[str, Any]) -> list[argosy.Member]:
     first, second = folded({})
     changes: dict[str, dict[str, Any]] = {
         "good": {},
-        "bad": {"model": partial(nn.Linear, 64, 2)},
+        "bad": {"model": partial(nn.Linear, 6, 2)},
         "wild": {"optimizer": partial(SGD, lr=math.inf)},
         "short": {"stop": argosy.MaxEpochs(2)},
     }

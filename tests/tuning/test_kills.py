@@ -42,7 +42,7 @@ def accuracy(outputs, targets):
     return argosy.accuracy(outputs, targets)
 
 def build(parameters):
-    return argosy.Member("net", model=partial(nn.Linear, 64, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=8,
+    return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=8,
         eval_batch_size=200, metrics={{"accuracy": accuracy}})
 
 search = argosy.Search(build=build, space={{"lr": FloatDistribution(0.001, 1.0, log=True)}}, data=data, max_epochs=6,

@@ -52,7 +52,7 @@ def scheduled(parameters: dict[str, Any], epochs: float) -> argosy.Member:
 
 
 def _network(classes: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, classes), nn.BatchNorm1d(classes))
+    return nn.Sequential(nn.Linear(6, classes), nn.BatchNorm1d(classes))
 
 
 def search(directory: Path, **rest: Any) -> Any:

@@ -396,7 +396,7 @@ x = np.random.RandomState(0).randn(80, 6).astype(np.float32)
 data = argosy.Data(arrays=(x, np.arange(80) % 10), val_arrays=(x, np.arange(80) % 10))
 
 def build(parameters):
-    return argosy.Member("net", model=partial(nn.Linear, 64, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=4)
+    return argosy.Member("net", model=partial(nn.Linear, 6, 10), optimizer=partial(SGD, lr=parameters["lr"]), batch_size=4)
 
 search = argosy.Search(build=build, space={"lr": FloatDistribution(0.001, 1.0, log=True)}, data=data, max_epochs=9)
 """

@@ -9,12 +9,10 @@ Python's and NumPy's generators, state that a module keeps in attributes.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
@@ -28,7 +26,7 @@ from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, 
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Admission", "Company", "admit"]
+__all__ = ["Admission", "admit"]
 
 TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
@@ -36,18 +34,6 @@ NUMBERS, TURNS = 8000, 16
 """For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
 DOUBLE, SINGLE = 1e-9, 1e-3
 """Allowed differences, as a share of the tensor's largest number: in float64, and in other dtypes."""
-
-
-class Company(NamedTuple):
-    """How members of one fingerprint may be one program."""
-
-    lengths: Lengths | None = None
-    """Batches that are made as one with the bits of alone; None where they are equal up to rounding."""
-    flops: int | None = None
-    """Floating-point operations of a step, in products and convolutions, where its rounding depends on the company; CPU only."""
-
-
-NONE = Company()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +46,14 @@ class Admission:
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
-    found: Mapping[tuple[str, ...], Company]
-    """What was found of each of `packs`."""
+    lengths: Mapping[tuple[str, ...], Lengths | None]
+    """For each of `packs`, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
 
 
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: dict[Fingerprint, Company] | None = None,
+    admitted: dict[Fingerprint, Lengths | None] | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
@@ -79,7 +65,7 @@ def admit(
     """
     admitted = {} if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
-    found: dict[tuple[str, ...], Company] = {}
+    lengths: dict[tuple[str, ...], Lengths | None] = {}
     reasons, failed = {}, {}
     for live in lives:
         try:
@@ -104,13 +90,13 @@ def admit(
             continue
         attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=_apart(pack))
         if attempt is None or attempt.reason is None:
-            found[names] = admitted.setdefault(fingerprint, NONE if attempt is None else attempt.found)
+            lengths[names] = admitted.setdefault(fingerprint, None if attempt is None else attempt.lengths)
             continue
         if lonely is None:
             reasons |= dict.fromkeys(names, attempt.reason)
         if attempt.failed:
             failed[names] = attempt.reason
-    return Admission(packs=tuple(found), alone=reasons, failed=failed, found=found)
+    return Admission(packs=tuple(lengths), alone=reasons, failed=failed, lengths=lengths)
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
@@ -159,8 +145,8 @@ class Attempt:
     """Whether their program raised, other than for memory, or gave other results."""
     crowded: bool = False
     """Whether memory ran out."""
-    found: Company = NONE
-    """How they may be one program, if they may."""
+    lengths: Lengths | None = None
+    """Lengths of batches with equal bits, if that was asked for."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
@@ -208,23 +194,7 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
         elif train:
             break  # the copies are not equal any more
     lengths = Lengths(frozenset(equal[True]), frozenset(equal[False]), apart)
-    return Attempt(reason=None, found=Company(lengths=lengths) if exact else Company(flops=_flops(lives[0], block)))
-
-
-def _flops(live: LiveMember, block: Block) -> int | None:
-    """Count the operations of a step's products and convolutions; None on accelerators, and where they cannot be counted."""
-    if live.backend.device.type != "cpu":
-        return None
-    solo, given = Solo(live.trial()), _filled(block, live.member.batch_size, double=False)
-    _cut_anew([solo.live], given, live.member.batch_size, apart=False)
-    try:
-        with FlopCounterMode(display=False) as counter:
-            _alone(solo, given, train=True)
-    except Exception as error:  # boundary between a member's code and torch's counter, which takes operators apart
-        reason_of(error)
-        return None
-    total: int = counter.get_total_flops()
-    return total
+    return Attempt(reason=None, lengths=lengths if exact else None)
 
 
 # ---- copies
@@ -240,7 +210,7 @@ def _twins(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
 
 def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
     """Let each copy cut one batch of this length out of the block; `apart`, each another one."""
-    order, count = np.arange(block.place.rows, dtype=np.int64), max(len(twins) // 2, 1)
+    order, count = np.arange(block.place.rows, dtype=np.int64), len(twins) // 2
     for number, twin in enumerate(twins):
         seen = np.roll(order, -(number % count))[:-1].tolist() if apart else None
         selection = Selection.of(seen, len(order))

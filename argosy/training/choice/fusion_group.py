@@ -6,8 +6,7 @@ again until the two lowest costs agree, and the lowest of each counts, since a n
 dearer, never cheaper. The choice is made anew when the group grows, or half of it has left: by then costs of similar sizes may be
 known.
 
-This is for members that have the same bits in any program, and for accelerators. Members on a CPU whose rounding depends on the program
-are one by a rule, and stay one while two are left: with a stopwatch, their results would depend on the machine's other load.
+On a CPU most members have the same bits in any program (`Lengths`), so that the choice shows in no result. For the others it does.
 
 A size that memory is not expected to hold is not tried: the memory of steps is measured in the same rounds, and is proportional to
 the members. Nor are captured steps, where memory would not hold those of all members at once.
@@ -38,11 +37,6 @@ AGREE = 0.05
 """Share by which another try may be higher than the lowest and still confirm it."""
 MOST_TRIES = 4
 """Tries of each candidate, at different times."""
-FEWEST, MOST_FLOPS = 4, 50_000_000
-"""By rule, so many members and more are one program if a step has no more operations: it then takes longer to issue than to compute.
-
-Two were never faster as one (transformers, LeNets), eight 1.4 to 3.5 times as fast below, and level or slower from 100 million on.
-"""
 SECONDS = 0.25
 """Time of rounds after the first from which on a cost is known."""
 MIB = 2**20
@@ -88,19 +82,12 @@ class FusionGroup:
     """Bytes that a step takes per member."""
     lengths: Lengths | None = None
     """Batches that a program makes as one with the bits that each member has alone; None where it rounds otherwise."""
-    flops: int | None = None
-    """Floating-point operations of a member's step, where its rounding depends on the program, on a CPU."""
     weight_bytes: int = 0
     """A member's weights; a program of several briefly holds each gradient twice."""
     settled_for: int = 0
     """Number of members when a candidate was chosen; 0 while none is."""
     _rounds: list[float] = field(default_factory=list)
     _seconds: float = 0.0
-
-    @property
-    def ruled(self) -> bool:
-        """Whether a rule chooses, so that the same command gives the same bits: by time these members would round by chance."""
-        return self.flops is not None and list(self.kinds) == ["plain"]
 
     def asks(self, count: int) -> bool:
         """Whether the choice must be made anew for `count` members."""
@@ -196,9 +183,6 @@ class FusionGroup:
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
         """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
-        if self.ruled:
-            worth = self.now.size > 1 or (largest >= FEWEST and (self.flops or 0) <= MOST_FLOPS)
-            return [ProgramCandidate(largest) if worth else ALONE]
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         sizes = dict.fromkeys((1, largest))
         return [

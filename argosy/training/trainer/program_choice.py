@@ -14,10 +14,10 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.choice.fused_check import Company, admit
+from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.device.devices import out_of_memory
-from argosy.training.member.live import LiveMember
+from argosy.training.member.live import Lengths, LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import Fingerprint
 from argosy.training.programs.graphed.graphed import refusal
@@ -55,7 +55,7 @@ class ProgramChoice:
         self._heartbeat = heartbeat
         self._newcomers = False
         """Whether a member was assigned since the last `look`."""
-        self._admitted: dict[Fingerprint, Company] = {}
+        self._admitted: dict[Fingerprint, Lengths | None] = {}
         self._compilations: dict[FusionGroup, Compilation] = {}
         """Compiled passes of groups that may be compiled."""
         self._pairs: dict[FusionGroup, bool] = {}
@@ -106,8 +106,8 @@ class ProgramChoice:
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.fusion_group for unit in members if unit.fusion_group is not None), None)
-            bytes_each, found = weight_bytes(members[0].assignment[0].live), admission.found[names]
-            fusion_group = known or FusionGroup(weight_bytes=bytes_each, lengths=found.lengths, flops=found.flops)
+            bytes_each = weight_bytes(members[0].assignment[0].live)
+            fusion_group = known or FusionGroup(weight_bytes=bytes_each, lengths=admission.lengths[names])
             fusion_group.kinds = self._kinds_of(members[0], alike=True)
             for unit in members:
                 unit.fusion_group = fusion_group
