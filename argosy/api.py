@@ -305,7 +305,7 @@ def run_search(
     with _claimed(directory, settings, launcher) as (lock, journal):
         events = read_journal(directory)
         state = RunState.of(events)
-        tuner = Tuner(search)
+        tuner = Tuner.of(search, events)
         tuner.warn()
         tuner.recall(events, state)
         brought = tuner.bring(state)

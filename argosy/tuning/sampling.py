@@ -37,12 +37,14 @@ try:
 except ModuleNotFoundError as error:
     raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
 
-__all__ = ["Copy", "Outcome", "Sampling", "write_plots"]
+__all__ = ["DEFAULT_SAMPLER", "Copy", "Outcome", "Sampling", "write_plots"]
 
 Outcome = Literal["complete", "pruned", "failed"]
 STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
+DEFAULT_SAMPLER = optuna.samplers.TPESampler
+"""Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011)."""
 INDEPENDENT = (
     optuna.samplers.RandomSampler,
     optuna.samplers.QMCSampler,

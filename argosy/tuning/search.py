@@ -64,8 +64,9 @@ class Search:
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     sampler: Callable[..., Any] | None = None
-    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``; by default random. One that learns is
-    asked in waves (`argosy.tuning.waves`), and told what all trials before have reached."""
+    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``. One that learns is asked in waves
+    (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler`` with schedulers ``hyperband``,
+    ``asha`` and ``median``, if there are enough trials to learn from; else random, as ``RandomSampler`` is always."""
     seed: int = 0
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searches import DATA, SPACE, build, outcome, tune
 
 from argosy.errors import StudyError
+from argosy.protocol.events import SearchBegan
 from argosy.running.control import measuring
 from argosy.running.search.tuner import Tuner
 from argosy.tuning.search import Search
@@ -169,6 +170,37 @@ def test_a_sampler_that_cannot_learn_is_a_warning_that_names_the_setting_that_ca
         (message,) = said(**terms)
         assert word in message
         assert "learns nothing" in message
+
+
+def test_by_default_a_search_learns_where_there_is_enough_to_learn_from() -> None:
+    settings: dict[str, Any] = {"build": build, "space": SPACE, "data": DATA}
+    learns = [
+        {"max_epochs": 27},
+        {"max_epochs": 27, "at_once": 4},
+        {"max_epochs": 9, "scheduler": "asha", "n_trials": 40},
+        {"max_epochs": 9, "scheduler": "median", "n_trials": 40},
+    ]
+    draws = [
+        {"max_epochs": 9},  # too few trials
+        {"max_epochs": 27, "brackets": "together"},
+        {"max_epochs": 9, "scheduler": "random", "n_trials": 40},
+        {"max_epochs": 9, "scheduler": "pbt", "n_trials": 40},
+        {"max_epochs": 27, "sampler": RandomSampler},
+    ]
+    for terms in learns:
+        assert Tuner.of(Search(**settings, **terms), []).sampling.sampler is TPESampler, terms
+    for terms in draws:
+        assert Tuner.of(Search(**settings, **terms), []).sampling.sampler is not TPESampler, terms
+
+
+def test_a_search_goes_on_with_the_sampler_that_it_began_with() -> None:
+    """With more trials than before, or from a version that drew at random by default."""
+    settings: dict[str, Any] = {"build": build, "space": SPACE, "data": DATA, "max_epochs": 9, "scheduler": "asha"}
+    few, many = (Search(**settings, n_trials=trials) for trials in (8, 40))
+    for began, goes_on in ((Tuner.of(few, []), many), (Tuner.of(many, []), few)):
+        found = Tuner.of(goes_on, [SearchBegan(terms=began.terms)])
+        assert found.terms["sampler"] == began.terms["sampler"]
+        assert began.sampling.learns == found.sampling.learns
 
 
 def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -30,11 +30,14 @@ from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import Copy, Outcome, Sampling
+from argosy.tuning.sampling import DEFAULT_SAMPLER, Copy, Outcome, Sampling
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
 
 __all__ = ["Tuner"]
+
+LEARNING = ("hyperband", "asha", "median")
+"""Schedulers of searches that learn by default: ``random`` and ``grid`` say what they draw, and populations draw once."""
 
 
 class Tuner:
@@ -75,6 +78,23 @@ class Tuner:
         """Members that ended under earlier terms, and may go on under these."""
         self._changed: set[int] = set()
         """Numbers of trials with changes that are not in Optuna's storage yet."""
+
+    @classmethod
+    def of(cls, search: Search, events: Sequence[Event]) -> "Tuner":
+        """Make the tuner of a search, with the earlier drivers' events.
+
+        A search without a sampler of its own learns, by Optuna's default, where its trials come in several waves; one that goes on
+        does as it began.
+        """
+        if search.sampler is not None or search.scheduler not in LEARNING:
+            return cls(search)
+        learning = cls(replace(search, sampler=DEFAULT_SAMPLER))
+        begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
+        if begun is not None:
+            learns = begun.get("sampler") == learning.terms["sampler"]
+        else:
+            learns = why_nothing_is_learnt(learning.search, learning.waves, startup=learning.sampling.startup) is None
+        return learning if learns else cls(search)
 
     def _population(self) -> Population | None:
         if not isinstance(self.scheduler, Pbt):
