@@ -14,7 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 from argosy.study import Member
 from argosy.training.choice.fused_check import admit
-from argosy.training.member.live import Lengths
+from argosy.training.member.live import BatchLengths
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
 
@@ -96,7 +96,7 @@ def rates(count: int, optimizer: Any = OPTIMIZERS["Adam"]) -> list[Any]:
     return [partial(optimizer, lr=optimizer.keywords["lr"] * (1 + number % 2)) for number in range(count)]
 
 
-def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> Lengths | None:
+def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> BatchLengths | None:
     """Train each alone and all as one, and compare all that there is; returns which batches were made as one."""
     alone, history = [packs.live(one, exact=False) for one in members], {}
     for live in alone:
@@ -117,7 +117,7 @@ def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> Length
     return lengths
 
 
-def as_one(lengths: Lengths | None, *train: int) -> bool:
+def as_one(lengths: BatchLengths | None, *train: int) -> bool:
     """Whether batches of these lengths were made as one, in training and in validation."""
     return lengths is not None and lengths.train >= set(train) and bool(lengths.val)
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
 from argosy.training.choice.fused_check import admit
-from argosy.training.member.live import Lengths
+from argosy.training.member.live import BatchLengths
 from argosy.training.programs.fused.fingerprint import Fingerprint
 
 
@@ -90,7 +90,7 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, r
 
 def test_two_are_spared_where_each_takes_one_pass() -> None:
     """Unless they were admitted before, when there were more of them."""
-    (arrays, _), known = packs.samples(), dict[Fingerprint, Lengths | None]()
+    (arrays, _), known = packs.samples(), dict[Fingerprint, BatchLengths | None]()
     (block,) = packs.blocks(packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=arrays)
 
     def packed(*members: Member, exact: bool = False) -> int:

@@ -20,7 +20,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.agreement import agree, largest
-from argosy.training.member.live import Lengths, LiveMember
+from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
@@ -46,14 +46,14 @@ class Admission:
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
-    lengths: Mapping[tuple[str, ...], Lengths | None]
+    lengths: Mapping[tuple[str, ...], BatchLengths | None]
     """For each of `packs`, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
 
 
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: dict[Fingerprint, Lengths | None] | None = None,
+    admitted: dict[Fingerprint, BatchLengths | None] | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
@@ -65,7 +65,7 @@ def admit(
     """
     admitted = {} if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
-    lengths: dict[tuple[str, ...], Lengths | None] = {}
+    lengths: dict[tuple[str, ...], BatchLengths | None] = {}
     reasons, failed = {}, {}
     for live in lives:
         try:
@@ -145,8 +145,8 @@ class Attempt:
     """Whether their program raised, other than for memory, or gave other results."""
     crowded: bool = False
     """Whether memory ran out."""
-    lengths: Lengths | None = None
-    """Lengths of batches with equal bits, if that was asked for."""
+    lengths: BatchLengths | None = None
+    """BatchLengths of batches with equal bits, if that was asked for."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
@@ -158,7 +158,7 @@ class Attempt:
 
 def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: bool, exact: bool) -> Attempt:
     """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
-    usual, wanted = lives[0].member.batch_size, Lengths.of(lives)
+    usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
     turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
     if exact:  # later steps find what the first has left, and how it was rounded
         again = max(1, NUMBERS // max(sum(weight.numel() for weight in lives[0].model.parameters()), 1))
@@ -193,7 +193,7 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
             return Attempt(reason=reason, failed=True)
         elif train:
             break  # the copies are not equal any more
-    lengths = Lengths(frozenset(equal[True]), frozenset(equal[False]), apart)
+    lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
     return Attempt(reason=None, lengths=lengths if exact else None)
 
 

@@ -6,7 +6,7 @@ again until the two lowest costs agree, and the lowest of each counts, since a n
 dearer, never cheaper. The choice is made anew when the group grows, or half of it has left: by then costs of similar sizes may be
 known.
 
-On a CPU most members have the same bits in any program (`Lengths`), so that the choice shows in no result. For the others it does.
+On a CPU most members have the same bits in any program (`BatchLengths`), so that the choice shows in no result. For the others it does.
 
 A size that memory is not expected to hold is not tried: the memory of steps is measured in the same rounds, and is proportional to
 the members. Nor are captured steps, where memory would not hold those of all members at once.
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
-from argosy.training.member.live import Lengths
+from argosy.training.member.live import BatchLengths
 
 __all__ = ["ALONE", "TURNS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
@@ -80,7 +80,7 @@ class FusionGroup:
     """Costs of each try."""
     needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes per member."""
-    lengths: Lengths | None = None
+    lengths: BatchLengths | None = None
     """Batches that a program makes as one with the bits that each member has alone; None where it rounds otherwise."""
     weight_bytes: int = 0
     """A member's weights; a program of several briefly holds each gradient twice."""

@@ -31,7 +31,7 @@ from argosy.training.member.twins import twins
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
 
-__all__ = ["Best", "Lengths", "LiveMember", "build", "fill_buffers", "seed_of"]
+__all__ = ["Best", "BatchLengths", "LiveMember", "build", "fill_buffers", "seed_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Best:
         return math.isnan(self.value) or better(value, self.value, mode)
 
 
-class Lengths(NamedTuple):
+class BatchLengths(NamedTuple):
     """Numbers of samples in the batches of some members."""
 
     train: frozenset[int]
@@ -59,7 +59,7 @@ class Lengths(NamedTuple):
     """Whether members of one program have different batches."""
 
     @classmethod
-    def of(cls, lives: Sequence["LiveMember"]) -> "Lengths":
+    def of(cls, lives: Sequence["LiveMember"]) -> "BatchLengths":
         """Return the lengths in an epoch and a validation of these members, where no sample is broken."""
         train = {live.member.batch_size for live in lives}
         train |= {live.cutter.length % live.cutter.batch_size for live in lives if live.cutter is not None}

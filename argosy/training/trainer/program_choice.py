@@ -17,7 +17,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.device.devices import out_of_memory
-from argosy.training.member.live import Lengths, LiveMember
+from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import Fingerprint
 from argosy.training.programs.graphed.graphed import refusal
@@ -55,7 +55,7 @@ class ProgramChoice:
         self._heartbeat = heartbeat
         self._newcomers = False
         """Whether a member was assigned since the last `look`."""
-        self._admitted: dict[Fingerprint, Lengths | None] = {}
+        self._admitted: dict[Fingerprint, BatchLengths | None] = {}
         self._compilations: dict[FusionGroup, Compilation] = {}
         """Compiled passes of groups that may be compiled."""
         self._pairs: dict[FusionGroup, bool] = {}

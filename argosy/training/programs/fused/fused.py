@@ -6,7 +6,7 @@ step them, and an optimizer without a kernel steps its member's views, along gra
 
 A turn is one lockstep step of the members. Those that have no batch in it, or one of another length than the others, step one after
 another, as they do alone: their own modules hold views of the common memory. So do all of them on batches of a length for which the
-common pass would round otherwise than each of them alone (`Lengths`).
+common pass would round otherwise than each of them alone (`BatchLengths`).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.device.heap import large_outside
 from argosy.training.member.foreseen import Foreseen
-from argosy.training.member.live import Lengths, LiveMember
+from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.tally import totals_of
@@ -55,7 +55,7 @@ class Fused:
         parameter_buffer: ParameterBuffer,
         kernels: Sequence[Kernel],
         compilation: Compilation | None,
-        lengths: Lengths | None,
+        lengths: BatchLengths | None,
     ) -> None:
         self._lives = tuple(lives)
         self._lengths = lengths
@@ -85,7 +85,7 @@ class Fused:
 
     @classmethod
     def of(
-        cls, lives: Sequence[LiveMember], compilation: Compilation | None = None, lengths: Lengths | None = None
+        cls, lives: Sequence[LiveMember], compilation: Compilation | None = None, lengths: BatchLengths | None = None
     ) -> "Fused":
         """Make the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled.
 
