@@ -9,6 +9,7 @@ gets the batch after the last committed one.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +21,15 @@ from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.order import WORD, Digest, Indices, Selection, running_sums, used_elements
 from argosy.stream.trees import map_leaves, unflatten
 
-__all__ = ["Batch", "Carried", "Cutter"]
+__all__ = ["Batch", "Carried", "Cutter", "sent"]
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on a device, without waiting for work issued before."""
+    if device.type == "cpu":
+        return tensor
+    # Pinned memory, which torch keeps until the copy is complete.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Batch(NamedTuple):
@@ -208,9 +217,15 @@ class _Elements:
         rows = high - low if self.block.whole else int(self.sound[low:high].sum())
         if self.rows is None and rows == high - low:
             return [_slice(leaf, low, high, private=private) for leaf in self.block.leaves], rows
-        numbers = np.arange(low, high) if self.rows is None else self.rows[low:high]
-        index = torch.from_numpy(numbers[self.sound[low:high]])
+        before = low if self.block.whole else int(self.sound[:low].sum())
+        index = self._index[before : before + rows]
         return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves], rows
+
+    @cached_property
+    def _index(self) -> torch.Tensor:
+        """The rows of all sound elements, on the block's device: one copy, since one per batch would stop the host at each step."""
+        rows = np.arange(self.block.place.rows) if self.rows is None else self.rows
+        return sent(torch.from_numpy(rows[self.sound]), self.block.leaves[0].device)
 
     def _sound(self, start: int, stop: int, rows: int) -> npt.NDArray[np.bool_] | None:
         return None if rows == stop - start else self.sound[start - self.first : stop - self.first].copy()

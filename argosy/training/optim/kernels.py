@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from argosy.stream.batches import sent
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
-__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sent", "sgd_numbers"]
+__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sgd_numbers"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
@@ -88,15 +89,8 @@ class Tile:
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
         if self.shown is None or self.shown[0] != numbers:
-            self.shown = numbers, sent(numbers, self.weights)
+            self.shown = numbers, sent(torch.tensor(numbers, dtype=self.weights.dtype), self.weights.device)
         return self.shown[1]
-
-
-def sent(numbers: Sequence[float] | Numbers, like: Tensor) -> Tensor:
-    """Return numbers in a tensor's dtype on its device, without waiting for work issued before."""
-    # Pinned memory, which torch keeps until the copy is complete.
-    apart = like.device.type == "cuda"
-    return torch.tensor(numbers, dtype=like.dtype, pin_memory=apart).to(like.device, non_blocking=apart)
 
 
 class Kernel:

@@ -54,7 +54,8 @@ class Pass:
         stacked = [*weights, *parameter_buffer.buffers.values()]
         own = [self.factors, *leaves] if self.data.apart else [self.factors]
         if count < places:
-            filled = torch.tensor([*range(count), *[0] * (places - count)], device=self.factors.device)
+            filled = torch.arange(places, device=self.factors.device)
+            filled[count:].zero_()
             stacked, own = [tensor[filled] for tensor in stacked], [tensor[filled] for tensor in own]
         return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from argosy.stream.batches import sent
 from argosy.training.device.recorders import Uncaptured
-from argosy.training.optim.kernels import Kernel, Numbers, sent
+from argosy.training.optim.kernels import Kernel, Numbers
 
 __all__ = ["StaticInputs"]
 
@@ -39,7 +40,7 @@ class StaticInputs:
         shown = [number for of_kernel in numbers for own in of_kernel for row in own for number in row]
         if shown != self._shown:
             self._shown = shown
-            self._all.copy_(sent(shown, self._all))
+            self._all.copy_(sent(torch.tensor(shown, dtype=self._all.dtype), self._all.device))
 
 
 def _numbers(kernels: Sequence[Kernel]) -> Sequence[Sequence[Numbers]]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from argosy.stream.batches import sent
 from argosy.stream.order import WORD, Digest
 
 __all__ = ["Flat", "Summed"]
@@ -50,7 +51,8 @@ class Flat:
                 gradient.copy_(parameter.grad.reshape(-1))
         words = (*_pieces(digest.indices), *_pieces(digest.positions))
         no_losses = [0.0] * (self._rest - len(there))
-        self._figures.copy_(torch.tensor([*there, *no_losses, digest.elements, *words], dtype=torch.float64))
+        figures = torch.tensor([*there, *no_losses, digest.elements, *words], dtype=torch.float64)
+        self._figures.copy_(sent(figures, self._figures.device))
         if losses is not None:
             total = losses.double().sum()
             high = total.to(self._figures.dtype)
