@@ -121,6 +121,10 @@ def test_gpus(name: str) -> None:
     assert bool(check.mend) is not ok
 
 
+def test_accelerators_that_are_not_nvidias_are_not_denied() -> None:
+    assert "AMD's or Intel's" in machine_checks.judge_gpus(GPUS["none"][0]).found
+
+
 FAILING = {
     "old torch": machine_checks.judge_versions({"python": "3.12.1", "torch": "2.9.1+cu124", "numpy": "2.0.0"}),
     "no numpy": machine_checks.judge_versions({"python": "3.12.1", "torch": "2.10.0", "numpy": None}),

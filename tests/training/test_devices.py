@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,59 @@ def test_devices_are_found_by_number_and_dealt_to_nodes() -> None:
 def test_devices_that_are_not_there_are_refused(wanted: str) -> None:
     with pytest.raises(PlanError, match=wanted.partition(":")[0]):
         discover(Settings(devices=wanted))
+
+
+def test_devices_are_counted_by_what_a_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch's CUDA starts it counts GPUs: two, say, of which one instance (MIG) is this process's."""
+    count = [2]
+
+    def properties(number: int) -> SimpleNamespace:
+        module.init()
+        assert number < count[0], "Invalid device id"
+        return SimpleNamespace(name="H100 MIG 1g.10gb", total_memory=2**30)
+
+    module = SimpleNamespace(
+        device_count=lambda: count[0], init=lambda: count.__setitem__(0, 1), get_device_properties=properties
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
+    assert [found.memory_bytes for found in kinds.Accelerator.hardware("cuda")] == [2**30]
+
+
+class Products(TorchDispatchMode):
+    """Notes products on a device, and whether they were of a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, bool]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in late.PRODUCTS:
+            self.seen.append((args[0].device.type, torch._C._current_autograd_node() is not None))
+        return function(*args, **(kwargs or {}))
+
+
+def test_libraries_have_their_work_space_before_a_member_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the calling thread and that of the backward pass; where a full device has no room for it is no member's fault."""
+    module = SimpleNamespace(set_device=lambda device: None, Stream=lambda device: None)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    with Products() as products:
+        kinds.Accelerator.open("meta:0")
+    assert {*products.seen} == {("meta", False), ("meta", True)}
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_accelerator_of_an_unknown_kind_is_told(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type="late" if known else "mtia")
+    )
+    with (
+        nullcontext()
+        if known
+        else pytest.warns(UserWarning, match="accelerator of kind mtia, .* members train on CPU devices; name")
+    ):
+        assert kinds.default_kind() == ("late" if known else "cpu")
+    discover(Settings(devices="cpu:1"))  # says nothing: it is what was asked for
 
 
 def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,6 +465,12 @@ def test_memory_is_counted_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("CUDA driver error: out of memory"), True),
+        (RuntimeError("HIP error: out of memory"), True),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), True),
+        (RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`"), False),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
     ],
 )

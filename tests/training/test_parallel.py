@@ -1,10 +1,12 @@
 """Groups form, add up the same bits everywhere, and tell when a rank has left; nobody who is left hangs."""
 
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,3 +84,27 @@ def test_who_is_left_alone_before_a_group_is_there_is_free(tmp_path: Path) -> No
     assert not group.formed
     group.leave()
     assert until(lambda: threading.active_count() <= before)
+
+
+def test_nccl_ends_no_process_where_a_peer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for an error of a sum, nor for a heartbeat, nor to write down what was under way: the driver decides."""
+    watches = [f"TORCH_NCCL_{name}" for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT")]
+    for name in watches:
+        monkeypatch.setenv(name, "")  # put back at the end
+        monkeypatch.delenv(name)
+    told: list[dict[str, str]] = []
+
+    class Silent:
+        Options = SimpleNamespace
+
+        def __init__(self, *_: object) -> None:
+            told.append({name: os.environ.get(name, "") for name in watches})
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            pass
+
+    monkeypatch.setattr(ends.dist, "ProcessGroupNCCL", Silent, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(ends, "_stream_of_sums", lambda device: None)
+    ends.Nccl(None, 0, 2, torch.device("cuda", 0))
+    assert told == [dict.fromkeys(watches, "0")]

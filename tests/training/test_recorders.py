@@ -4,14 +4,18 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from argosy.training.device.cuda import LANES, CudaRecorder, lanes_of
+from argosy.training.device.cuda import LANES, CudaRecorder, lanes_of, pin
 
 HERE = torch.device("cpu", 0)
+POOL = 32
+"""Streams that torch has of a device; it hands them out in turns."""
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -19,7 +23,7 @@ on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), r
 class Driver:
     """What CUDA and torch would keep."""
 
-    streams: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(LANES)))
+    streams: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(POOL)))
     stream: int | None = None
     """At hand."""
     spoiled: set[int] = field(default_factory=set)
@@ -116,6 +120,23 @@ def test_a_recording_keeps_what_its_pool_has(driver: Driver) -> None:
     assert (made, recording.memory_bytes) == ("made", 1000)
     recording.close()
     assert driver.at_rest
+
+
+def test_copies_and_sums_have_streams_that_are_no_programs(driver: Driver) -> None:
+    lanes = {lane.stream for lane in lanes_of(HERE)}
+    apart = {torch.cuda.Stream(HERE), torch.cuda.Stream(HERE)}
+    assert (len(lanes), len(apart)) == (LANES, 2) and not lanes & apart
+
+
+def test_memory_that_is_not_pinned_is_told_with_the_reason_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: 801,
+        cudaGetErrorString=lambda error: f"operation not supported ({error})",
+        cudaError=int,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    with pytest.warns(UserWarning, match=r"operation not supported \(801\).*ulimit -l.*gVisor, WSL"):
+        pin(np.zeros(64, np.uint8), HERE)
 
 
 def failing(driver: Driver) -> dict[str, Callable[[], Any]]:

@@ -177,7 +177,8 @@ def judge_disk(folder: Path, free: int, writable: bool) -> Check:
 def judge_gpus(gpus: Gpus) -> Check:
     """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
-        return Check(name="gpus", found="none: members train on CPU devices", wanted="optional", ok=True)
+        found = "none of NVIDIA's: members train on CPU devices, or on what torch finds of AMD's or Intel's"
+        return Check(name="gpus", found=found, wanted="optional", ok=True)
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
     if gpus.names:
         hidden = "" if gpus.visible is None else f" (CUDA_VISIBLE_DEVICES={gpus.visible})"

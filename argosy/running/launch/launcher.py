@@ -107,7 +107,7 @@ def discover(settings: Settings) -> Cluster:
     ``cuda:0,1``).
     """
     cores, count = usable_cores(), settings.nodes
-    kind, numbers = devices_asked(settings, default=default_kind())
+    kind, numbers = devices_asked(settings, default=default_kind() if settings.devices is None else "cpu")
     if kind == "cpu":
         share = numbers[0] if numbers else max(cores // settings.threads // count, 1)
         devices = [_cpu_slots(share, nodes=count) for _ in range(count)]

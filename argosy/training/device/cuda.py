@@ -30,9 +30,10 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
     with suppress(RuntimeError):
         # The runtime reports its last error once more, at the next call.
         torch.zeros(1, device=device)
+    words = runtime.cudaGetErrorString(runtime.cudaError(failed))
     warnings.warn(
-        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}): copies to {device} wait for "
-        "the host. Allow more locked memory (ulimit -l).",
+        f"{memory.nbytes} bytes of shared memory could not be pinned (CUDA error {failed}, {words}): copies to {device} wait for "
+        "the host. Allow more locked memory (ulimit -l), or run outside of a sandbox that does not pin (gVisor, WSL).",
         stacklevel=2,
     )
     return lambda: None
@@ -75,8 +76,8 @@ class Lane:
             self._closed.pop().reset()
 
 
-LANES = 32
-"""Size of torch's stream pool, which cycles."""
+LANES = 24
+"""Fewer than the 32 streams of torch's pool, which cycles: else copies and sums would share a lane's, and wait for its steps."""
 _BROKEN_OFF: list[Any] = []
 """Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
 

@@ -8,6 +8,7 @@ its class into `KINDS`; ``ARGOSY_DEVICES`` names such a module to all processes 
 import importlib
 import os
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +44,15 @@ MODULES = "ARGOSY_DEVICES"
 """Environment variable that names a module which adds kinds of devices."""
 LOOK_SECONDS = 0.05
 """Seconds between two checks whether memory was freed."""
-NO_MEMORY = ("DefaultCPUAllocator", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""Texts of out-of-memory errors that have no type of their own: host memory, CUDA's own arrays, its libraries."""
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "error: out of memory",
+    "_ALLOC_FAILED",
+    "_STATUS_NOT_INITIALIZED",
+    "OUT_OF_DEVICE_MEMORY",
+)
+"""Texts of out-of-memory errors that have no type of their own: host memory, the runtimes and drivers of CUDA and ROCm, their
+libraries, which cannot make a handle either where a device is full, and XPU."""
 
 
 class DeviceEvent(Protocol):
@@ -247,6 +255,8 @@ class Accelerator(Backend):
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
         """Return the devices that torch finds."""
         module = torch.get_device_module(kind)
+        if module.device_count():
+            module.init()  # before that, torch counts GPUs, of which one in parts (MIG) may show a process a single part
         found = (module.get_device_properties(number) for number in range(module.device_count()))
         return tuple(Hardware(name=properties.name, memory_bytes=properties.total_memory) for properties in found)
 
@@ -259,6 +269,9 @@ class Accelerator(Backend):
         device = torch.device(name)
         module = torch.get_device_module(device)
         module.set_device(device)
+        # The libraries take their work space, once for each of torch's two threads, before any member has memory: it is no member's.
+        one = torch.ones(1, 1, device=device, requires_grad=True)
+        (one @ one).backward()
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:
@@ -334,18 +347,29 @@ KINDS: dict[str, type[Backend]] = {"cpu": Cpu, "cuda": Accelerator, "xpu": Accel
 
 
 def default_kind() -> str:
-    """Return the kind of device that this machine trains on by default."""
+    """Return the kind of device that this machine trains on by default; warns where torch has an accelerator of an unknown kind."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found.type if found is not None and found.type in KINDS else "cpu"
+    if found is None or _is_known(found.type):
+        return "cpu" if found is None else found.type
+    warnings.warn(
+        f"torch has an accelerator of kind {found.type}, which Argosy does not know, so members train on CPU devices; name a module that "
+        f"adds the kind in {MODULES}, or ask for --devices cpu.",
+        stacklevel=2,
+    )
+    return "cpu"
 
 
 def kind_of(kind: str) -> type[Backend]:
     """Return the class of a kind; raises PlanError for an unknown kind."""
-    if kind not in KINDS and MODULES in os.environ:
-        importlib.import_module(os.environ[MODULES])
-    if kind not in KINDS:
+    if not _is_known(kind):
         raise PlanError(f"--devices {kind} is of an unknown kind; write cpu, cpu:2, cuda or cuda:0,1.")
     return KINDS[kind]
+
+
+def _is_known(kind: str) -> bool:
+    if kind not in KINDS and MODULES in os.environ:
+        importlib.import_module(os.environ[MODULES])
+    return kind in KINDS
 
 
 def backend_of(name: str) -> Backend:

@@ -78,8 +78,9 @@ class Nccl:
     """The `End` over NCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
-        # Torch would end the process where a peer is lost: which ranks are lost, the driver decides.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        # Torch would end the process where a peer is lost or nothing moves: which ranks are lost, the driver decides.
+        for watch in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+            os.environ.setdefault(f"TORCH_NCCL_{watch}", "0")
         torch.cuda.set_device(device)  # for this thread
         self._store = store  # torch does not keep it alive
         options = dist.ProcessGroupNCCL.Options()
