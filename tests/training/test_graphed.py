@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import late
 import pytest
 import replays
 import torch
@@ -24,10 +25,10 @@ from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.fusion_group import ALONE, MIB, FusionGroup
 from argosy.training.device.devices import Cpu, PassedEvent
-from argosy.training.device.recorders import recorder_of
+from argosy.training.device.recorders import Uncaptured, recorder_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.graphed.graphed import Graphed, refusal, together
+from argosy.training.programs.graphed.graphed import Graphed, _check, refusal, together
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
@@ -480,6 +481,17 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     unit.step(block, lambda: False)
     assert unit.kept_bytes > 100
     assert unit.need == 100 + unit.kept_bytes
+
+
+def test_a_first_replay_is_compared_in_little_memory() -> None:
+    """Little beside the weights, which there are three times by then: in float64 a fourth and a fifth would be larger than all of them."""
+    before, replayed, wrong = torch.zeros(3, 2_000_000), torch.ones(3, 2_000_000), torch.ones(3, 2_000_000)
+    wrong[2, -1] = 1000.0
+    with late.Counted(None) as counted:
+        _check([replayed], [torch.ones(1).expand(3, 2_000_000)], [before])
+        assert 0 < counted.peak < replayed.nbytes / 3
+        with pytest.raises(Uncaptured):
+            _check([wrong], [replayed], [before])
 
 
 def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:

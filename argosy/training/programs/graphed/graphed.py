@@ -33,6 +33,8 @@ WARM_UP = 3
 ALIKE = 0.1
 """Allowed distance between a replayed and an eager step, as a share of the step: sums in varying order, and optimizers that divide by
 almost zero, move weights at random; a wrong replay is much farther off."""
+PIECE = 2**18
+"""Numbers that are compared at a time."""
 
 
 def refusal(program: Program[Any]) -> str | None:
@@ -331,7 +333,8 @@ def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[
 
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return each member's distance between the two."""
-    apart = (one.double() - other.double()).reshape(len(one), one[0].numel())
-    lengths: Tensor = torch.linalg.vector_norm(apart, dim=1)
-    return lengths
+    """Return each member's distance between the two; in pieces, since in float64 the whole may not fit beside them."""
+    pieces = (tensor.reshape(len(one), one[0].numel()).split(max(PIECE // len(one), 1), 1) for tensor in (one, other))
+    lengths = [torch.linalg.vector_norm(a.double() - b.double(), dim=1) for a, b in zip(*pieces, strict=True)]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+    return whole
