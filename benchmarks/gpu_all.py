@@ -3,7 +3,7 @@
     python benchmarks/gpu_all.py [--json]
 
 Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, memory as measured against what torch
-counts, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
+counts, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
 steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
@@ -46,7 +46,10 @@ from argosy.stream.ring import Ring, RingReader
 from argosy.stream.wire import Peer
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import Backend, backend_of
+from argosy.training.device.recorders import recorder_of, records
+from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.shard.ends import HOST
+from argosy.training.programs.solo import Solo
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -188,6 +191,23 @@ def _memory_in_use(backend: Backend) -> int:
     return backend.memory_in_use() or 0
 
 
+def steps_wait_for_nothing(site: Site) -> Outcome:
+    """Members of each kind alone and as packs, with an error of torch's where a step waits for the device."""
+    backend = backend_of(site.device)
+    if not records(backend):
+        return Outcome(holds=True, figures={"waits": f"torch tells of none on {site.device}"})
+    found = {}
+    for kind, more in packs.UNWAITING.items():
+        for count, holes in ((1, ()), (1, (3, 15, 40, 70)), (3, ())):
+            lives = [packs.live(packs.member(f"m{n}", **more), site.device) for n in range(count)]
+            program = Fused.of(lives) if count > 1 else Solo(lives[0])
+            try:
+                packs.step_through(recorder_of(backend).strict, program, holes=holes)
+            except RuntimeError as error:
+                found[f"{count} x {kind}{', broken samples' if holes else ''}"] = str(error)
+    return Outcome(holds=not found, figures={"waits": found})
+
+
 def copies_pass_beside_steps(site: Site) -> Outcome:
     """How much of the copies' time is hidden behind steps, from a ring that is not pinned and from one that is."""
     backend = backend_of(site.device)
@@ -316,6 +336,7 @@ SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
     resumed_is_uninterrupted,
     a_killed_trainer_is_replaced,
     memory_is_what_torch_counts,
+    steps_wait_for_nothing,
     copies_pass_beside_steps,
     split_is_alone,
     *gpu_packs.SECTIONS,

@@ -1,7 +1,8 @@
 """Members that may be one program, and the oracle of such programs: each member alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from blocks import blocks
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
@@ -23,6 +25,7 @@ from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
 TRAIN, VAL = 96, 20
+FOLD, BOOTSTRAP = [*range(10, 90)], np.random.RandomState(0).randint(0, TRAIN, TRAIN).tolist()
 
 
 class ResNet(nn.Module):
@@ -116,6 +119,23 @@ def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, *
     return Member(name, model=partial(double, model) if dtype == torch.float64 else model, **rest)
 
 
+UNWAITING: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum, nesterov": {"optimizer": partial(SGD, lr=0.1, momentum=0.9, nesterov=True)},
+    "clipped": {"clip_grad_norm": 1.0, "optimizer": AdamW},
+    "augmented": {"augment": lambda batch: (batch[0].flip(1), batch[1])},
+    "scheduled": {"optimizer": Adam, "schedule": partial(CosineAnnealingLR, T_max=9), "schedule_per": "step"},
+    "dropout": {"model": convnet},
+    "norms": {"model": ResNet},
+    "attention": {"model": Transformer, "optimizer": AdamW},
+    "micro-batched": {"accumulate": 4},
+    "of a fold": {"subset": FOLD},
+    "of a bootstrap": {"subset": BOOTSTRAP, "optimizer": Adam},
+    "across blocks": {"batch_size": 24, "subset": BOOTSTRAP},
+}
+"""Members whose steps wait for nothing, by what each is an example of."""
+
+
 def live(member: Member, device: str = "cpu:0", *, exact: bool = True) -> LiveMember:
     """At its beginning."""
     return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min", exact=exact)
@@ -172,6 +192,29 @@ def train(
             program.release()
             program = Fused.of([one for one in program.members if one.member.name not in gone])
     return history
+
+
+def step_through(
+    watched: Callable[[], AbstractContextManager[None]], program: Program[Any], *, holes: Sequence[int] = ()
+) -> int:
+    """Make the steps of an epoch and validate, `watched` but for the first blocks; returns how many steps were watched."""
+    arrays, val = samples(next(program.members[0].model.parameters()).dtype)
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for one in program.members:
+        one.begin_epoch(orders, 0)
+    steps = 0
+    for number, block in enumerate(blocks(orders.epoch("train", 0), 40, arrays=arrays, holes=holes)):
+        brought = there(block, program)
+        with program.active(), watched() if number else nullcontext():
+            for batch in program.cut(brought):
+                program.begin(batch)
+                steps += program.finish() > 0 and number > 0
+    for number, block in enumerate(blocks(orders.epoch("val", 0), 10, arrays=val, split="val", holes=holes)):
+        brought = there(block, program)
+        with program.active(keep=True), watched() if number else nullcontext():
+            for _ in program.evaluate(brought):
+                pass
+    return steps
 
 
 def alone(

@@ -156,7 +156,7 @@ def _look_at_gpus() -> Gpus:
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
-            torch.cuda.init()  # as in `argosy.training.device.devices`
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # as `Accelerator.hardware` does
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         properties = [torch.cuda.get_device_properties(number) for number in range(count)]
     return Gpus(

@@ -271,7 +271,7 @@ class Accelerator(Backend):
         module.set_device(device)
         # The libraries take their work space, once for each of torch's two threads, before any member has memory: it is no member's.
         one = torch.ones(1, 1, device=device, requires_grad=True)
-        (one @ one).backward()
+        torch.autograd.backward(one @ one)
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:

@@ -334,7 +334,8 @@ def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
     """Return each member's distance between the two; in pieces, since in float64 the whole may not fit beside them."""
-    pieces = (tensor.reshape(len(one), one[0].numel()).split(max(PIECE // len(one), 1), 1) for tensor in (one, other))
+    columns = max(PIECE // len(one), 1)
+    pieces = (torch.split(tensor.reshape(len(one), one[0].numel()), columns, 1) for tensor in (one, other))
     lengths = [torch.linalg.vector_norm(a.double() - b.double(), dim=1) for a, b in zip(*pieces, strict=True)]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
     return whole
