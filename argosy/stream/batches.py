@@ -214,12 +214,17 @@ class _Elements:
 
     def _leaves(self, start: int, stop: int, *, private: bool) -> tuple[list[torch.Tensor], int]:
         low, high = start - self.first, stop - self.first
-        rows = high - low if self.block.whole else int(self.sound[low:high].sum())
+        before, end = (low, high) if self.block.whole else (self._counts[low], self._counts[high])
+        rows = end - before
         if self.rows is None and rows == high - low:
             return [_slice(leaf, low, high, private=private) for leaf in self.block.leaves], rows
-        before = low if self.block.whole else int(self.sound[:low].sum())
-        index = self._index[before : before + rows]
+        index = self._index.narrow(0, before, rows)
         return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves], rows
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many of the first 0 … n elements are sound."""
+        return [0, *np.cumsum(self.sound).tolist()]
 
     @cached_property
     def _index(self) -> torch.Tensor:
