@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_all.py [--json]
 
-Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, memory as measured against what torch
-counts, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
+Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, a kernel that asserts ends its member alone, memory as measured
+against what torch counts, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
 steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
@@ -153,6 +153,24 @@ def a_killed_trainer_is_replaced(site: Site) -> Outcome:
     seconds = round(again[0] - lost[0], 2) if again else None
     figures = {**outcome.figures, "trainers lost": len(lost), "seconds until a member went on": seconds}
     return Outcome(holds=outcome.holds and killed.is_set() and len(lost) == 1, figures=figures)
+
+
+def beyond(batch: Any) -> Any:
+    """Labels without an output: the kernel of the loss asserts."""
+    inputs, target = batch
+    return inputs, target + 10
+
+
+def a_kernel_that_asserts_ends_its_member_alone(site: Site) -> Outcome:
+    """A member whose every step makes the device unusable among others, which become what they are without it."""
+    model = partial(dropping, hidden=48)
+    asserts = argosy.Member("asserts", model=model, optimizer=Adam, batch_size=32, augment=beyond)
+    run = exactly(site, study(site, [*members(), asserts]), "asserts")
+    outcome = equal(differences(together(site), run, [member.name for member in members()]))
+    ended = [line["status"] for line in events(run, "MemberEnded") if line["member"] == "asserts"]
+    lost = len(events(run, "WorkerLost"))
+    figures = {**outcome.figures, "it ended as": ", ".join(ended), "trainers lost": lost}
+    return Outcome(holds=outcome.holds and ended == ["failed"] and lost <= 2, figures=figures)
 
 
 def memory_is_what_torch_counts(site: Site) -> Outcome:
@@ -335,6 +353,7 @@ SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
     together_is_alone,
     resumed_is_uninterrupted,
     a_killed_trainer_is_replaced,
+    a_kernel_that_asserts_ends_its_member_alone,
     memory_is_what_torch_counts,
     steps_wait_for_nothing,
     copies_pass_beside_steps,

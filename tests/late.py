@@ -7,7 +7,7 @@
   process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``. The first product of
   matrices takes work space for good, and so does the first one of a backward pass.
 * `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
-  host hears when it looks next whether an event has passed.
+  host hears when it looks next whether an event has passed, or waits for the device.
 
 ``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
 """
@@ -65,8 +65,7 @@ class LateEvent:
 
     def query(self) -> bool:
         """See `Event.query`."""
-        state.poison = state.poison or state.coming_poison
-        _alive()
+        _looked_at()
         self.queries += 1
         if self.queries >= QUERIES:
             self.synchronize()
@@ -74,7 +73,7 @@ class LateEvent:
 
     def synchronize(self) -> None:
         """See `Event.synchronize`."""
-        _alive()
+        _looked_at()
         self.arrive()
         self.passed = True
 
@@ -120,6 +119,12 @@ drawing = Drawing()
 def _alive() -> None:
     if state.poison:
         raise RuntimeError(state.poison)
+
+
+def _looked_at() -> None:
+    """The host hears of what has come over the device meanwhile."""
+    state.poison = state.poison or state.coming_poison
+    _alive()
 
 
 def poison(*_: Any) -> Any:
@@ -322,7 +327,7 @@ class Late(Backend):
 
     def synchronize(self) -> None:
         """See `Backend.synchronize`."""
-        _alive()
+        _looked_at()
         state.waits += 1
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:

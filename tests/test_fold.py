@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from argosy.protocol.events import (
     Assigned,
+    BeganAnew,
     Checkpoint,
     Fed,
     MemberEnded,
@@ -20,6 +21,7 @@ from argosy.protocol.events import (
     SectionEnded,
     Split,
     Used,
+    WorkerLost,
 )
 from argosy.results.fold import FILES_KEPT, RunState
 from argosy.running.control.clone import newest_file
@@ -162,3 +164,24 @@ def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
     state.apply(Retried(members=("m",)))
     assert state.member("m").saved == [file.checkpoint]
     assert state.member("m").status == "waiting"
+
+
+def test_members_are_suspects_until_they_end_the_section_in_which_their_device_was_lost() -> None:
+    """Ended sections that are trained again do not clear them; a loss that names one of them clears the others there."""
+
+    def lost(*suspects: str) -> WorkerLost:
+        return WorkerLost(worker="cpu:1", detail="poisoned", suspects=suspects)
+
+    state = RunState.of([started(0, 0, 0), ended(0, 0, best=True, mark=1.0), ended(0, 1, best=True, mark=0.5)])
+    state.apply(lost("m", "n"))
+    assert state.suspects == {"m": (0, 1), "n": (-1, -1)}
+    for event in (started(0, 1, 5), lost(), ended(0, 1, best=True, mark=0.5)):
+        state.apply(event)
+        assert state.suspects == {"m": (0, 1), "n": (-1, -1)}
+    there = state.copied()
+    state.apply(ended(0, 2, best=True, mark=0.4))
+    assert state.suspects == {"n": (-1, -1)}
+    there.apply(lost("n"))
+    assert there.suspects == {"n": (-1, -1)}
+    there.apply(BeganAnew(members={"n": "members.old/n-1"}))
+    assert not there.suspects

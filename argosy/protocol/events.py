@@ -340,6 +340,8 @@ class WorkerLost(Event):
     worker: str
     """Name of the worker, after its node's where there are several nodes."""
     detail: str
+    suspects: tuple[Name, ...] = ()
+    """Members of which one may have made its device unusable; their next trainer is careful with them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ __all__ = [
     "Assign",
     "Broke",
     "Came",
+    "DevicePoisoned",
     "Enlist",
     "Exit",
     "Failed",
@@ -144,6 +145,9 @@ class StartMember:
     """For a clone that starts from its source's file: by name, the hyper-parameter there and here. None where the file is its own."""
     packed: Packed | None = None
     """Programs that stepped it and members like it, where that was chosen."""
+    careful: tuple[int, int] | None = None
+    """For a member that may have made a device unusable: the last (epoch, section) that it had ended then. Until it has ended a
+    later one, its trainer waits for the device after each piece of members' code, and makes no program of several or captured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +236,15 @@ class Progress:
     """Mean training loss of the current epoch, of members that have stepped in it."""
     gauge: Mapping[str, float]
     """Gauge of the trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePoisoned:
+    """Last message from a trainer whose process can no longer use its device, as after a failed assertion of a kernel."""
+
+    detail: str
+    members: tuple[str, ...]
+    """Members of which one is certainly the cause; empty where the trainer cannot tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

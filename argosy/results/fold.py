@@ -185,6 +185,8 @@ class RunState:
     used: list[list[Used]] = field(default_factory=list)
     """Final reports of workers, by driver, since each driver names its workers anew."""
     lost: list[WorkerLost] = field(default_factory=list)
+    suspects: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Members that may have made a device unusable, until they end a section later than this (epoch, section)."""
     passed: list[list[Passed]] = field(default_factory=list)
     """Sections that legs have passed, by driver, since each driver counts its legs anew."""
     saving: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -228,6 +230,8 @@ class RunState:
         """Apply one more event."""
         if isinstance(event, SectionEnded):
             self.member(event.member).end_section(event)
+            if (event.epoch, event.section) > self.suspects.get(event.member, (event.epoch, event.section)):
+                del self.suspects[event.member]
         elif isinstance(event, Saved):
             here = len(self.passed), event.leg
             self.saving[here] = self.saving.get(here, 0.0) + event.seconds
@@ -246,6 +250,7 @@ class RunState:
         elif isinstance(event, BeganAnew):
             for name, aside in event.members.items():
                 self.members[name] = MemberState(name, aside=aside)
+                self.suspects.pop(name, None)
         elif isinstance(event, Retried):
             for name in event.members:
                 self.member(name).retry()
@@ -293,6 +298,7 @@ class RunState:
             self.used[-1].append(event)
         elif isinstance(event, WorkerLost):
             self.lost.append(event)
+            self._suspect(event)
         elif isinstance(event, Packed):
             self.packed.append(event)
             for name in itertools.chain.from_iterable(event.programs):
@@ -308,6 +314,15 @@ class RunState:
                 self.brought.extend(names)
         elif isinstance(event, Answered):
             self.answered.append(event)
+
+    def _suspect(self, lost: WorkerLost) -> None:
+        """Suspect these members, and no other of those that the lost worker had."""
+        there = [name for name, member in self.members.items() if member.device == lost.worker]
+        for name in there if lost.suspects else ():
+            self.suspects.pop(name, None)
+        for name in lost.suspects:
+            ended = self.members[name].sections[-1:] if name in self.members else []
+            self.suspects[name] = (ended[0].epoch, ended[0].section) if ended else (-1, -1)
 
     @property
     def preparations(self) -> float:

@@ -31,7 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     [
         ("cpu:2", ["memory_is", "copies", "split", "demo"]),
         ("cpu:2", ["captured", "ladder", "unlike", "sums_are"]),
-        ("late:0", ["memory_is", "copies", "killed"]),
+        ("late:0", ["memory_is", "copies", "killed", "asserts"]),
     ],
 )
 def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> None:

@@ -122,6 +122,86 @@ def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path, poison
     assert evidence.results(tmp_path / "broken") == evidence.results(tmp_path / "whole")
 
 
+class AssertsAlways(nn.Linear):
+    """From its step `after` on a kernel asserts whenever it is called, which the host hears of later."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(12, 10)
+        self.after = after
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.steps += self.training
+        if self.steps > self.after:
+            late.poison_later()
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("after", [0, 20], ids=["from its measuring on", "from its third epoch on"])
+def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: int) -> None:
+    sound = [studies.member("sound"), *(studies.member(f"twin-{name}", batch_size=8) for name in "abc")]
+    asserts = studies.member("asserts", model=partial(AssertsAlways, after))
+    study = studies.study(fleet=[sound[0], asserts, *sound[1:]], epochs=4)
+    with pytest.warns(MemberFailed, match="'asserts' failed: "):
+        report = argosy.train(study, directory=tmp_path / "run", devices="late:0", time_limit=100, block_size=16)
+    statuses = {row.name: row.status for row in report.rows}
+    assert statuses == {**dict.fromkeys(statuses, "done"), "asserts": "failed"}
+    assert report.member("asserts").reason.startswith("its kernel asserted on late:0, for the second time (")
+    lost = evidence.event_lines(tmp_path / "run", "WorkerLost")
+    assert len(lost) <= 2
+    assert lost[-1]["suspects"] == ["asserts"]
+    assert "device-side assert triggered" in (tmp_path / "run" / "members" / "asserts" / "log.txt").read_text()
+    argosy.train(studies.study(fleet=sound, epochs=4), directory=tmp_path / "alone", devices="late:0", block_size=16)
+    for member in sound:
+        assert evidence.results_of(tmp_path / "run", member.name) == evidence.results_of(
+            tmp_path / "alone", member.name
+        )
+
+
+def asserts_at(batch: Any, calls: Path, at: tuple[int, ...]) -> Any:
+    """`Data.on_device` after whose calls of these numbers the device is of no more use, which no member has done."""
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size in at:
+        late.poison_later()
+    return batch
+
+
+def test_a_device_that_breaks_again_before_any_member_steps_is_no_members_fault(tmp_path: Path) -> None:
+    for run, at in (("broken", (15, 24)), ("whole", ())):
+        on_device = partial(asserts_at, calls=tmp_path / f"{run} calls", at=at)
+        data = argosy.Data(train=studies.Vectors(170), val=studies.Vectors(41), on_device=on_device)
+        fleet = [studies.member("one"), studies.member("other", batch_size=33)]
+        study = studies.study(data=data, fleet=fleet)
+        argosy.train(study, directory=tmp_path / run, devices="late:0", time_limit=100, block_size=16)
+    assert len(evidence.event_lines(tmp_path / "broken", "WorkerLost")) == 2
+    assert evidence.results(tmp_path / "broken") == evidence.results(tmp_path / "whole")
+
+
+class AssertsForNan(nn.Linear):
+    """As `BCELoss` on an accelerator: the step after one that has left NaN asserts."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.steps += self.training
+        if self.weight.isnan().any():
+            late.poison_later()
+        return super().forward(inputs) * (float("nan") if self.steps > 14 else 1.0)
+
+
+def test_a_member_that_asserts_for_what_it_became_has_diverged(tmp_path: Path) -> None:
+    fleet = [studies.member("diverges", model=AssertsForNan, batch_size=16), studies.member("sound")]
+    with pytest.warns(MemberFailed, match="'diverges' diverged: its training loss is not a number after 15 steps"):
+        report = argosy.train(
+            studies.study(fleet=fleet), directory=tmp_path, devices="late:0", time_limit=100, block_size=16
+        )
+    assert {row.name: row.status for row in report.rows} == {"sound": "done", "diverges": "diverged"}
+    assert len(evidence.event_lines(tmp_path, "WorkerLost")) == 1
+
+
 class Asserting(nn.CrossEntropyLoss):
     """As its kernel on an accelerator: a label without an output ends the process's use of the device."""
 

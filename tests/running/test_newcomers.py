@@ -22,7 +22,7 @@ from torch.optim import SGD
 import argosy
 from argosy.cluster import Cluster
 from argosy.errors import MemberFailed
-from argosy.protocol.trainer import Measure
+from argosy.protocol.trainer import DevicePoisoned, Measure
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
@@ -135,14 +135,27 @@ def test_where_one_that_stood_for_others_is_refused_they_are_measured_themselves
     assert came_while_others_trained(tmp_path / "run", "late")
 
 
+ASSERTED = (
+    "its kernel asserted on {device}, for the second time (in a test). Look for labels and indices out of range, and for NaN in "
+    "probabilities (BCELoss, multinomial); with CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
+)
+
+
+@pytest.mark.parametrize(
+    "why", ["its trainer was lost for the second time (in a test).", ASSERTED], ids=["lost", "asserts"]
+)
 def test_one_that_takes_its_trainer_with_it_is_refused_the_second_time_and_nobody_else_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, add: Callable[..., None], why: str
 ) -> None:
     lost: list[tuple[str, ...]] = []
+    devices: list[str] = []
 
     def act(workers: InlineWorkers, device: str, members: tuple[str, ...]) -> None:
         if "bad" in members:
             lost.append(members)
+            devices.append(device)
+            if why is ASSERTED:
+                workers.said.append((device, DevicePoisoned(detail="in a test", members=("bad",))))
             lose(workers, device)
 
     both = {"bad": "studies.member('bad', hidden=9)", "good": "studies.member('good', hidden=10)"}
@@ -152,7 +165,7 @@ def test_one_that_takes_its_trainer_with_it_is_refused_the_second_time_and_nobod
     living.run(fleet("one", "two"), run, devices="cpu:2", block_size=16)
     assert lost == [("bad", "good"), ("bad",)]
     assert answers(run) == {
-        "bad": "refused: member 'bad' failed while it was measured: its trainer was lost for the second time (in a test).",
+        "bad": f"refused: member 'bad' failed while it was measured: {why.format(device=devices[-1])}",
         "good": "added good",
     }
     good = studies.member("good", hidden=10, stop=argosy.MaxEpochs(2))

@@ -154,6 +154,7 @@ class CountingMember:
 
     def end_section(self, sections: int) -> dict[str, float]:
         """See `LiveMember.end_section`."""
+        self.backend.synchronize()  # as whoever reads a loss
         loss = loss_after(self.weight, self.epoch + (self.section + 1) / sections)
         metrics = {"train_loss": loss, "lr": 0.1}
         if self.val_cutter is not None:
@@ -181,6 +182,7 @@ class CountingMember:
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
         """See `LiveMember.state_dict`."""
+        self.backend.synchronize()
         return {
             "weight": self.weight,
             "epoch": self.epoch,

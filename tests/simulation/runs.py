@@ -29,6 +29,7 @@ from argosy.cluster import Cluster, Device, Node
 from argosy.errors import DiskError
 from argosy.errors.system import refusals_told
 from argosy.profiles import ProfileCache
+from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import driver as driving
@@ -79,6 +80,8 @@ class Outcome:
     rounds: int = 0
     covered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(where a member was, what the driver heard)."""
+    lost: list[WorkerLost] = field(default_factory=list)
+    """Losses that were journaled."""
     journal: str = ""
     """Digest of what was journaled."""
 
@@ -105,7 +108,7 @@ def play(scenario: Scenario) -> Outcome:
         with _replaced(world, script, disk):
             _drivers(scenario, directory, world, script, disk, outcome)
             outcome.wrong += ends_well(scenario, directory, script.driver.run.study.names, script.excused)
-            outcome.journal = _digest(directory)
+            outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
     except AssertionError as error:
         outcome.wrong.append(str(error))
     except Exception:  # whatever a driver raises is wrong

@@ -26,7 +26,7 @@ class Fault:
 
     kind: str
     at: str
-    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``write``."""
+    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``loss``, ``write``."""
     count: int
     """Which of these, from 1."""
     before: bool = True

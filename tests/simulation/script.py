@@ -31,6 +31,8 @@ class Script:
     happened: list[Fault] = field(default_factory=list)
     excused: set[str] = field(default_factory=set)
     """Members that may end otherwise than by their rules, as was asked."""
+    asserting: set[str] = field(default_factory=set)
+    """Members whose kernels assert at each step from here on."""
     driver: Any = None
     """The one at work."""
     dead: bool = False
@@ -69,6 +71,12 @@ class Script:
     def steps(self, worker: Any, live: CountingMember) -> None:
         """A member is about to step."""
         fault = self._due("step", before=True)
+        worker.device.synchronize()  # as whoever meets the device after a step of another one
+        if fault is not None and fault.kind == "poison":
+            self.excused.add(live.member.name)
+            self.asserting.add(live.member.name)
+            fault = None
+        worker.device.poisoned = live.member.name in self.asserting
         if fault is not None and fault.kind == "diverge":
             self.excused.add(live.member.name)
             live.diverged = True
@@ -103,6 +111,8 @@ class Script:
 
     def round(self, workers: SimulatedWorkers) -> None:
         """The driver has come to hear."""
+        if self.driver.run.state.lost and (fault := self._due("loss", before=True)) is not None:
+            self.die(fault)
         for before in (True, False):
             fault = self._due("round", before=before)
             if fault is not None and fault.kind in ("driver", "power"):

@@ -52,6 +52,20 @@ def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(
     assert write > 100
 
 
+@pytest.mark.parametrize("then", [None, "driver"])
+def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str | None) -> None:
+    """With a driver that is killed after the first loss, too: the next one knows who is to be watched."""
+    step, happened = 0, True
+    while happened:
+        step += 1
+        faults = (Fault(kind="poison", at="step", count=step), Fault(kind="driver", at="loss", count=1))
+        outcome = play(replace(SECTIONS, faults=faults if then else faults[:1]))
+        assert not outcome.wrong, outcome.told()
+        happened = bool(outcome.happened)
+        assert len(outcome.lost) == 2 * happened, outcome.told()
+    assert step > 20
+
+
 @pytest.mark.parametrize("planted", [planted for planted in PLANTED if planted.found is not None], ids=lambda p: p.what)
 def test_a_bug_that_was_mended_is_found_again(planted: Planted) -> None:
     assert planted.found is not None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from argosy.cluster import Node
 from argosy.protocol.events import Used
 from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
-from argosy.protocol.trainer import Attach, Came, Exit, Failed, Lost, Measured
+from argosy.protocol.trainer import Attach, Came, DevicePoisoned, Exit, Failed, Lost, Measured
 from argosy.running.launch.launcher import Job
 from argosy.running.launch.worker import without_feeder
 from argosy.stream.course import Course
@@ -24,6 +24,7 @@ from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, Heartbeat
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
+from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 from simulation.counting import CountingBlock, CountingMember
 
@@ -175,6 +176,10 @@ class _Worker:
             did = self.act()
         except _Gone:
             did = False
+        except Poisoned as error:  # likewise
+            self.mouth.say(DevicePoisoned(detail=str(error), members=error.members))
+            self.workers.lose(self, "exit code 1", keeps=None)
+            did = False
         except Exception as error:  # process boundary, as in `argosy.running.launch.worker`
             self.mouth.say(Failed(error=error, traceback=""))
             did = False
@@ -302,6 +307,22 @@ class _Feeder(_Worker):
             reader.blocks.say((self, None, None, 0))
 
 
+class _Device:
+    """The device of one process, which is of no more use to it when a kernel has asserted: whoever waits for it hears of that."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.poisoned = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def synchronize(self) -> None:
+        """See `Backend.synchronize`."""
+        if self.poisoned:
+            raise RuntimeError("device-side assert triggered")
+
+
 class _SimulatedTrainer(Trainer):
     """Builds counting members."""
 
@@ -319,13 +340,14 @@ class _Trainer(_Worker):
         self.feeder: _Feeder | None = None
         self.held: list[tuple[CountingBlock, _Feeder, int]] = []
         """Blocks that were taken, and where they are to be given back."""
+        self.device = _Device(workers.backend)
         job = workers.job
         self.trainer = _SimulatedTrainer(
             job.study.terms,
             job.settings,
             job.directory,
             name=name,
-            backend=workers.backend,
+            backend=self.device,
             emit=self.say,
             listen=self._called,
             heartbeat=self.heartbeat,
@@ -417,7 +439,7 @@ class _Trainer(_Worker):
         self.workers.script.builds(self, member.name)
         return CountingMember(
             member=member,
-            backend=self.workers.backend,
+            backend=self.device,
             spend=self.world.spend,
             row_seconds=terms.row_seconds.get(member.name, 0.002),
             length=terms.lengths["train"],

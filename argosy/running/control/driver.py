@@ -31,6 +31,7 @@ from argosy.protocol.packs import Packed
 from argosy.protocol.trainer import (
     Broke,
     Came,
+    DevicePoisoned,
     Failed,
     Journaled,
     Lost,
@@ -207,6 +208,8 @@ class Driver:
                 self.starts.probed(worker, message)
             case Parted():
                 self.faults.parted(worker, message)
+            case DevicePoisoned():
+                self.faults.poisoned[worker] = message
             case Lost():
                 self.faults.lost(worker, message)
             case Failed():
@@ -222,7 +225,7 @@ class Driver:
         for event in report.events:
             if isinstance(event, SectionEnded):
                 run.record(event)
-                run.tolerance.section_ended()
+                run.tolerance.gained()
                 run.metrics.note(self.state.member(event.member))
                 run.measuring.saw(event, self.state.member(event.member))
                 self.predictions.stepped(event)

@@ -12,7 +12,7 @@ from functools import partial
 
 from argosy.protocol.events import Divided, MemberEnded, Recovered, WorkerLost
 from argosy.protocol.feeder import Parted
-from argosy.protocol.trainer import Broke, Lost, OutOfMemory, Pause
+from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory, Pause
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
@@ -49,6 +49,8 @@ class Faults:
         self.standstills = Standstills(run.settings.hang_seconds)
         self.saved_at: dict[str, float] = {}
         """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
+        self.poisoned: dict[str, DevicePoisoned] = {}
+        """Last messages of trainers that can no longer use their devices, until they are lost."""
         self._hung: dict[str, str] = {}
         """What workers were doing that were killed for hanging, until they are lost."""
         self._broken: dict[str, tuple[float, str, str]] = {}
@@ -97,7 +99,10 @@ class Faults:
         """A worker is gone."""
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
-        self._note_loss(worker, detail)
+        if (poisoned := self.poisoned.pop(worker, None)) is None:
+            self._note_loss(worker, detail)
+        else:
+            self._note_poison(worker, poisoned)
         given_up = self._gives_up_node_of(worker, lost)
         self.pool.lost(worker)
         self.measurements.forget()
@@ -123,6 +128,24 @@ class Faults:
         unused = node in self.starts.unopened
         self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
         return not unused
+
+    def _note_poison(self, trainer: str, poisoned: DevicePoisoned) -> None:
+        """Suspect the members of a trainer that made its device unusable; one that certainly did, and was suspected, has failed.
+
+        Once it may have been the device itself.
+        """
+        certain = [name for name in poisoned.members if name in self.run.study.names]
+        guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
+        if guilty:
+            self.run.tolerance.gained()
+        self._note_loss(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
+        if guilty:
+            advice = (
+                "Look for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial); with "
+                "CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
+            )
+            again = f"its kernel asserted on {trainer}, for the second time ({poisoned.detail})"
+            self.outcomes.end(certain[0], "failed", f"{again}. {advice}")
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
         """A trainer may be lost for a new member that it was to measure; one that this happens to twice has failed."""
@@ -221,8 +244,8 @@ class Faults:
         for device in self.pool.abandon(node, answers=answers):
             self.regrouping.let_go(device)
 
-    def _note_loss(self, worker: str, detail: str) -> None:
-        self.run.record(WorkerLost(worker=worker, detail=detail))
+    def _note_loss(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
+        self.run.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
         self.run.tolerance.worker_lost(worker, detail)
 
     # ---- signs of life

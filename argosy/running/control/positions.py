@@ -200,6 +200,7 @@ class Positions:
             changes=state.changes if point.checkpoint and point.checkpoint == state.inherited else None,
             notes=(*notes, *point.notes),
             packed=self.state.member(name).packed,
+            careful=self.state.suspects.get(name),
         )
 
     def accumulate(self, name: str) -> int:

@@ -17,7 +17,7 @@ NODE_LOSSES = 3
 
 
 class Tolerance:
-    """Counts failures and losses; a finished section forgives losses."""
+    """Counts failures and losses; a finished section forgives losses, and so does the end of a member that caused them."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs
@@ -25,8 +25,8 @@ class Tolerance:
         self._losses = 0
         self._of_nodes: Counter[str] = Counter()
 
-    def section_ended(self) -> None:
-        """Some member finished a section."""
+    def gained(self) -> None:
+        """Some member finished a section, or ended as the cause of losses."""
         self._losses = 0
         self._of_nodes.clear()
 

@@ -17,7 +17,7 @@ import torch
 from argosy.errors import ArgosyError, WorkerError
 from argosy.errors.system import files_refused, means_refused, refusals_told
 from argosy.errors.traces import trace_of
-from argosy.protocol.trainer import Assign, Attach, Exit, Failed, Measure, Unassign
+from argosy.protocol.trainer import Assign, Attach, DevicePoisoned, Exit, Failed, Measure, Unassign
 from argosy.running.launch.blobs import from_descriptor
 from argosy.running.launch.limits import memory_to_keep_in
 from argosy.settings import Settings
@@ -75,6 +75,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     except Poisoned as error:
         # Not `Failed`, which would end the run: members continue from their files, in another process.
         print(error, file=sys.stderr)
+        driver.send(DevicePoisoned(detail=str(error), members=error.members))
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
         trace = traceback.format_exc()
@@ -150,7 +151,7 @@ def _train(
         raise
     except Exception as error:
         # A fault of the device can surface in any later call, so the guard checks every error here.
-        trainer.guard.check_process("its trainer", error)
+        trainer.guard.check_process((), error)
         if (refused := files_refused(error)) is not None:
             raise means_refused(refused, name) or error from error
         raise

@@ -38,6 +38,8 @@ class AssignedMember:
     """Whether this device saves and reports it: its only device, or the first of a split member's."""
     packed: Packed | None = None
     """Programs that stepped it and others like it before, to be restored."""
+    careful: tuple[int, int] | None = None
+    """See `StartMember.careful`; None from the end of such a section on."""
 
     @classmethod
     def board(
@@ -59,7 +61,7 @@ class AssignedMember:
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0
         behind = -live.samples
-        return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, start.packed)
+        return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, start.packed, start.careful)
 
     @property
     def name(self) -> str:
@@ -114,6 +116,8 @@ class AssignedMember:
         if live.section:
             live.begin_section()
         self.next_section = section + 1
+        if self.careful is not None and (epoch, number) > self.careful:
+            self.careful = None
         return SectionEnded(
             member=self.name,
             device=device,

@@ -25,6 +25,11 @@ RETURN_SECONDS = 10.0
 class Poisoned(Exception):  # noqa: N818
     """This process can no longer use its device: no member's next step can be trusted, whichever caused it."""
 
+    def __init__(self, detail: str, members: tuple[str, ...] = ()) -> None:
+        super().__init__(detail)
+        self.members = members
+        """Members of which one is certainly the cause; empty where the cause is not known."""
+
 
 class Drop(Protocol):
     """Drops a member; returns it where it was built and not assigned yet."""
@@ -54,6 +59,8 @@ class Guard:
         self._save_best = save_best
         """Writes a member's best weights if they are in no file; returns the events to be journaled."""
         self._files = Descriptors()
+        self.careful = False
+        """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
         """Run a piece of a member's own code; an error ends that member, and returns None.
@@ -63,11 +70,12 @@ class Guard:
         try:
             with self._files.counted(name):
                 done = action()
+                self.wait_if_careful()
         except (DiskError, WorkerError):
             raise
         except Exception as error:  # boundary between a member's code and ours
             if not self._files.exhausted_by(name):
-                self.check_process(repr(name), error)
+                self.check_process((name,), error)
             if not out_of_memory(error):
                 self._fail(name, "".join(traceback.format_exception(error)), trace_of(error))
                 return None
@@ -102,12 +110,33 @@ class Guard:
         batch_norm = built is not None and has_batch_norm(built.model)
         self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm))
 
-    def check_process(self, who: str, error: Exception) -> None:
-        """Raise WorkerError where files ran out, Poisoned where the device is unusable."""
+    def begin(self, *, careful: bool) -> None:
+        """Begin pieces of members' code, carefully or not; raises Poisoned where the device is unusable before a careful one."""
+        self.careful = False
+        if careful:
+            self.check_device("earlier work, which is not known to be one member's")
+        self.careful = careful
+
+    def wait_if_careful(self) -> None:
+        """Wait for the device, if careful; raises what the piece of a member's code before this call has left there."""
+        if self.careful:
+            self._backend.synchronize()
+
+    def check_process(self, names: tuple[str, ...], error: Exception) -> None:
+        """Raise WorkerError where files ran out, Poisoned where the device is unusable; `names` are those whose code raised."""
         if (refused := files_refused()) is not None:
             raise means_refused(refused, self._device) or error from error  # the limit is shared by all members
+        who = " and ".join(map(repr, names)) or "its trainer"
+        self.check_device(f"{who} raised {error!r}", names)
+
+    def check_device(self, since: str, names: tuple[str, ...] = ()) -> None:
+        """Raise Poisoned where the device is unusable; one of `names`, whose error is being handled, is the cause if careful."""
         if poisoned(self._backend):
-            raise Poisoned(f"{self._device} is of no more use to this process since {who} raised {error!r}") from error
+            detail = f"{self._device} is of no more use to this process since {since}"
+            certain = names if self.careful else ()
+            for name in certain:
+                self.log(name, f"{detail}\n{traceback.format_exc()}")
+            raise Poisoned(detail, certain)
 
     def end(self, name: str, status: str, reason: str) -> None:
         """End a member, after its best weights are in a file."""

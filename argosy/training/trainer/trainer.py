@@ -258,6 +258,7 @@ class Trainer:
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
         before = self.gauge.samples
+        self.guard.begin(careful=any(assigned.careful is not None for assigned in self.assigned.values()))
         left = not self.stepping.through(block)
         if block.touched:
             raise MemberError(self._somebody_wrote())
@@ -308,6 +309,7 @@ class Trainer:
     # ---- members
 
     def _board(self, command: Assign) -> None:
+        self.guard.begin(careful=any(start.careful is not None for start in command.start))
         self._leave([name for name in command.leave if name in self.assigned])
         started: list[Event] = []
         for start in command.start:

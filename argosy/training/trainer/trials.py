@@ -90,6 +90,7 @@ class Trials:
         False where a command is pending: `left` is true then, and the next call goes on.
         """
         assert self.wanted is not None
+        self._guarded.begin(careful=True)
         self.left = True
         # All are built before the first is measured: else their weights would be scattered over the memory that steps allocate
         # and free, and fragment it.
