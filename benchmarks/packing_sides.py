@@ -193,7 +193,9 @@ class Chosen:
         heartbeat = Heartbeat.private()
         kinds: tuple[Kind, ...] = ("plain", "graphed")
         self._fusion = ProgramChoice(
-            "cpu:0", self._units, self._note, lambda names: [], heartbeat, allowed=True, kinds=kinds
+            *("cpu:0", self._units, self._note, lambda names: [], heartbeat, lambda since: None),
+            allowed=True,
+            kinds=kinds,
         )
         self._fusion.boarded()
 

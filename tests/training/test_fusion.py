@@ -3,21 +3,29 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import late
 import packs
 import pytest
 
-from argosy.protocol.packs import StepsAlone
+from argosy.protocol.packs import FellBack, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
+from argosy.training.choice import fused_check
 from argosy.training.choice.fusion_group import FusionGroup
+from argosy.training.device.devices import backend_of
 from argosy.training.member.files import Files
+from argosy.training.trainer import units as units_of_trainers
 from argosy.training.trainer.assigned import AssignedMember
+from argosy.training.trainer.guard import Guard, Poisoned
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
 from argosy.training.trainer.units import Unit
 
+devices = late.devices
 ORDERS = Orders(0, {"train": packs.TRAIN})
 SPARED = "others in twos were no faster as one program on this device"
 
@@ -39,7 +47,9 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     monkeypatch.setattr(FusionGroup, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     units, said = list[Unit](), list[SectionReport]()
-    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), allowed=True)
+    fusion = ProgramChoice(
+        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+    )
     for hidden in range(5, 5 + PAIRS + 1):
         units.extend(Unit.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
         fusion.boarded()
@@ -56,13 +66,39 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     assert sorted(len(unit.assignment) for unit in units) == ([1] * 6 if spared else [2] * 3)
 
 
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize("where", [fused_check, units_of_trainers], ids=["the check", "a trainer"])
+def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
+) -> None:
+    """Whichever call hears of it: what is said against a program is kept, and the device is of no more use to this process."""
+    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1.0))
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
+    guard = Guard("late:0", backend_of("late:0"), tmp_path, said.append, lambda name, failed=False: None, lambda _: [])
+    fusion = ProgramChoice(
+        *("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), guard.check_device), allowed=True
+    )
+    monkeypatch.setattr(where, "Fused", SimpleNamespace(of=lambda *given, **named: late.poison()))
+    fusion.boarded()
+    with pytest.raises(Poisoned, match="late:0 is of no more use to this process since"):
+        for _ in range(4):
+            fusion.look(block)
+            for unit in list(units):
+                unit.step(block, lambda: False)
+            fusion.settle()
+    assert not [event for report in said for event in report.events if isinstance(event, FellBack | StepsAlone)]
+
+
 def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tmp_path: Path) -> None:
     """It is the first that comes where a run goes on behind all steps of an epoch."""
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
     units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
-    fusion = ProgramChoice("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), allowed=True)
+    fusion = ProgramChoice(
+        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+    )
     fusion.boarded()
     fusion.look(empty)
     assert not said and not any(unit.fusion_group for unit in units)

@@ -515,7 +515,9 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         SimpleNamespace(fusion_group=one, assignment=assignment, kept_bytes=kept)
         for one, kept in ((fusion_group, 300), (FusionGroup(), 50), (None, 0))
     ]
-    fusion = ProgramChoice("late:1", units, lambda report: None, lambda names: [], Heartbeat.private(), allowed=True)
+    fusion = ProgramChoice(
+        "late:1", units, lambda report: None, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+    )
     assert fusion._room(fusion_group) == 1000 - 100 - 20 - 50
 
 

@@ -41,6 +41,7 @@ class ProgramChoice:
         emit: Callable[[SectionReport], None],
         save: Callable[[Collection[str]], list[Event]],
         heartbeat: Heartbeat,
+        check_device: Callable[[str], None],
         *,
         allowed: bool,
         kinds: Sequence[Kind] = ("plain",),
@@ -53,6 +54,8 @@ class ProgramChoice:
         self._emit = emit
         self._save = save
         self._heartbeat = heartbeat
+        self._check_device = check_device
+        """Raises where the device is unusable: errors are then no reason to refuse a program."""
         self._newcomers = False
         """Whether a member was assigned since the last `look`."""
         self._admitted: dict[Fingerprint, BatchLengths | None] = {}
@@ -103,6 +106,7 @@ class ProgramChoice:
             compiles = "compiled" in self._kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
             admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs)
+        self._check_device("its members were tried as one program")
         for names in admission.packs:
             members = [unit for unit in units if unit.names[0] in names]
             known = next((unit.fusion_group for unit in members if unit.fusion_group is not None), None)
@@ -295,6 +299,7 @@ class ProgramChoice:
             for part in parts:
                 made.append(Unit.of(part, fusion_group, self._compilation(fusion_group)))
         except Exception as raised:  # boundary between members' code and ours
+            self._check_device(f"a program could not be made: {raised!r}")
             memory, error = out_of_memory(raised), reason_of(raised)
         if fusion_group is not None and error is not None:
             for unit in made:

@@ -112,7 +112,7 @@ class Trainer:
         allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
         self.program_choice = ProgramChoice(
-            name, self.units, emit, self._save, self.heartbeat, allowed=allowed, kinds=kinds
+            *(name, self.units, emit, self._save, self.heartbeat, self.guard.check_device), allowed=allowed, kinds=kinds
         )
         self.stepping = Stepping(
             *(self.units, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
