@@ -3,7 +3,7 @@
     python benchmarks/gpu_all.py [--json]
 
 Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, a kernel that asserts ends its member alone, memory as measured
-against what torch counts, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
+against what torch counts, members' seconds, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
 steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
@@ -226,6 +226,19 @@ def steps_wait_for_nothing(site: Site) -> Outcome:
     return Outcome(holds=not found, figures={"waits": found})
 
 
+def seconds_are_the_devices(site: Site) -> Outcome:
+    """Seconds of unlike members in their last section, against the time from the section before to its end."""
+    models = {"light": partial(dropping, hidden=64), "heavy": partial(demo.resnet, width=128 if site.real else 8)}
+    sgd = partial(SGD, lr=0.02)
+    fleet = [argosy.Member(name, model=model, optimizer=sgd, batch_size=256) for name, model in models.items()]
+    run = site.train(study(site, fleet, 6), "seconds", devices=site.one, numerics="exact")
+    lines = events(run, "SectionEnded")
+    passed = max(line["at"] for line in lines[-2:]) - max(line["at"] for line in lines[-4:-2])
+    seconds = {line["member"]: round(line["seconds"], 4) for line in lines[-2:]}
+    share = round(sum(seconds.values()) / passed, 3)
+    return Outcome(holds=not site.real or 0.7 <= share <= 1.05, figures={"share of the time": share, **seconds})
+
+
 def copies_pass_beside_steps(site: Site) -> Outcome:
     """How much of the copies' time is hidden behind steps, from a ring that is not pinned and from one that is."""
     backend = backend_of(site.device)
@@ -356,6 +369,7 @@ SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
     a_kernel_that_asserts_ends_its_member_alone,
     memory_is_what_torch_counts,
     steps_wait_for_nothing,
+    seconds_are_the_devices,
     copies_pass_beside_steps,
     split_is_alone,
     *gpu_packs.SECTIONS,

@@ -6,6 +6,8 @@
 * Memory ends at ``LATE_BYTES`` (counted in every operation of torch's while the device is active), and what a killed
   process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``. The first product of
   matrices takes work space for good, and so does the first one of a backward pass.
+* Steps take the time that `takes` says, one after another, behind the host that asks for them; copies take none. What they make is
+  there at once, but events behind them pass when that time is over.
 * `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
   host hears when it looks next whether an event has passed, or waits for the device.
 
@@ -25,14 +27,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import WorkerError
 from argosy.training.device import devices as kinds
 from argosy.training.device.devices import Backend, Hardware
 
-__all__ = ["Late", "LateEvent", "devices", "forget", "noise", "poison", "poison_later"]
+__all__ = ["Late", "LateEvent", "Taking", "devices", "forget", "noise", "poison", "poison_later", "takes"]
 
 COUNT = 4
 QUERIES = 3
@@ -54,12 +56,14 @@ def garbage(tensor: Tensor) -> None:
 
 @dataclass(eq=False)
 class LateEvent:
-    """Passes when it was asked for often enough, or waited for."""
+    """Passes when it was asked for often enough, or waited for, and what was asked for before it has taken its time."""
 
     arrive: Callable[[], None] = lambda: None
     """Puts the copies' values where they belong."""
     lose: Callable[[], None] = lambda: None
     """Puts garbage there: the source has died."""
+    at: float = 0.0
+    """When the device has done what was asked for before it."""
     queries: int = 0
     passed: bool = False
 
@@ -67,15 +71,21 @@ class LateEvent:
         """See `Event.query`."""
         _looked_at()
         self.queries += 1
-        if self.queries >= QUERIES:
+        if self.queries >= QUERIES and time.monotonic() >= self.at:
             self.synchronize()
         return self.passed
 
     def synchronize(self) -> None:
         """See `Event.synchronize`."""
         _looked_at()
+        time.sleep(max(self.at - time.monotonic(), 0.0))
         self.arrive()
         self.passed = True
+
+    def elapsed_time(self, end: "LateEvent") -> float:
+        """See `TimedEvent.elapsed_time`."""
+        assert self.at <= end.at <= time.monotonic(), "read before the device has passed it"
+        return (end.at - self.at) * 1000
 
     def source_died(self) -> None:
         """A source's last reference has gone."""
@@ -97,6 +107,8 @@ class State:
     """Addresses of pinned memory."""
     waits: int = 0
     """How often the host waited for everything."""
+    idle_at: dict[str, float] = field(default_factory=dict)
+    """By device, when it will have done all that it was asked for."""
     opened: int = 0
     """The process that initialised it."""
     memory: "Counted | None" = None
@@ -136,6 +148,28 @@ def poison(*_: Any) -> Any:
 def poison_later() -> None:
     """Break the device in the middle of what it is asked for."""
     state.coming_poison = "late error: device-side assert triggered"
+
+
+def takes(seconds: float) -> None:
+    """Ask the active device for work that takes so long."""
+    state.idle_at[drawing.active] = _idle_at(drawing.active) + seconds
+
+
+class Taking(nn.CrossEntropyLoss):
+    """Takes the device some time a batch, and the host none."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """See `nn.CrossEntropyLoss`."""
+        takes(self.seconds)
+        return super().forward(output, target)
+
+
+def _idle_at(name: str) -> float:
+    return max(state.idle_at.get(name, 0.0), time.monotonic())
 
 
 def noise(batch: Any) -> Any:
@@ -323,12 +357,18 @@ class Late(Backend):
         _alive()
         value, host = tensor.clone(), torch.empty_like(tensor)
         garbage(host)
-        return host, LateEvent(lambda: host.copy_(value))
+        return host, LateEvent(lambda: host.copy_(value), at=_idle_at(self.name))
+
+    def stamp(self) -> LateEvent:
+        """See `Backend.stamp`."""
+        _alive()
+        return LateEvent(at=_idle_at(self.name))
 
     def synchronize(self) -> None:
         """See `Backend.synchronize`."""
         _looked_at()
         state.waits += 1
+        time.sleep(max(state.idle_at.get(self.name, 0.0) - time.monotonic(), 0.0))
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None]:
         """See `Backend.pin`."""

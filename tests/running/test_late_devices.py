@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import argosy
 from argosy import api
 from argosy.errors import MemberFailed
+from argosy.running.launch.inline import Inline
 from argosy.settings import Settings
 from argosy.stream.order import permutation
 from argosy.training.choice.fusion_group import FusionGroup
@@ -265,3 +266,22 @@ def test_a_label_that_comes_late_to_one_program_ends_those_whom_it_reaches(
     for name in "ab":
         assert f"StudyError: member {name!r}: a target is label 10" in report.member(name).reason
     gc.collect()  # as above
+
+
+def test_seconds_are_those_of_the_device_and_not_those_of_asking(tmp_path: Path) -> None:
+    """In reports, in stopping rules, and in what plans learn of a run."""
+    fleet = [
+        studies.member("light", hidden=10, loss=late.Taking(0.01)),
+        studies.member("heavy", hidden=11, loss=late.Taking(0.08)),
+        studies.member("stopped", hidden=12, loss=late.Taking(0.02), stop=argosy.MaxSeconds(0.2)),
+    ]
+    study = studies.study(200, fleet=fleet, epochs=2)
+    settings = Settings(devices="late:0", loader_workers=0, numerics="exact")
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="late:0", numerics="exact")
+    seconds = {row.name: row.seconds for row in report.rows}
+    assert seconds["light"] == pytest.approx(0.26, rel=0.5)
+    assert seconds["heavy"] == pytest.approx(8 * 0.26, rel=0.3)
+    assert report.member("stopped").epochs == 1
+    learnt = api.profile(study, settings=settings, launcher=Inline()).profiles
+    rates = {profile.member: profile.rate(1) for profile in learnt}
+    assert 5 < rates["light"] / rates["heavy"] < 10

@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import late
 import pytest
@@ -415,6 +415,37 @@ def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
     for recorder in recorded:
         recorder.draws_apart = True
     assert asked_for(programs, 3) == [apart] * 3
+
+
+@dataclass
+class At:
+    """An event that passes at a time in milliseconds: `now` is the last one that was waited for."""
+
+    at: float
+    now: ClassVar[float] = -1.0
+
+    def query(self) -> bool:
+        return At.now >= self.at
+
+    def synchronize(self) -> None:
+        At.now = max(At.now, self.at)
+
+    def elapsed_time(self, end: "At") -> float:
+        assert self.query() and end.query()
+        return end.at - self.at
+
+
+def test_members_side_by_side_share_the_time_of_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own times, 6 and 3 seconds, overlap in one of 6."""
+    programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES["sgd"], SINGLES["sgd"]])]
+    asked_for(programs, 0)
+    before = [program.members[0].seconds for program in programs]
+    stamps = [At(at) for at in (0.0, 0.0, 6000.0, 1000.0, 4000.0, 6000.0)]
+    monkeypatch.setattr(Cpu, "stamp", lambda _: stamps.pop(0))
+    asked_for(programs, 1)
+    assert not stamps
+    passed = [program.members[0].seconds - was for program, was in zip(programs, before, strict=True)]
+    assert passed == pytest.approx([4.0, 2.0])
 
 
 def test_losses_are_fetched_behind_the_steps_that_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:

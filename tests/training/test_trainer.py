@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import late
 import numpy as np
 import pytest
 import studies
@@ -35,6 +36,8 @@ from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
 from argosy.training.member.files import Saving
 from argosy.training.trainer.trainer import Trainer
+
+devices = late.devices
 
 LENGTH, ROWS = 96, 32
 
@@ -76,10 +79,12 @@ def driver() -> Listening:
     return Listening()
 
 
-def make(study: Study, folder: Path, said: list[Any], driver: Listening, **settings: Any) -> Trainer:
-    backend = backend_of("cpu:0")
+def make(
+    study: Study, folder: Path, said: list[Any], driver: Listening, device: str = "cpu:0", **settings: Any
+) -> Trainer:
+    backend = backend_of(device)
     trainer = Trainer(
-        study.terms, Settings(**settings), folder, name="cpu:0", backend=backend, emit=said.append, listen=driver
+        study.terms, Settings(**settings), folder, name=device, backend=backend, emit=said.append, listen=driver
     )
     sources = open_sources(study.data, seed=study.seed)
     trainer.know({n: s.length for n, s in sources.items()}, {n: s.layout for n, s in sources.items()})
@@ -142,6 +147,34 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
     assert not trainer.ready
     trainer.obey(board(2, "even", "odd"))
     assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
+
+
+@pytest.fixture
+def late_trainer(tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
+    """One of a device that is behind the host, with a block that takes it half a second."""
+    study = studies.study(LENGTH, fleet=[studies.member("m", loss=late.Taking(0.5), batch_size=ROWS)])
+    trainer = make(study, tmp_path, said, driver, device="late:0")
+    trainer.obey(board(1, "m"))
+    trainer.take(next(stream(study)), 1)
+    return trainer
+
+
+@pytest.mark.usefixtures("devices")
+def test_a_block_is_stepped_on_without_a_wait_for_its_steps(late_trainer: Trainer) -> None:
+    assert late_trainer.gauge.busy_seconds < 0.5
+    assert late_trainer.copies.ahead == 1
+
+
+@pytest.mark.usefixtures("devices")
+def test_time_in_which_the_device_steps_is_no_waiting_for_data(late_trainer: Trainer) -> None:
+    trainer, asking = late_trainer, late_trainer.gauge.busy_seconds
+    trainer.waited(3.0)
+    trainer.backend.synchronize()
+    while trainer.copies.ahead:
+        pass
+    trainer.waited(5.0)
+    assert trainer.gauge.waiting_seconds == 5.0
+    assert trainer.gauge.busy_seconds == trainer.gauge.training_seconds == asking + 3.0
 
 
 def test_a_block_that_comes_before_its_assignment_is_kept(trainer: Trainer, study: Study) -> None:

@@ -41,7 +41,7 @@ SIGN_OF_LIFE_SECONDS = 1.0
 LISTEN_SECONDS = 0.01
 """Seconds between two checks, among steps, for a waiting command."""
 COPY_SECONDS = 0.001
-"""Seconds between two checks whether a copy has finished, which nothing signals."""
+"""Seconds between two checks whether a copy or the steps on a block have finished, which nothing signals."""
 LAST_WORD_SECONDS = 5.0
 """Seconds that a worker waits at its end for the driver to take its last messages."""
 
@@ -163,9 +163,9 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
     while True:
         took = blocks.give()
         started = time.perf_counter()
-        at_once = took or trainer.copies.release_done()
+        at_once = took or trainer.copies.release_done() or trainer.copies.ahead
         _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)
-        if not took and blocks.peers and trainer.ready:
+        if not took and blocks.peers and (trainer.ready or trainer.copies.ahead):
             trainer.waited(time.perf_counter() - started)
         blocks.receive()
         for command in commands.take():

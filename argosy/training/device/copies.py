@@ -42,6 +42,8 @@ class Copies:
     on_device: Callable[[Any], Any] | None = None
     """`Data.on_device`."""
     _pending: deque[tuple[DeviceEvent, Block]] = field(default_factory=deque)
+    _stepped: deque[DeviceEvent] = field(default_factory=deque)
+    """Events behind the steps on blocks that the device may still be at."""
     _shown: set[str] = field(default_factory=set)
     """Splits that had a block since a member was last assigned."""
     _memory: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
@@ -73,6 +75,17 @@ class Copies:
         while self._pending and self._pending[0][0].query():
             self._pending.popleft()
         return len(self._pending)
+
+    def stepped(self) -> None:
+        """Note that the steps on a block are issued."""
+        self._stepped.append(self.backend.stamp())
+
+    @property
+    def ahead(self) -> int:
+        """Number of blocks on which the device has not completed its steps, though they are issued. Never waits."""
+        while self._stepped and self._stepped[0].query():
+            self._stepped.popleft()
+        return len(self._stepped)
 
     def finish(self) -> None:
         """Wait for all copies and release their blocks; called before the ring's memory is freed."""

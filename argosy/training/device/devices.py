@@ -31,6 +31,7 @@ __all__ = [
     "DeviceEvent",
     "Hardware",
     "PassedEvent",
+    "TimedEvent",
     "backend_of",
     "choose_kernels",
     "default_kind",
@@ -65,8 +66,18 @@ class DeviceEvent(Protocol):
         """Wait until the device has passed it."""
 
 
+class TimedEvent(DeviceEvent, Protocol):
+    """An event that knows when the device passed it."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Return the milliseconds from this event to another; both have passed."""
+
+
 class PassedEvent:
     """The event of work that is complete when its call returns."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
 
     def query(self) -> bool:
         """Return True."""
@@ -74,6 +85,10 @@ class PassedEvent:
 
     def synchronize(self) -> None:
         """Return at once."""
+
+    def elapsed_time(self, end: "PassedEvent") -> float:
+        """Return the milliseconds between the two calls."""
+        return (end._at - self._at) * 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +135,10 @@ class Backend(ABC):
     @abstractmethod
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Copy a tensor to the host; the copy is valid when the event has passed. Does not wait."""
+
+    @abstractmethod
+    def stamp(self) -> TimedEvent:
+        """Return an event behind all work issued on the current stream. Does not wait."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -204,6 +223,10 @@ class Cpu(Backend):
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
         """Return a clone."""
         return tensor.clone(), PassedEvent()
+
+    def stamp(self) -> TimedEvent:
+        """Return the time of the host."""
+        return PassedEvent()
 
     def synchronize(self) -> None:
         """Return at once: calls are synchronous."""
@@ -297,6 +320,11 @@ class Accelerator(Backend):
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         return host, self.module.current_stream(self.device).record_event()
+
+    def stamp(self) -> TimedEvent:
+        """Record a timing event."""
+        event: TimedEvent = self.module.current_stream(self.device).record_event(self.module.Event(enable_timing=True))
+        return event
 
     def synchronize(self) -> None:
         """Wait for all streams of the device."""

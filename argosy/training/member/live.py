@@ -19,6 +19,7 @@ from argosy.stream.batches import Batch, Carried, Cutter
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.checkpoint import plain
@@ -86,8 +87,6 @@ class LiveMember:
     section: int = 0
     """Finished sections of the current epoch."""
     steps: int = 0
-    seconds: float = 0.0
-    """Time spent in steps and validation of the current section."""
     samples: int = 0
     """Samples stepped on in the current section."""
     private: bool = False
@@ -99,6 +98,7 @@ class LiveMember:
     """A meta tensor with the shape of its network's output, once labels were checked against it."""
     loss_scale: LossScale | None = field(init=False)
     """Set in float16."""
+    clock: DeviceClock = field(init=False)
     train: Tally = field(init=False)
     """Sums over the current epoch."""
     val: Validation = field(init=False)
@@ -117,8 +117,14 @@ class LiveMember:
     """Weights of the best section in host memory, where the model has moved on and they are in no file."""
 
     def __post_init__(self) -> None:
+        self.clock = DeviceClock(self.backend)
         self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
         self.loss_scale = scale_of(self.member)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the device in steps and validation of the current section. Waits for an asynchronous device."""
+        return self.clock.seconds
 
     # ---- the stream
 
@@ -213,7 +219,7 @@ class LiveMember:
         self._judge(metrics[self.objective])
         self.section += 1
         self.val, self.val_cutter = Validation(self.member, self.backend), None
-        self.seconds, self.samples = 0.0, 0
+        self.clock, self.samples = DeviceClock(self.backend), 0
         if ends_epoch:
             self.epoch, self.section = self.epoch + 1, 0
             self.train, self.cutter = Tally(self.backend), None
@@ -310,7 +316,7 @@ class LiveMember:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
-        self.seconds, self.samples = state["seconds"], state["samples"]
+        self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
         self.best = None if state["best"] is None else Best(*state["best"])
         self.best_is_saved()
         gathered = state["carried"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import operator
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
 from argosy.study import Member
+from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import check_gradients, check_labels, wants_classes
@@ -53,12 +53,8 @@ class Solo:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        started = time.perf_counter()
-        try:
-            with self.live.randomness.active(keep=keep), torch.set_grad_enabled(not keep):
-                yield
-        finally:
-            self.live.seconds += time.perf_counter() - started
+        with timed((self.live.clock,)), self.live.randomness.active(keep=keep), torch.set_grad_enabled(not keep):
+            yield
 
     def cut(self, block: Block) -> Iterator[Batch]:
         """Implement `Program.cut`."""

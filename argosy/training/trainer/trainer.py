@@ -260,6 +260,7 @@ class Trainer:
         before = self.gauge.samples
         self.guard.begin(careful=any(assigned.careful is not None for assigned in self.assigned.values()))
         left = not self.stepping.through(block)
+        self.copies.stepped()
         if block.touched:
             raise MemberError(self._somebody_wrote())
         waited = self.stepping.waited()
@@ -389,8 +390,12 @@ class Trainer:
     # ---- messages
 
     def waited(self, seconds: float) -> None:
-        """Record time without a block, and send progress."""
-        self.gauge.waiting_seconds += seconds
+        """Record time without a block, in which the device may have been busy with earlier ones, and send progress."""
+        if self.copies.ahead:
+            self.gauge.busy_seconds += seconds
+            self.gauge.training_seconds += seconds
+        else:
+            self.gauge.waiting_seconds += seconds
         self._tell()
 
     def _tell(self) -> None:

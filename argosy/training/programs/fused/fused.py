@@ -10,7 +10,6 @@ common pass would round otherwise than each of them alone (`BatchLengths`).
 """
 
 import contextlib
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from torch import Tensor
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
+from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import BatchLengths, LiveMember
@@ -125,18 +125,15 @@ class Fused:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`; members share the time evenly."""
-        started = time.perf_counter()
-        if keep:
-            self._states = [live.randomness.aside() for live in self._lives]
-        try:
-            with torch.set_grad_enabled(not keep):
-                yield
-        finally:
-            self.made.tell()
-            self._states = [live.randomness for live in self._lives]
-            share = (time.perf_counter() - started) / len(self._lives)
-            for live in self._lives:
-                live.seconds += share
+        with timed([live.clock for live in self._lives]):
+            if keep:
+                self._states = [live.randomness.aside() for live in self._lives]
+            try:
+                with torch.set_grad_enabled(not keep):
+                    yield
+            finally:
+                self.made.tell()
+                self._states = [live.randomness for live in self._lives]
 
     def cut(self, block: Block) -> Iterator[Turn]:
         """Implement `Program.cut`, in turns."""

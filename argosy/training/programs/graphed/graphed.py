@@ -17,6 +17,7 @@ from torch import Tensor
 
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
+from argosy.training.device.clock import side_by_side
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured, recorder_of, records
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
@@ -304,13 +305,14 @@ def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
         apart = []
-    for program in apart:
-        program.fork()
-    try:
-        yield
-    finally:
+    with side_by_side([live.clock for program in apart for live in program.members]):
         for program in apart:
-            program.join()
+            program.fork()
+        try:
+            yield
+        finally:
+            for program in apart:
+                program.join()
 
 
 def _moved(one: Mark, other: Mark) -> bool:
