@@ -141,7 +141,8 @@ class Stepping:
         self._gauge.samples += samples
         for assigned in unit.assignment:
             live = assigned.live
-            # Of an asynchronous device the second answer has these steps too: the next may assert for what they left.
+            # Read once: asked again, it would wait for an asynchronous device to complete this very block. A careful trainer does
+            # wait: the next block may assert for what these steps have left.
             if not (live.diverged or (self._guard.careful and live.diverged)):
                 continue
             if assigned.leads:
