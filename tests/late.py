@@ -7,7 +7,7 @@
   process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``. The first product of
   matrices takes work space for good, and so does the first one of a backward pass.
 * Steps take the time that `takes` says, one after another, behind the host that asks for them; copies take none. What they make is
-  there at once, but events behind them pass when that time is over.
+  there at once, but events behind them pass when that time is over, and so does the memory of a block come back on which they were made.
 * `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
   host hears when it looks next whether an event has passed, or waits for the device.
 
@@ -15,6 +15,7 @@
 """
 
 import contextlib
+import math
 import os
 import time
 import weakref
@@ -107,6 +108,9 @@ class State:
     """Addresses of pinned memory."""
     waits: int = 0
     """How often the host waited for everything."""
+    blocks: list[list[float]] = field(default_factory=list)
+    """When the memory of each copy comes back: never, as long as the host refers to it."""
+    most_blocks: int = 0
     idle_at: dict[str, float] = field(default_factory=dict)
     """By device, when it will have done all that it was asked for."""
     opened: int = 0
@@ -329,6 +333,12 @@ class Late(Backend):
         values, copied = [t.clone() for t in tensors], [torch.empty_like(t) for t in tensors]
         for tensor in copied:
             garbage(tensor)
+
+        comes_back = [math.inf]
+        state.blocks = [other for other in state.blocks if other[0] > time.monotonic()] + [comes_back]
+        state.most_blocks = max(state.most_blocks, len(state.blocks))
+        back = lambda: comes_back.__setitem__(0, _idle_at(self.name))  # noqa: E731
+        weakref.finalize(copied[0].untyped_storage(), back).atexit = False
 
         def arrive() -> None:
             for tensor, value in zip(copied, values, strict=True):

@@ -203,6 +203,33 @@ def test_a_member_that_asserts_for_what_it_became_has_diverged(tmp_path: Path) -
     assert len(evidence.event_lines(tmp_path, "WorkerLost")) == 1
 
 
+class Hanging(nn.CrossEntropyLoss):
+    """A batch of its validation takes the device an hour, in the first process that gets there."""
+
+    def __init__(self, calls: Path) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if not output.requires_grad:
+            with self.calls.open("a") as file:
+                file.write(".")
+            if self.calls.stat().st_size == 18:
+                late.takes(3600.0)
+        return super().forward(output, target)
+
+
+def test_a_device_that_hangs_in_a_validation_is_noticed(tmp_path: Path) -> None:
+    """Its trainer waits for it between two blocks."""
+    study = studies.study(64, fleet=[studies.member(loss=Hanging(tmp_path / "calls"), batch_size=8)], epochs=1, val=160)
+    report = argosy.train(
+        study, directory=tmp_path / "run", devices="late:0", block_size=8, hang_seconds=2.0, time_limit=60
+    )
+    assert [row.status for row in report.rows] == ["done"]
+    (lost,) = evidence.event_lines(tmp_path / "run", "WorkerLost")
+    assert "waiting for its device" in lost["detail"]
+
+
 class Asserting(nn.CrossEntropyLoss):
     """As its kernel on an accelerator: a label without an output ends the process's use of the device."""
 

@@ -2,6 +2,7 @@
 
 import errno
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,42 @@ def late_trainer(tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
 def test_a_block_is_stepped_on_without_a_wait_for_its_steps(late_trainer: Trainer) -> None:
     assert late_trainer.gauge.busy_seconds < 0.5
     assert late_trainer.copies.ahead == 1
+
+
+@pytest.mark.usefixtures("devices")
+def test_few_blocks_take_memory_of_a_device_that_is_behind(tmp_path: Path, said: list[Any], driver: Listening) -> None:
+    """In a validation too, whose sums are not read before its end."""
+    member = studies.member("m", loss=late.Taking(0.02), batch_size=ROWS)
+    study = studies.study(3 * ROWS, fleet=[member], val=100 * ROWS)
+    trainer = make(study, tmp_path, said, driver, device="late:0")
+    trainer.obey(board(1, "m"))
+    for block in stream(study):
+        while not trainer.ready:
+            assert not driver()
+            trainer.copies.release_done()
+        trainer.take(block, 1)
+    assert len(events(said, SectionEnded)) == 1
+    assert late.state.most_blocks <= 5
+
+
+@pytest.mark.usefixtures("devices")
+def test_a_wait_for_the_device_is_no_idle_time_of_the_heartbeat(
+    late_trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is idle is never found to hang."""
+    signs, waits = [], late.LateEvent.synchronize
+
+    def synchronize(event: late.LateEvent) -> None:
+        if event.at > time.monotonic():
+            signs.extend(late_trainer.heartbeat.look())
+        waits(event)
+
+    monkeypatch.setattr(late.LateEvent, "synchronize", synchronize)
+    for block in list(stream(studies.study(LENGTH)))[1:]:
+        late_trainer.take(block, 1)
+    assert late_trainer.assigned["m"].live.epoch == 1
+    assert {sign.doing for sign in signs if sign.busy} == {"training member 'm'", "waiting for its device"}
+    assert all(sign.busy for sign in signs)
 
 
 @pytest.mark.usefixtures("devices")

@@ -16,6 +16,7 @@ from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import Attach, Exit, Lost
 from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import memory_to_keep_in
+from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.course import Course
@@ -117,6 +118,10 @@ class InlineWorkers:
         for name, feeder in self.feeders.items():
             if not self.said and all(self.trainers[reader].ready for reader in feeder.course.assignments):
                 self.said += [(name, message) for message in feeder.feed(self.trainers)]
+        if behind := [trainer for trainer in self.trainers.values() if trainer.behind]:
+            time.sleep(COPY_SECONDS)
+            for trainer in behind:
+                trainer.waited(COPY_SECONDS)
         said, self.said = self.said, []
         return said
 

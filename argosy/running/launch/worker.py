@@ -159,9 +159,14 @@ def _train(
 
 def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trainer) -> None:
     """Pass blocks and commands to the trainer, until it is told to exit."""
-    heartbeat = trainer.heartbeat
+    heartbeat, before = trainer.heartbeat, 0
     while True:
         took = blocks.give()
+        if (
+            left := trainer.turns_left
+        ) != before:  # a beat for each turn, and no other: so a device that hangs is noticed
+            before = left
+            heartbeat.start("waiting for its device") if left else heartbeat.rest()
         started = time.perf_counter()
         at_once = took or trainer.copies.release_done() or trainer.copies.ahead
         _wait([driver, *blocks.peers], (0.0 if took else COPY_SECONDS) if at_once else SIGN_OF_LIFE_SECONDS)

@@ -38,10 +38,15 @@ class DeviceClock:
         return self._seconds
 
     def add(self, end: TimedEvent, seconds: Callable[[], float]) -> None:
-        """Add a turn, and read the turns that the device has passed. Never waits."""
+        """Add a turn. Never waits."""
         self._coming.append((end, seconds))
+        self.look()
+
+    def look(self) -> int:
+        """Read the turns that the device has completed; returns how many are left. Never waits."""
         while self._coming and self._coming[0][0].query():
             self._read()
+        return len(self._coming)
 
     def _read(self) -> None:
         self._seconds += self._coming.popleft()[1]()

@@ -105,6 +105,10 @@ class AssignedMember:
         """Whether the section that a block ends is one that this member has to end."""
         return place.section >= self.next_section and place.epoch == self.stream_epoch
 
+    def wait(self) -> None:
+        """Wait until the device has completed its steps."""
+        _ = self.live.seconds
+
     def end_section(self, section: int, device: str) -> SectionEnded:
         """End a section of the stream and prepare the next; returns the event to be journaled."""
         live = self.live

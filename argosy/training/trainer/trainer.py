@@ -61,6 +61,8 @@ from argosy.training.trainer.units import Unit
 __all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
+AHEAD = 2
+"""Blocks on which the device may still have to step when it gets another one; all of them take its memory."""
 
 
 class Trainer:
@@ -123,7 +125,17 @@ class Trainer:
     @property
     def ready(self) -> bool:
         """Whether it can take the next block."""
-        return not self.kept and self.at_hand is None
+        return not self.kept and self.at_hand is None and not self.behind
+
+    @property
+    def behind(self) -> bool:
+        """Whether the device has to complete steps before it gets another block."""
+        return self.copies.ahead > AHEAD
+
+    @property
+    def turns_left(self) -> int:
+        """Number of members' turns that a device which is behind has to complete; else 0."""
+        return sum(assigned.live.clock.look() for assigned in self.assigned.values()) if self.behind else 0
 
     # ---- commands
 
@@ -291,6 +303,9 @@ class Trainer:
         events: list[Event] = []
         for name, assigned in list(self.assigned.items()):
             if assigned.ends(block.place):
+                # As its sums would, but busy: nothing that is idle is found to hang.
+                with self.heartbeat.busy("waiting for its device"):
+                    assigned.wait()
                 ended = self.guard(name, partial(assigned.end_section, section, self.name))
                 if ended is not None and assigned.leads:
                     events.append(ended)
