@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
 from argosy.errors import StudyError
+from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
@@ -31,6 +32,7 @@ from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed, _check, refusal, together
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
+from argosy.training.trainer.stepping import Stepping
 from argosy.training.trainer.units import Unit
 
 replayable = replays.replayable
@@ -415,6 +417,30 @@ def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
     for recorder in recorded:
         recorder.draws_apart = True
     assert asked_for(programs, 3) == [apart] * 3
+
+
+def test_validations_are_not_side_by_side() -> None:
+    """They are not captured: the host would gain nothing, and each stream would keep memory for the activations."""
+    programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES["sgd"], SINGLES["sgd"]])]
+    asked_for(programs, 0)
+    arrays, val = samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    units = list[Unit]()
+    for program in programs:
+        (one,) = program.members
+        one.begin_epoch(orders, 1)
+        assigned = SimpleNamespace(live=one, name=one.member.name, leads=True, follow=lambda _: True)
+        units.append(Unit(program=program, assignment=(assigned,)))
+    choice = SimpleNamespace(look=lambda _: None, settle=lambda: None)
+    given = (units, {}, choice, lambda _, steps: steps(), Heartbeat.private(), TrainerGauge(), print)
+    stepping, asked = Stepping(*given, wanted=lambda: False, drop=print), list[set[str]]()
+    for split, of in (("train", arrays), ("val", val)):
+        for recorder in recorded:
+            recorder.asked.clear()
+        for block in blocks(orders.epoch(split, 1), 96, arrays=of, split=split, epoch=1):
+            assert stepping.through(block)
+        asked.append({what for recorder in recorded for what in recorder.asked})
+    assert asked == [{"fork", "own", "over", "join"}, set()]
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Stepping:
         if trains and any(unit.shard for unit in self._units):
             return self._merged(block)
         through = True
-        with together([unit.program for unit in self._units]):
+        with together([unit.program for unit in self._units if trains]):
             for unit in list(self._units):
                 if not self._advance(unit, block, self._called):
                     through = False
