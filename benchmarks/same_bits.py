@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from measuring import arguments, finish, hardware, target
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
@@ -97,7 +98,7 @@ def trained(study: Callable[[], argosy.Study], directory: Path, **how: Any) -> N
 
 def searched(directory: Path, **how: Any) -> None:
     """Run a search of twelve trials."""
-    space = {"hidden": [32, 64], "lr": argosy.loguniform(1e-4, 1e-2)}
+    space = {"hidden": CategoricalDistribution([32, 64]), "lr": FloatDistribution(1e-4, 1e-2, log=True)}
     argosy.tune(built, space, data=digits(), n_trials=12, max_epochs=9, seed=1, directory=directory, **how)
 
 
