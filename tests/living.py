@@ -193,6 +193,7 @@ class Dead:
     """What is left of a trainer without a process: it takes what comes, and says nothing."""
 
     ready = True
+    behind = 0
 
     def hear(self, *what: Any) -> None:
         """Nothing."""

@@ -431,6 +431,14 @@ def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:
         state.apply()
 
 
+def test_what_a_library_adds_to_torch_is_not_missed_where_it_comes_later() -> None:
+    """As transformers does, which adds a method to `Module` with the first network that it loads."""
+    state = ProcessState.here()
+    replace(state, replaced={"torch.nn.modules.module.Module.added": "json"})._replace()
+    with pytest.raises(StudyError, match=r"torch.nn.functional.relu is json's where the run was started"):
+        replace(state, replaced={"torch.nn.functional.relu": "json"})._replace()
+
+
 def test_what_has_no_effect_has_none(tmp_path: Path) -> None:
     plain = train("inline", tmp_path / "plain")
     copyreg.pickle(Sent, lambda sent: (Sent, (sent.words,)))

@@ -245,7 +245,7 @@ def crowded(epochs: int = 3) -> argosy.Study:
     return study(alike(12, model=wide, batch_size=64), epochs)
 
 
-LITTLE = str(5_750_000)
+LITTLE = str(4_750_000)
 
 
 @pytest.fixture

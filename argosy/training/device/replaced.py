@@ -5,6 +5,7 @@ those of its module.
 """
 
 import functools
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import cloudpickle
 import torch
 from torch._library.custom_ops import OPDEFS
 
-__all__ = ["SCRIPT", "operators_of_the_script", "replaced"]
+__all__ = ["SCRIPT", "operators_of_the_script", "replaced", "torch_has"]
 
 SCRIPT = "__main__"
 COMPUTES = re.compile(
@@ -48,6 +49,15 @@ def replaced() -> dict[str, str]:
     homes = {home for home in {*found.values(), *kernels.values()} if not _is_torchs(home)}
     replaced = {name: home for name, home in {**found, **kernels}.items() if home in homes and name not in HARMLESS}
     return {name: _travelling(home) for name, home in replaced.items()}
+
+
+def torch_has(name: str) -> bool:
+    """Whether torch has this function, method, class or kernel here. What a library adds is called by its own code alone."""
+    try:
+        pkgutil.resolve_name(name)
+    except AttributeError:
+        return name.startswith("torch.ops.")
+    return True
 
 
 def operators_of_the_script() -> list[str]:

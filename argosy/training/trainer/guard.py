@@ -1,5 +1,6 @@
 """The boundary between members' own code and ours: its errors end that member, and no other."""
 
+import gc
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,8 @@ class Guard:
             )
             self._fail(name, leak, leak)
             return None
-        # Outside of the handler: its traceback keeps the action's tensors alive.
+        # Outside of the handler: its traceback keeps the action's tensors alive. Frames of torch's hold errors in cycles.
+        gc.collect()
         if again and memory_returned(self._backend, patience=RETURN_SECONDS):
             return self(name, action)
         self.crowded_out(name, detail)
