@@ -86,9 +86,8 @@ def alike() -> argosy.Study:
 
 def built(parameters: Mapping[str, Any]) -> argosy.Member:
     """A trial of the search."""
-    return argosy.Member(
-        model=partial(mlp, parameters["hidden"], 2), optimizer=partial(Adam, lr=parameters["lr"]), batch_size=32
-    )
+    optimizer = partial(Adam, lr=parameters["lr"])
+    return argosy.Member("net", model=partial(mlp, parameters["hidden"], 2), optimizer=optimizer, batch_size=32)
 
 
 def trained(study: Callable[[], argosy.Study], directory: Path, **how: Any) -> None:
