@@ -146,7 +146,7 @@ class Attempt:
     crowded: bool = False
     """Whether memory ran out."""
     lengths: BatchLengths | None = None
-    """BatchLengths of batches with equal bits, if that was asked for."""
+    """Batches with equal bits, if that was asked for."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
@@ -166,9 +166,13 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     try:
         alone, together = (_twins(lives, double=double) for _ in range(2))
-        solos, fused = [Solo(twin) for twin in alone], Fused.of(together)
+        solos = [Solo(twin) for twin in alone]
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
+    try:
+        fused = Fused.of(together)
+    except Exception as error:  # the same boundary
+        return Attempt.of("as one program it", error, len(lives))
     attributed = [attributes(twin.model) for twin in alone]
     for train, length in turns:
         given = [_filled(block, length + apart, double=double) for _ in range(2)]

@@ -132,7 +132,9 @@ def _cross_entropy(
     level: Level, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor | None:  # fmt: skip
-    """Compute the mean cross-entropy of class numbers; vmap would add samples up in another order."""
+    """Compute the mean cross-entropy of class numbers on a CPU; vmap would add samples up in another order."""
+    if input.device.type != "cpu":
+        return None  # bits are promised on a CPU alone, and a launch for each member is slow
     usual = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not usual or input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
