@@ -56,6 +56,17 @@ def as_one(fusion_group: FusionGroup, seconds: float, samples: int, need: int | 
 BUGS = [f"{kind}('a bug')" for kind in ("AssertionError", "IndexError", "KeyError", "RuntimeError", "TypeError")]
 
 
+def ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str, **how: Any
+) -> None:
+    """Members are one program, in which this raises."""
+    monkeypatch.setattr(FusionGroup, "note", as_one)
+    monkeypatch.setattr(owner, name, ours(f"raise {error}"))
+    with pytest.raises(Exception, match="a bug") as raised:
+        train(tmp_path, study(), **how)
+    assert error.startswith(type(raised.value).__name__)
+
+
 @pytest.mark.parametrize("error", BUGS)
 @pytest.mark.parametrize(
     ("owner", "name"),
@@ -72,11 +83,7 @@ BUGS = [f"{kind}('a bug')" for kind in ("AssertionError", "IndexError", "KeyErro
 def test_an_error_of_argosys_own_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
 ) -> None:
-    monkeypatch.setattr(FusionGroup, "note", as_one)
-    monkeypatch.setattr(owner, name, ours(f"raise {error}"))
-    with pytest.raises(Exception, match="a bug") as raised:
-        train(tmp_path, study(), compile=owner in (Pass, Compilation))
-    assert error.startswith(type(raised.value).__name__)
+    ends_the_run(tmp_path, monkeypatch, owner, name, error, compile=owner in (Pass, Compilation))
 
 
 @pytest.mark.parametrize("error", BUGS)
@@ -98,11 +105,7 @@ def test_an_error_of_argosys_own_ends_the_run(
 def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
 ) -> None:
-    monkeypatch.setattr(FusionGroup, "note", as_one)
-    monkeypatch.setattr(owner, name, ours(f"raise {error}"))
-    with pytest.raises(Exception, match="a bug") as raised:
-        train(tmp_path, study())
-    assert error.startswith(type(raised.value).__name__)
+    ends_the_run(tmp_path, monkeypatch, owner, name, error)
 
 
 def test_an_error_of_argosys_own_ends_the_run_from_another_process(
