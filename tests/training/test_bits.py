@@ -15,6 +15,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from argosy.study import Member
 from argosy.training.choice.fused_check import admit
 from argosy.training.member.live import BatchLengths
+from argosy.training.programs.fused.forward import Forward
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
 
@@ -171,6 +172,28 @@ def test_members_with_subsets_of_their_own_and_broken_samples() -> None:
     assert as_one(company(members), 16)
     company(members, holes=[3, 4, 50])
     company([member(name) for name in "abc"], holes=[3, 4, 50])
+
+
+@pytest.mark.parametrize("own", ["subset", "augment"])
+def test_members_with_batches_of_their_own_validate_as_one_on_common_ones(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [
+        member(name, **({"subset": range(n, n + 80)} if own == "subset" else {"augment": lambda batch: batch}))
+        for n, name in enumerate("abc")
+    ]
+    values = Forward.values
+    validated = []
+
+    def noted(forward: Forward, *given: Any) -> Any:
+        validated.append(not forward._training)
+        return values(forward, *given)
+
+    monkeypatch.setattr(Forward, "values", noted)
+    lengths = company(members)
+    assert as_one(lengths, 16) and lengths is not None and lengths.apart == (True, False)
+    # Batches of 16 and 4 in each of two epochs, beside those of the check.
+    assert sum(validated) >= 2 * 2 + 2
 
 
 def test_neighbours_that_end() -> None:

@@ -106,17 +106,23 @@ def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveM
     return "there is no other member that could be fused with it"
 
 
-def _apart(lives: Sequence[LiveMember]) -> bool:
-    """Whether the members' batches differ, for a subset or what each draws for it."""
-    first = lives[0].cutter
-    for live in lives:
-        same = live.member.subset is None if first is None or live.cutter is None else first.same(live.cutter)
-        if live.member.augment is not None or not same:
-            return True
-    return False
+def _apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
+    """Whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
+    train = any(live.member.augment is not None for live in lives) or _differ(
+        [(live.cutter, live.member.subset) for live in lives]
+    )
+    return train, _differ([(live.val_cutter, live.member.val_subset) for live in lives])
 
 
-def _attempted(lives: Sequence[LiveMember], block: Block, *, apart: bool) -> "Attempt":
+def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
+    """Whether some cut other batches; of members that cut none yet, those with a subset count as if."""
+    first = cut[0][0]
+    return any(
+        subset is not None if first is None or cutter is None else not first.same(cutter) for cutter, subset in cut
+    )
+
+
+def _attempted(lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool]) -> "Attempt":
     """Check these members as one program, first for equal bits. Where memory runs out, fewer of them are checked, down to two."""
     exact, double = lives[0].backend.device.type == "cpu", True
     while True:
@@ -156,7 +162,9 @@ class Attempt:
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
 
 
-def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: bool, exact: bool) -> Attempt:
+def _attempt(
+    lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool], double: bool, exact: bool
+) -> Attempt:
     """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
     usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
     turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
@@ -175,9 +183,10 @@ def _attempt(lives: Sequence[LiveMember], block: Block, *, apart: bool, double: 
         return Attempt.of("as one program it", error, len(lives))
     attributed = [attributes(twin.model) for twin in alone]
     for train, length in turns:
-        given = [_filled(block, length + apart, double=double) for _ in range(2)]
+        own = apart[0] if train else apart[1]
+        given = [_filled(block, length + own, double=double) for _ in range(2)]
         try:
-            _cut_anew((*alone, *together), given[0], length, apart=apart)
+            _cut_anew((*alone, *together), given[0], length, apart=own)
             mine = [_alone(solo, given[0], train=train) for solo in solos]
             _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:

@@ -56,8 +56,8 @@ class BatchLengths(NamedTuple):
 
     train: frozenset[int]
     val: frozenset[int]
-    apart: bool = False
-    """Whether members of one program have different batches."""
+    apart: tuple[bool, bool] = (False, False)
+    """Whether members of one program have different batches: in training, and in validation."""
 
     @classmethod
     def of(cls, lives: Sequence["LiveMember"]) -> "BatchLengths":

@@ -82,9 +82,7 @@ class Tile:
     @property
     def steps(self) -> Sequence[float]:
         """Each row's number of steps, the coming one included."""
-        return (
-            [step + 1 for step in self.state["step"][:, 0].tolist()] if "step" in self.state else [0] * len(self.groups)
-        )
+        return [step + 1 for step in self.state["step"][:, 0].tolist()]
 
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""

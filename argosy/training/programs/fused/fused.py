@@ -202,7 +202,8 @@ class Fused:
         if length is None or allowed is None:
             return length is not None
         apart = (train and self._augment) or any(batch is not turn[0] for batch in turn)
-        return apart == allowed.apart and length in (allowed.train if train else allowed.val)
+        lengths, tried_apart = (allowed.train, allowed.apart[0]) if train else (allowed.val, allowed.apart[1])
+        return apart == tried_apart and length in lengths
 
     def _apart(self, turn: Turn) -> Iterator[tuple[int, Batch]]:
         """Yield the rows with a batch."""
