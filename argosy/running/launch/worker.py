@@ -162,9 +162,8 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
     heartbeat, before = trainer.heartbeat, 0
     while True:
         took = blocks.give()
-        if (
-            left := trainer.turns_left
-        ) != before:  # a beat for each turn, and no other: so a device that hangs is noticed
+        left = trainer.turns_left
+        if left != before:  # a beat for each turn, and no other: so a device that hangs is noticed
             before = left
             heartbeat.start("waiting for its device") if left else heartbeat.rest()
         started = time.perf_counter()

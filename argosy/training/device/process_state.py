@@ -27,7 +27,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._device import DeviceContext
 
 from argosy.errors import MemberError, StudyError
-from argosy.training.device.replaced import SCRIPT, operators_of_the_script, replaced, torch_has
+from argosy.training.device.replaced import SCRIPT, operators_of_the_script, replaced
 
 __all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "refuse_what_stays"]
 
@@ -290,7 +290,7 @@ class ProcessState:
         # Modules of torch that only the script has imported may have the same function once more.
         here = {(name.rpartition(".")[2], module) for name, module in replaced().items()} if self.replaced else ()
         for name, module in self.replaced.items():
-            if (name.rpartition(".")[2], module) not in here and torch_has(name):
+            if (name.rpartition(".")[2], module) not in here:
                 raise StudyError(
                     f"{name} is {module}'s where the run was started, and torch's own in a worker, which has imported {module}. Let "
                     f"{module} replace it as it is imported, or call your own function in the network."

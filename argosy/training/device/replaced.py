@@ -5,7 +5,7 @@ those of its module.
 """
 
 import functools
-import pkgutil
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 from torch._library.custom_ops import OPDEFS
 
-__all__ = ["SCRIPT", "operators_of_the_script", "replaced", "torch_has"]
+__all__ = ["SCRIPT", "operators_of_the_script", "replaced"]
 
 SCRIPT = "__main__"
 COMPUTES = re.compile(
@@ -45,19 +45,12 @@ def replaced() -> dict[str, str]:
     What the script has defined, or a file that travels by value, is from `SCRIPT`.
     """
     found = {name: _home(value) for name, value in _of_torch()}
+    # What a library adds to torch, torch itself never calls. Sources are read for the few names alone that are not torch's.
+    found = {name: home for name, home in found.items() if _is_torchs(home) or _names(name)}
     kernels = {f"torch.ops.{key.replace('/', '.')}": _kernel(key) for key in torch.library._impls if _computes(key)}
     homes = {home for home in {*found.values(), *kernels.values()} if not _is_torchs(home)}
     replaced = {name: home for name, home in {**found, **kernels}.items() if home in homes and name not in HARMLESS}
     return {name: _travelling(home) for name, home in replaced.items()}
-
-
-def torch_has(name: str) -> bool:
-    """Whether torch has this function, method, class or kernel here. What a library adds is called by its own code alone."""
-    try:
-        pkgutil.resolve_name(name)
-    except AttributeError:
-        return name.startswith("torch.ops.")
-    return True
 
 
 def operators_of_the_script() -> list[str]:
@@ -78,6 +71,19 @@ def _of_torch() -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}", value
             if isinstance(value, type) and value.__module__ == name:
                 yield from ((f"{name}.{key}.{inner}", method) for inner, method in list(vars(value).items()))
+
+
+def _names(path: str) -> bool:
+    """Whether torch's own code has this name: in the source of its module, or compiled."""
+    module = path
+    while module not in sys.modules:
+        module = module.rpartition(".")[0]
+    name = path.rpartition(".")[2]
+    try:
+        own = re.search(rf"\b{re.escape(name)}\b", inspect.getsource(sys.modules[module])) is not None
+    except (OSError, TypeError):
+        return True
+    return own or hasattr(torch._C._VariableFunctions, name) or hasattr(torch._C.TensorBase, name)
 
 
 def _home(value: Any) -> str:
