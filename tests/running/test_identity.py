@@ -18,9 +18,9 @@ from optuna.distributions import CategoricalDistribution
 import argosy
 from argosy.errors import MemberFailed, RunError
 from argosy.protocol.events import Proposed, SearchBegan
-from argosy.running.directory.code_digest import Code
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
+from argosy.stream.code_digest import Code
 
 FILE = """
 from functools import partial
@@ -169,7 +169,7 @@ def test_digests_of_another_python_are_not_compared_nor_what_an_earlier_version_
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
-    program = "import studies; from argosy.running.directory.code_digest import Code; print(Code().read(studies.study).digest)"
+    program = "import studies; from argosy.stream.code_digest import Code; print(Code().read(studies.study).digest)"
     environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "7"}
     there = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert there.stdout.strip() == Code().read(studies.study).digest

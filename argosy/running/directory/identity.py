@@ -12,7 +12,6 @@ from typing import Any
 from argosy.disk.files import appending
 from argosy.errors import RunError
 from argosy.results.fold import MemberState
-from argosy.running.directory.code_digest import Code, Reading
 from argosy.running.directory.study_json import (
     MEMBER_FIELDS,
     NEWCOMERS,
@@ -22,6 +21,7 @@ from argosy.running.directory.study_json import (
     summarize,
     write_json,
 )
+from argosy.stream.code_digest import Code, Reading
 from argosy.study import FACTORIES, Member, Study
 from argosy.training.device.process_state import ProcessState
 

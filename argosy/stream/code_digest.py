@@ -32,7 +32,7 @@ MOST_ITEMS = 10_000
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(
     Path(path).resolve()
     for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), str(PACKAGE))
