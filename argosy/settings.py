@@ -13,7 +13,15 @@ Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "mu
 
 MOST = {"nodes": 120, "loader_workers": 1023}
 """Each node's ring has two slots for each node, a gigabyte for so many. A heartbeat has slots for so many loader workers."""
-LEAST = {"nodes": 1, "loader_workers": 0, "block_size": 1, "threads": 1, "cores": 1, "preparing_nodes": 1}
+LEAST = {
+    "nodes": 1,
+    "loader_workers": 0,
+    "keep_bytes": 0,
+    "block_size": 1,
+    "threads": 1,
+    "cores": 1,
+    "preparing_nodes": 1,
+}
 """Least values of settings that are counts."""
 
 
@@ -67,6 +75,9 @@ class Settings:
     cores: int | None = _setting(None, "Cores that the whole run may use; by default all.")
     block_size: int | None = _setting(
         None, "Samples per block of the stream; by default about 4 MiB, of 64 to 4096 samples."
+    )
+    keep_bytes: int | None = _setting(
+        None, "Bytes of disk for prepared samples of all runs (argosy cache); by default a fifth of what is free."
     )
     checkpoint_seconds: float = _setting(
         300.0, "Longest training time between two files of a member: the most that a crash repeats."

@@ -84,6 +84,12 @@ class Data:
     """Instead of `train`: tensors or arrays of equal length; one sample is one row of each."""
     val_arrays: Sequence[Any] | None = None
     """Instead of `val`, as `arrays`."""
+    then: Callable[[Any], Any] | None = None
+    """Random work on a training sample, sample -> sample, behind what is kept: `train` decodes, `then` augments. It gets the sample's
+    leaves as tensors, and draws from `random`, NumPy or torch, which are seeded for it."""
+    keep: bool = True
+    """Whether samples for which nothing was drawn are prepared once for all: in later epochs, validation and other runs they are read
+    from a file (``argosy cache``)."""
     on_device: Callable[[Any], Any] | None = None
     """Deterministic work per sample, batch -> batch, done once per block and device for all members."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -102,6 +108,15 @@ class Data:
             check_callable("Data.on_device", self.on_device, "a function: batch -> batch")
             check_built("Data.on_device", self.on_device)
             check_takes("Data.on_device", self.on_device, 1, "a function: batch -> batch")
+        if self.then is not None:
+            check_callable("Data.then", self.then, "a function: sample -> sample")
+            check_takes("Data.then", self.then, 1, "a function: sample -> sample")
+            if self.train is None:
+                raise StudyError(
+                    "Data.then works on samples of a Dataset, and Data has arrays=; let members augment= them."
+                )
+        if not isinstance(self.keep, bool):
+            raise StudyError(f"Data.keep is {shown(self.keep)}; it must be True or False.")
         check_choice("Data.on_error", self.on_error, ("raise", "skip"))
 
     @property

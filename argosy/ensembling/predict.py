@@ -15,7 +15,9 @@ from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.sources import Source, open_split, probed
+from argosy.stream.kept.proof import Prover
+from argosy.stream.kept.shelf import Shelf
+from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
 
@@ -125,7 +127,10 @@ def predict(
 def _opened(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
     found = open_split(data, split, seed=seed, heartbeat=heartbeat)
-    return probed(found, split, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
+    prover = Prover(Shelf() if data.keep else None, skip_errors=data.on_error == "skip", keys={})
+    source = probed(found, split, data, prover, seed=seed, heartbeat=heartbeat)
+    keep({split: source}, most_bytes=0)
+    return source
 
 
 def _batch(block: Block, preparation: Callable[[Any], Any] | None, device: torch.device) -> tuple[Any, Any]:

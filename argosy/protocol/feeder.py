@@ -40,6 +40,8 @@ class Opened:
     """Time that one core takes to prepare a sample, measured on a few; 0 where blocks are gathered from arrays."""
     opening_seconds: float
     """Time from the command until now."""
+    keeping: Mapping[str, str]
+    """By split, what is kept of its samples, or why nothing is, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

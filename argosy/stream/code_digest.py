@@ -4,25 +4,35 @@ The user's code counts by its bytecode with constants and names, its defaults, i
 the user's files, recursively; lines, comments and docstrings do not count. Installed code counts by its name. Values
 count by their content: numbers, texts, containers, arrays, networks, instances of the user's classes; other objects by
 their `repr`. Digests are comparable only under the same Python and torch (`Code.VERSION`).
+
+Where a digest decides what data are (`Code(whole=...)`), all values count in full: every element, and of objects of installed
+classes what they would be pickled as. What has no such content, as an open file, raises `Opaque`.
 """
 
 import argparse
 import dis
 import functools
 import hashlib
+import io
+import itertools
+import mmap
+import os
 import re
 import sys
 import sysconfig
+import threading
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Code", "Reading", "is_installed"]
+from argosy.stream.mapped import MappedFile
+
+__all__ = ["Code", "Opaque", "Reading", "Whole", "attributes_of", "is_installed"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
@@ -30,6 +40,8 @@ MOST_ELEMENTS = 2**22
 MOST_ITEMS = 10_000
 """Items of a container that are read; a larger one counts by its length."""
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
+ATOMS = frozenset({bool, int, float, str, bytes, types.NoneType})
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
 PACKAGE = Path(__file__).parents[1]
@@ -62,12 +74,41 @@ class Reading:
     """Name and digest of each thing in the user's files that the value refers to."""
 
 
+class Opaque(Exception):  # noqa: N818  # a clause about a value, not a sentence
+    """Reason why the content of a value cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What is noted while values are read in full."""
+
+    roots: tuple[str, ...] = ()
+    """Folders whose names do not count: what lies there may be moved as a whole."""
+    paths: dict[str, None] = field(default_factory=dict)
+    """Absolute paths among the values, or what several of them begin with, in the order in which they were found."""
+    packages: set[str] = field(default_factory=set)
+    """Top-level names of installed packages that code or values refer to."""
+    files: list[MappedFile] = field(default_factory=list)
+    """Files that arrays map, whose content was not read."""
+    hashes: dict[int, str] = field(default_factory=dict)
+    """Hashes of arrays by identity: values are read again where there are roots."""
+
+    def text(self, value: Any) -> str:
+        """Return plain values as text, without the names of the roots."""
+        text = repr(value)
+        for number, root in enumerate(self.roots):
+            text = re.sub(rf"{re.escape(root)}(?=[/'\"])", f"<folder {number}>", text)
+        return text
+
+
 class Code:
     """Computes digests of code. Results are kept, because members share most of their code."""
 
     VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Whole | None = None) -> None:
+        self.whole = whole
+        """Where given, all values count in full."""
         self._read: dict[Key, tuple[Part, str, tuple[Part, ...]]] = {}
         """Each part with its digest and what it refers to.
 
@@ -76,7 +117,7 @@ class Code:
 
     def read(self, value: Any) -> "Reading":
         """Digest a value, and all parts that it refers to."""
-        text = _Text()
+        text = _Text(self.whole)
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
         return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts)
@@ -90,7 +131,7 @@ class Code:
                 continue
             seen.add(key)
             if key not in self._read:
-                text = _Text()
+                text = _Text(self.whole)
                 self._read[key] = (part, _hash(text.of_part(part)), tuple(text.parts))
             _, digest, further = self._read[key]
             yield _name(part), digest
@@ -100,7 +141,8 @@ class Code:
 class _Text:
     """Writes a value as text, equal in every process, and collects the parts of the user's files that it names."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Whole | None) -> None:
+        self.whole = whole
         self.parts: list[Part] = []
         self._within: set[int] = set()
         """Identities of the objects being written, which may contain themselves."""
@@ -116,7 +158,7 @@ class _Text:
         if isinstance(value, types.FunctionType | type):
             return self._defined(value)
         if type(value) in PLAIN:
-            return repr(value)
+            return repr(value) if self.whole is None else self._plain(value, [value])
         if id(value) in self._within:
             return "itself"
         self._within.add(id(value))
@@ -129,6 +171,7 @@ class _Text:
         if _is_own(value):
             self.parts.append(value)
             return _name(value)
+        self._installed(value.__module__)
         enclosed = [self.of(cell.cell_contents) for cell in _cells(value).values()]
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
 
@@ -147,26 +190,103 @@ class _Text:
             case functools._lru_cache_wrapper():
                 return self.of(value.__wrapped__)
             case types.ModuleType():
+                self._installed(value.__name__)
                 return value.__name__
             case types.CodeType():
                 return self._code(value)
-            case list() | tuple() | set() | frozenset() | Mapping() if len(value) > MOST_ITEMS:
+            case list() | tuple() | set() | frozenset() | Mapping() if self.whole is None and len(value) > MOST_ITEMS:
                 return f"{len(value)} items"
             case list() | tuple():
-                return self._several(value)
+                return self._listed(value)
             case set() | frozenset():
                 return f"[{', '.join(sorted(map(self.of, value)))}]"
             case Mapping():
                 return f"[{', '.join(sorted(f'{self.of(k)}: {self.of(v)}' for k, v in value.items()))}]"
             case np.ndarray() | torch.Tensor():
-                return _array(value)
+                return _array(value) if self.whole is None else self._whole_array(value)
         if isinstance(value, HOLDERS) or _is_own(type(value)):
-            return f"{self.of(type(value))} {self.of(_attributes(value))}"
+            return f"{self.of(type(value))} {self.of(attributes_of(value))}"
+        if self.whole is not None:
+            return self._pickled(value)
         # A run may continue elsewhere, and on other devices.
         return "" if isinstance(value, torch.device) else re.sub(r"0x[0-9a-f]+", "", repr(value))
 
     def _several(self, values: Any) -> str:
         return f"[{', '.join(map(self.of, values))}]"
+
+    # ---- values in full
+
+    def _plain(self, values: Any, atoms: Iterable[Any]) -> str:
+        """Return plain values as text; note the paths among them."""
+        assert self.whole is not None
+        paths = [atom for atom in atoms if type(atom) is str and atom.startswith(os.sep)]
+        if paths:
+            self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
+        return self.whole.text(values)
+
+    def _listed(self, values: Any) -> str:
+        """Return a list as text; one of plain values, or of tuples of them, at once: there may be millions."""
+        if self.whole is None:
+            return self._several(values)
+        kinds = set(map(type, values))
+        if kinds <= ATOMS:
+            return self._plain(values, values)
+        if kinds <= {tuple, list} and ATOMS.issuperset(map(type, itertools.chain.from_iterable(values))):
+            return self._plain(values, itertools.chain.from_iterable(values))
+        return self._several(values)
+
+    def _whole_array(self, value: Any) -> str:
+        assert self.whole is not None
+        if id(value) not in self.whole.hashes:
+            self.whole.hashes[id(value)] = self._hashed_array(self.whole, value)
+        return self.whole.hashes[id(value)]
+
+    def _hashed_array(self, whole: Whole, value: Any) -> str:
+        head = f"{value.dtype} {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_meta:
+                raise Opaque(f"a tensor of layout {value.layout} on {value.device}")
+            return f"{head} {_hash_bytes(_memory(value.detach().resolve_conj().resolve_neg().cpu().reshape(-1)))}"
+        if value.dtype.hasobject:
+            return f"{head} {self._listed(value.ravel().tolist())}"
+        mapped = MappedFile.of(value) if _maps(value) else None
+        if mapped is not None:
+            whole.files.append(mapped[0])
+            return f"{head} from byte {mapped[1]} of a file on, {value.strides}"
+        return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
+
+    def _pickled(self, value: Any) -> str:
+        """Return what an object of an installed class would be pickled as."""
+        self._installed(type(value).__module__)
+        match value:
+            case (
+                types.BuiltinFunctionType() | types.MethodDescriptorType() | np.ufunc() | torch.dtype() | torch.device()
+            ):
+                return re.sub(r"0x[0-9a-f]+", "", repr(value))
+            case PurePath():
+                return self.of(str(value))
+            case torch.Generator():
+                return self.of(value.get_state())
+            case _ if isinstance(value, LOCKS):
+                return ""
+            case io.IOBase() | types.GeneratorType():
+                raise Opaque(f"{value!r:.80}")
+        try:
+            found = value.__reduce_ex__(4)
+        except Exception as error:  # whatever an object raises that cannot be pickled
+            raise Opaque(
+                f"{type(value).__module__}.{type(value).__qualname__}, which has no content to be told"
+            ) from error
+        if isinstance(found, str):
+            return found
+        made, arguments, *rest = found
+        return self._several([made, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)])
+
+    def _installed(self, module: str | None) -> None:
+        """Note an installed package."""
+        package = (module or "").partition(".")[0]
+        if self.whole is not None and package not in sys.stdlib_module_names and not _is_own_module(module):
+            self.whole.packages.add(package)
 
     # ---- the user's code
 
@@ -245,7 +365,7 @@ def _is_filled(cell: Any) -> bool:
     return True
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """Return an instance's attributes, including those in slots."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
@@ -266,6 +386,18 @@ def _array(value: Any) -> str:
         return f"{head} {_hash_bytes(first.view(torch.uint8).numpy().tobytes())}"
     first = value.reshape(-1)[:MOST_ELEMENTS]
     return f"{head} {first.tolist()!r}" if value.dtype.hasobject else f"{head} {_hash_bytes(first.tobytes())}"
+
+
+def _memory(flat: torch.Tensor) -> memoryview:
+    found: memoryview = flat.contiguous().view(torch.uint8).numpy().data
+    return found
+
+
+def _maps(array: Any) -> bool:
+    """Return whether an array is a view of a memory map."""
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return array is not None
 
 
 def _is_own(value: Any) -> bool:
@@ -293,5 +425,5 @@ def _hash(text: str) -> str:
     return _hash_bytes(text.encode(errors="surrogatepass"))
 
 
-def _hash_bytes(data: bytes) -> str:
+def _hash_bytes(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()[:DIGITS]

@@ -154,6 +154,9 @@ class _Feeder:
         for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(self.course.leg)):
             self.driver.send(event)
         self.preparation.end()
+        for source in self.sources.values():
+            if source.kept is not None:
+                source.kept.commit()
         times = os.times()
         seconds = times.user + times.system + times.children_user + times.children_system
         self.driver.send(Used(worker=self.name, cpu_seconds=seconds, gauge=self.gauge.to_json()))
@@ -375,7 +378,7 @@ def feed(
         listener.close()
 
     with heartbeat.busy("opening the data", opaque=True):
-        sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up)
+        sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up, most_kept=settings.keep_bytes)
     keep(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
@@ -391,6 +394,7 @@ def feed(
             block_size=block_size,
             seconds_per_sample=sources["train"].facts.seconds_per_sample,
             opening_seconds=time.monotonic() - began,
+            keeping={name: source.facts.keeping for name, source in sources.items() if source.facts.keeping},
         )
     )
     _Feeder(

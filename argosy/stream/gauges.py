@@ -67,6 +67,8 @@ class StreamGauge:
     loaders: int = 0
     prepared: int = 0
     """Samples prepared, holes among them."""
+    kept: int = 0
+    """Samples taken as they were kept, instead of being prepared."""
     speculative: int = 0
     """Samples prepared that no member used."""
     delivered: int = 0
@@ -89,7 +91,7 @@ class StreamGauge:
 
     def note(self, queues: Queues, seconds: float, *, flowing: bool) -> None:
         """Account for time in this state; what happens before the first samples is no stage of the stream and is left out."""
-        if not (self.prepared or self.delivered):
+        if not (self.prepared or self.kept or self.delivered):
             return
         self.busy_seconds += seconds * queues.preparing
         self.filling_seconds += seconds * queues.filling

@@ -51,6 +51,8 @@ class Done:
     error: StudyError | None = None
     prepared: int = 0
     """Samples prepared, holes among them."""
+    kept: int = 0
+    """Samples that were kept, and not prepared again."""
     cpu_seconds: float = 0.0
 
 
@@ -133,7 +135,8 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
     block = source.layout.block(task.place, ring.slot(task.slot))
     try:
         filled = source.fill(block, task.low, task.indices)
-        return Done(filled.holes, prepared=filled.prepared, cpu_seconds=time.process_time() - cpu)
+        kept = len(task.indices) - filled.prepared
+        return Done(filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=time.process_time() - cpu)
     except StudyError as error:
         return Done([], error)
     except Exception as error:  # process boundary: whatever it is, the feeder must learn of it

@@ -30,7 +30,8 @@ Hashes = npt.NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """Step of splitmix64, and the constant C of the positions in a digest."""
 WORD = 2**64
-SPLITS = {"train": 0, "val": 1}
+SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
+"""Parts of preparation that draw, each under seeds of its own."""
 
 
 def permutation(seed: int, epoch: int, length: int) -> Indices:

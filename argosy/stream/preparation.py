@@ -43,6 +43,8 @@ class Filling:
     own: bool = True
     prepared: int = 0
     """Samples that were prepared here for it, holes among them."""
+    at_once: bool = False
+    """Whether the feeder gathers it itself."""
     hops: tuple[Hop, ...] = ()
     """Its hops between the nodes in which this one takes part."""
     handed: bool = False
@@ -84,12 +86,13 @@ class Preparation:
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
         """Begin a block of this node, in a slot that is free."""
         size = min(CHUNK, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else CHUNK
-        if not self.sources[place.split].parallel:
+        at_once = not self.sources[place.split].parallel
+        if at_once:
             size = place.rows
         slot = self.free.pop()
         starts = range(0, place.rows, max(size, 1))
         todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
-        self.filling.append(Filling(slot, place, todo, len(todo), hops=hops))
+        self.filling.append(Filling(slot, place, todo, len(todo), at_once=at_once, hops=hops))
 
     def expect(self, place: Place, hops: tuple[Hop, ...]) -> None:
         """Begin a block that another node prepares."""
@@ -123,7 +126,7 @@ class Preparation:
         """Give out the oldest tasks; True if this process has more of them to do itself."""
         for filling in self.filling:
             while filling.todo and not self._comes_too_early(filling):
-                if not self.loaders or not self.sources[filling.place.split].parallel:
+                if not self.loaders or filling.at_once:
                     task = filling.todo.popleft()
                     self._finish(task, run_task(task, self.ring, self.sources))
                     return True
@@ -134,11 +137,15 @@ class Preparation:
         return False
 
     def _comes_too_early(self, filling: Filling) -> bool:
-        """Return whether the block is validation, and training samples before it that will be kept are not prepared yet."""
-        if not self.sources[filling.place.split].takes_kept:
+        """Return whether some of its samples may be under preparation for an earlier pass, and will be kept."""
+        kept = self.sources[filling.place.split].kept
+        if kept is None:
             return False
         before = itertools.takewhile(lambda other: other is not filling, self.filling)
-        return any(other.own and other.missing and other.place.split == "train" for other in before)
+        others = (
+            other for other in before if other.own and other.missing and _pass(other.place) != _pass(filling.place)
+        )
+        return any(self.sources[other.place.split].kept is kept for other in others) and kept.any
 
     def hear(self, loader: Loader) -> None:
         """Handle a worker's answer, or its death."""
@@ -157,6 +164,7 @@ class Preparation:
         if done.error is not None:
             raise done.error
         self.gauge.prepared += done.prepared
+        self.gauge.kept += done.kept
         self.gauge.preparation_cpu_seconds += done.cpu_seconds
         filling = next(f for f in (*self.filling, *self.abandoned) if f.slot == task.slot)
         self._tries.pop((task.slot, task.low), None)
@@ -209,3 +217,8 @@ class Preparation:
             loader.connection.close()
         for loader in self.loaders:
             loader.end()
+
+
+def _pass(place: Place) -> tuple[str, int]:
+    """Return which pass over its split a block belongs to, in which each sample comes once."""
+    return place.split, place.epoch if place.split == "train" else place.section

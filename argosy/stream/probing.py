@@ -4,16 +4,17 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.kept.shelf import Shelved
 from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.samples import THROWN, generator_states, refusal
 
-__all__ = ["Facts", "confirm", "fingerprint_of", "probe"]
+__all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe", "same_bits"]
 
 Leaves = list[torch.Tensor]
 
@@ -32,25 +33,56 @@ class Facts:
     """Seconds that one core takes to prepare a sample; 0 where nothing is prepared."""
     again: bool = False
     """Whether this is validation on the training samples."""
+    constant: bool = False
+    """Whether samples may be kept: one of the first drew nothing, and is the same under another seed."""
+    shelved: Shelved | None = None
+    """Where samples are kept; None where they are not."""
+    keeping: str = ""
+    """What is kept, or why nothing is, in words."""
+    base: Layout | None = None
+    """Layout of the Dataset's own samples, where `Data.then` makes others of them."""
     files: tuple[MappedFile, ...] = ()
     """Files that samples are read from by maps, those that the first samples have opened among them."""
 
+    @property
+    def kept_layout(self) -> Layout:
+        """Layout of what may be kept."""
+        return self.base or self.layout
 
-def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> Facts:
-    """Learn the facts; ``sample(index)`` prepares one as epoch 0 has it.
 
-    A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own.
+class Sampler(Protocol):
+    """Prepares samples as one epoch has them, and tells what was drawn for the last one."""
+
+    def __call__(self, index: int, /) -> Any:
+        """Return the sample, prepared as epoch 0 has it."""
+
+    def elsewhere(self, index: int) -> Any:
+        """Return the sample, prepared under another seed."""
+
+    def drew(self, index: int) -> bool:
+        """Return whether a generator has moved since this sample was seeded."""
+
+
+def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Facts:
+    """Learn the facts of a Dataset.
+
+    A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own. Where
+    nothing was drawn for a sample, it is prepared under another seed the second time.
     """
-    length = _length_of(dataset, split)
+    length = length_of(dataset, split)
     layout = _first_layout(sample, length, split, skip_errors=skip_errors)
     leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
+    elsewhere = _leaves_of(sample.elsewhere, split, layout, skip_errors=skip_errors)
     probes = sorted({0, length // 2, length - 1})
-    first = {index: leaves(index) for index in probes}
-    started = time.perf_counter()
-    again = {index: leaves(index) for index in reversed(probes)}
-    seconds = (time.perf_counter() - started) / len(probes)
+    first, drew = {}, {}
     for index in probes:
-        if not _equal(first[index], again[index]):
+        first[index], drew[index] = leaves(index), sample.drew(index)
+    started = time.perf_counter()
+    again = {index: leaves(index) if drew[index] else elsewhere(index) for index in reversed(probes)}
+    seconds = (time.perf_counter() - started) / len(probes)
+    differ = [index for index in probes if not same_bits(first[index], again[index])]
+    for index in differ:
+        if drew[index] or not same_bits(first[index], leaves(index)):
             raise StudyError(
                 f"Data.{split} ({type(dataset).__name__}) prepared sample {index} twice from the same seeds, and the "
                 "results differ: it draws from a generator of its own. Draw from `random`, `numpy.random` or torch's "
@@ -62,11 +94,12 @@ def probe(dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors
         fingerprint=fingerprint_of([first[0], first[length - 1]]),
         gathers=all(first.values()) and _gathers(dataset, first),
         seconds_per_sample=seconds,
+        constant=not differ and not all(drew.values()) and all(first.values()),
         files=files_in(dataset),
     )
 
 
-def _length_of(dataset: Any, split: str) -> int:
+def length_of(dataset: Any, split: str) -> int:
     """Return the number of samples of a Dataset; raises StudyError where there are none."""
     try:
         length = len(dataset)
@@ -83,7 +116,7 @@ def _length_of(dataset: Any, split: str) -> int:
 def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> None:
     """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
     leaves = _leaves_of(sample, split, facts.layout, skip_errors=skip_errors)
-    length = _length_of(dataset, split)
+    length = length_of(dataset, split)
     if length != facts.length or fingerprint_of([leaves(0), leaves(length - 1)]) != facts.fingerprint:
         raise StudyError(
             f"Data.{split}: the {type(dataset).__name__} is another one whenever it is opened (here of {length} samples, "
@@ -143,10 +176,10 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
     except THROWN:  # as above: it is asked for single samples, as if it had no lists
         return False
     untouched = generator_states() == before
-    return untouched and len(together) == len(singly) and all(map(_equal, singly.values(), together))
+    return untouched and len(together) == len(singly) and all(map(same_bits, singly.values(), together))
 
 
-def _equal(some: Leaves, others: Leaves) -> bool:
+def same_bits(some: Leaves, others: Leaves) -> bool:
     """Compare bit for bit, so that a NaN equals itself."""
     return len(some) == len(others) and all(
         a.dtype == b.dtype and a.shape == b.shape and _bytes(a) == _bytes(b) for a, b in zip(some, others, strict=True)

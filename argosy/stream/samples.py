@@ -1,38 +1,72 @@
 """One sample of a Dataset: prepared under its own seed, and named where it cannot be had."""
 
+import contextlib
 import random
 import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Unfit
+from argosy.stream.blocks import Layout, Unfit
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
+from argosy.stream.trees import unflatten
 
-__all__ = ["THROWN", "generator_states", "has_drawn", "prepare", "reason", "refusal", "seed_everything"]
+__all__ = ["THROWN", "Preparing", "generator_states", "reason", "refusal", "seed_everything"]
 
 THROWN = (Exception, SystemExit)
 """What a user's Dataset may raise without ending the process; SystemExit comes from code that parses a command line."""
 
 
-def prepare(dataset: Any, index: int, *, epoch: int, split: str, seed: int, heartbeat: Heartbeat) -> Any:
-    """Return the sample of this epoch: a function of (seed, split, epoch, index), in any process and after any other."""
-    heartbeat.beat(index)
-    seed_everything(sample_seed(seed, split, epoch, index))
-    return dataset[index]
+@dataclass(kw_only=True, slots=True)
+class Preparing:
+    """How samples of one split are prepared: each a function of (seed, split, epoch, index), in any process and after any other."""
 
+    dataset: Any
+    split: str
+    seed: int
+    heartbeat: Heartbeat
+    """Beats with every sample."""
+    watched: bool
+    """Whether it is noted what samples are made of."""
+    then: Callable[[Any], Any] | None = None
+    """`Data.then`, for training samples."""
 
-def has_drawn(index: int, *, epoch: int, split: str, seed: int) -> bool:
-    """Return whether a generator has moved since `prepare` seeded it for this sample, about 15 us. Seeds them again.
+    def __call__(self, index: int, epoch: int = 0) -> Any:
+        """Return the Dataset's sample for this epoch."""
+        self.heartbeat.beat(index)
+        seed_everything(sample_seed(self.seed, self.split, epoch, index))
+        with self.watching():
+            return self.dataset[index]
 
-    One that has moved draws another number next: of 53 bits, from states that are far longer to compare.
-    """
-    following = _drawn()
-    seed_everything(sample_seed(seed, split, epoch, index))
-    return following != _drawn()
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which it is noted what the Dataset reads, where samples may outlive the run."""
+        return RECORDER.watching() if self.watched else contextlib.nullcontext()
+
+    def elsewhere(self, index: int) -> Any:
+        """Return the sample under another seed."""
+        return self(index, epoch=1)
+
+    def drew(self, index: int, epoch: int = 0) -> bool:
+        """Return whether a generator has moved since it was seeded for this sample, about 15 us. Seeds them again.
+
+        One that has moved draws another number next: of 53 bits, from states that are far longer to compare.
+        """
+        following = _drawn()
+        seed_everything(sample_seed(self.seed, self.split, epoch, index))
+        return following != _drawn()
+
+    def finished(self, leaves: Sequence[torch.Tensor], layout: Layout, index: int, epoch: int = 0) -> Any:
+        """Return what `then` makes of a sample, under a seed of its own: the same whether that was kept or has just been prepared."""
+        assert self.then is not None
+        seed_everything(sample_seed(self.seed, "then", epoch, index))
+        # Copies, which may be written into: the sample is still to be kept.
+        return self.then(unflatten([leaf.clone() for leaf in leaves], layout.tree))
 
 
 def _drawn() -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +16,14 @@ from argosy.errors import StudyError
 from argosy.errors.checks import check_no_stream, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.kept import Kept
+from argosy.stream.kept.proof import Finishing, Prover
+from argosy.stream.kept.rows import Rows
+from argosy.stream.kept.shelf import Shelf
+from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import Indices, sample_seed
-from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
-from argosy.stream.samples import THROWN, has_drawn, prepare, reason, refusal, seed_everything
+from argosy.stream.probing import Facts, confirm, fingerprint_of
+from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
 from argosy.study import Data
 
 __all__ = [
@@ -34,6 +38,7 @@ __all__ = [
     "probed",
     "probed_splits",
     "reopened",
+    "told",
 ]
 
 OPENING = -1
@@ -53,8 +58,8 @@ class Source(ABC):
     """One split of the data."""
 
     facts: Facts
-    kept: Kept | None = None
-    """Prepared samples that are kept, where validation needs them again."""
+    kept: Rows | None = None
+    """Prepared samples that are kept."""
     heartbeat: Heartbeat
     """Beats with every sample. A process that inherits a source puts its own here."""
 
@@ -67,11 +72,6 @@ class Source(ABC):
     def layout(self) -> Layout:
         """Layout of each sample."""
         return self.facts.layout
-
-    @property
-    def takes_kept(self) -> bool:
-        """Whether samples that are kept are not prepared again."""
-        return self.kept is not None and self.facts.again
 
     @abstractmethod
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
@@ -124,105 +124,177 @@ class ArraySource(Source):
 
 
 class DatasetSource(Source):
-    """A map-style Dataset; every sample is prepared under a seed of its own, so that any process may prepare it."""
+    """A map-style Dataset; every sample is prepared under a seed of its own, so that any process may prepare it.
 
-    parallel = True
+    Samples for which nothing was drawn are kept, where the source has `kept`, and are not prepared again.
+    """
 
     def __init__(
         self,
         split: str,
         facts: Facts,
-        open_dataset: Callable[[Heartbeat], Any],
+        open_preparing: Callable[[Heartbeat], Preparing],
         *,
-        seed: int,
         skip_errors: bool,
         heartbeat: Heartbeat,
     ) -> None:
         self.split = split
         self.facts = facts
-        self.open_dataset = open_dataset
+        self.open_preparing = open_preparing
+        self.skip_errors = skip_errors
         self.heartbeat = heartbeat
         self.doing = _doing(split)
-        self.seed = seed
-        self.skip_errors = skip_errors
+        self.fits_memory = True
+        """Whether all rows that are kept fit in memory."""
+        self._witnesses: Witnesses | None = None
+        self._complete = False
 
     @cached_property
-    def dataset(self) -> Any:
-        """The Dataset, opened on first use in the process that prepares its samples, or long before."""
-        return self.open_dataset(self.heartbeat)
+    def preparing(self) -> Preparing:
+        """How samples are prepared; the Dataset is opened on first use in the process that prepares them, or long before."""
+        preparing = self.open_preparing(self.heartbeat)
+        preparing.heartbeat = self.heartbeat
+        return preparing
+
+    @property
+    def parallel(self) -> bool:
+        """Whether there are samples to prepare; what is kept is gathered at once where it fits in memory, as arrays are."""
+        return self.facts.base is not None or not (self.complete and self.fits_memory)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is kept."""
+        self._complete = self._complete or (self.kept is not None and self.kept.found == self.length)
+        return self._complete
+
+    def keep(self, rows: Rows, *, fits_memory: bool) -> None:
+        """Keep samples in these rows from now on, and take from there those that they have."""
+        self.kept, self.fits_memory = rows, fits_memory
+        shelved = self.facts.shelved
+        if shelved is not None and shelved.witnesses is not None:
+            self._witnesses = Witnesses(shelved.witnesses, Roots(shelved.roots))
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
-        """Copy the samples that are kept into the block, and prepare the others."""
-        if self.kept is None or not self.takes_kept:
+        """Take the samples that are kept, and prepare the others."""
+        if self.kept is None:
             return Filled(self._prepared(block, low, indices), len(indices))
-        missing = np.flatnonzero(~self.kept.copy(block, low, indices))
+        here = self.kept.copy(block, low, indices) if self.facts.base is None else self.kept.has(indices)
+        missing = np.flatnonzero(~here)
         holes = []
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             holes += self._prepared(block, low + int(run[0]), indices[run])
+        if self.facts.base is not None:
+            with self.heartbeat.busy(self.doing):
+                for row in np.flatnonzero(here).tolist():
+                    holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
-        _ = self.dataset  # an error while it opens belongs to no sample
+        _ = self.preparing.dataset  # an error while it opens belongs to no sample
         ready = self._gather(indices) if self.facts.gathers else None
+        holes = []
         with self.heartbeat.busy(self.doing):
-            return self._fill(block, low, indices, ready)
+            for row, index in enumerate(indices.tolist()):
+                found = None if ready is None else ready[row]
+                holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, found))
+        return holes
 
     def _gather(self, indices: Indices) -> Sequence[Any] | None:
         """Return the samples; None where they must be asked for one by one, to find the one that raises."""
-        with self.heartbeat.busy(f"preparing {len(indices)} samples of {self.split} from {indices[0]} on", opaque=True):
+        doing = f"preparing {len(indices)} samples of {self.split} from {indices[0]} on"
+        with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
-                samples: Sequence[Any] = self.dataset.__getitems__(indices.tolist())
+                samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
             except THROWN:  # the user's code: asked for the sample alone, it raises again
                 return None
             # A Dataset that leaves out broken samples would give others in their place.
             return samples if len(samples) == len(indices) else None
 
-    def _fill(self, block: Block, low: int, indices: Indices, ready: Sequence[Any] | None) -> list[tuple[int, str]]:
-        epoch, holes = block.place.epoch, []
-        for row, index in enumerate(indices.tolist(), start=low):
-            try:
-                leaves, tree = sample_leaves(ready[row - low] if ready is not None else self._prepare(epoch, index))
-                self.layout.check(leaves, tree)
-            except THROWN as error:  # the user's code: the run's contract decides what it does to the run
-                if not self.skip_errors:
-                    raise refusal(error, self.split, index) from error
-                holes.append((index, reason(error)))
-                leaves = []
-                for target in block.leaves:
-                    # `Data.on_device` gets this row as well, and could raise at what lay there before.
-                    target[row].zero_()
-            for target, leaf in zip(block.leaves, leaves, strict=False):
-                target[row].copy_(leaf)
-            block.indices[row] = index
-            block.sound[row] = bool(leaves)
-            if leaves and self.kept is not None and (ready is not None or not self._has_drawn(epoch, index)):
-                self.kept.keep(index, leaves)
-        return holes
+    def _fill(
+        self, block: Block, row: int, index: int, leaves: Callable[[int], list[torch.Tensor]]
+    ) -> list[tuple[int, str]]:
+        """Write a sample into its row of the block, after `Data.then` has worked on it; return the hole that it leaves where it raises."""
+        try:
+            self._write(block, row, index, self._finished(block.place.epoch, index, leaves(index)))
+        except THROWN as error:  # the user's code: the run's contract decides what it does to the run
+            if not self.skip_errors:
+                raise refusal(error, self.split, index) from error
+            for target in block.leaves:
+                # `Data.on_device` gets this row as well, and could raise at what lay there before.
+                target[row].zero_()
+            block.indices[row], block.sound[row] = index, False
+            return [(index, reason(error))]
+        return []
 
-    def _prepare(self, epoch: int, index: int) -> Any:
-        return prepare(self.dataset, index, epoch=epoch, split=self.split, seed=self.seed, heartbeat=self.heartbeat)
+    def _sample(self, epoch: int, ready: Any, index: int) -> list[torch.Tensor]:
+        """Return the leaves of a sample, of what is ready or prepared; keep them where nothing was drawn."""
+        self.preparing.heartbeat = self.heartbeat  # of this process: the source may have been made before a fork
+        leaves, tree = sample_leaves(self.preparing(index, epoch) if ready is None else ready)
+        self.facts.kept_layout.check(leaves, tree)
+        if self.kept is not None and (ready is not None or not self.preparing.drew(index, epoch)):
+            if self._witnesses is not None:
+                self._witnesses.add()
+            self.kept.keep(index, leaves)
+        return leaves
 
-    def _has_drawn(self, epoch: int, index: int) -> bool:
-        return has_drawn(index, epoch=epoch, split=self.split, seed=self.seed)
+    def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.facts.base is None:
+            return leaves
+        finished, tree = sample_leaves(self.preparing.finished(leaves, self.facts.kept_layout, index, epoch))
+        self.layout.check(finished, tree)
+        return finished
+
+    def _write(self, block: Block, row: int, index: int, leaves: list[torch.Tensor]) -> None:
+        for target, leaf in zip(block.leaves, leaves, strict=True):
+            target[row].copy_(leaf)
+        block.indices[row], block.sound[row] = index, True
 
 
-def open_sources(data: Data, *, seed: int, heartbeat: Heartbeat | None = None) -> dict[str, Source]:
+def open_sources(
+    data: Data, *, seed: int, heartbeat: Heartbeat | None = None, shelf: Shelf | None = None
+) -> dict[str, Source]:
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat)
-    return probed_splits(splits, seed=seed, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
+    return probed_splits(splits, data, seed=seed, heartbeat=heartbeat, shelf=shelf)
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
-    """Keep prepared samples, where validation uses the training samples again, as far as they fit in so many bytes.
+    """Open the rows in which prepared samples are kept; rows in memory, for this run alone, have so many bytes in all.
 
-    Call this before loader workers are forked. Nothing is kept where the first samples show that what they become depends on
-    the seed.
+    Call this before loader workers are forked. Splits of one Dataset share their rows.
     """
-    train, val = sources["train"], sources.get("val")
-    if val is not None and val.facts.again and val.facts.fingerprint == train.facts.fingerprint:
-        rows = min(val.length, most_bytes // max(val.layout.sample_bytes, 1))
-        train.kept = val.kept = Kept(val.layout, rows) if rows else None
+    kept: dict[str, Rows] = {}
+    for source in sources.values():
+        facts = source.facts
+        if not isinstance(source, DatasetSource) or facts.shelved is None:
+            continue
+        key = facts.shelved.folder or facts.shelved.name
+        if key not in kept:
+            rows = _opened_rows(facts, most_bytes)
+            if rows is None:
+                continue
+            kept[key] = rows
+            most_bytes -= 0 if facts.shelved.folder else rows.count * facts.kept_layout.sample_bytes
+        source.keep(kept[key], fits_memory=kept[key].count * facts.kept_layout.sample_bytes <= most_bytes)
+
+
+def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
+    """Return the rows of a split: those of its folder, or in memory where another machine has that open or it cannot be used."""
+    assert facts.shelved is not None
+    if facts.shelved.folder is not None:
+        try:
+            rows = Rows.open(Path(facts.shelved.folder), facts.kept_layout, facts.shelved.count)
+            if rows is not None:
+                return rows
+            print(
+                f"another machine is using {facts.shelved.folder}; samples are kept in memory, for this run.",
+                flush=True,
+            )
+        except OSError as error:
+            print(f"samples cannot be kept on disk ({error}); they are kept in memory, for this run.", flush=True)
+    count = min(facts.length, most_bytes // max(facts.kept_layout.sample_bytes, 1))
+    return Rows.in_memory(facts.kept_layout, count) if count else None
 
 
 def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -245,33 +317,39 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
             # One factory for both splits gets the seed of the training split, wherever it is called.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
-    if type(dataset) is TensorDataset:
+    if type(dataset) is TensorDataset and (data.then is None or split != "train"):
         arrays = dataset.tensors
     return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
 
 
 def probed_splits(
-    splits: Mapping[str, Any], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
+    splits: Mapping[str, Any], data: Data, *, seed: int, heartbeat: Heartbeat, shelf: Shelf | None
 ) -> dict[str, Source]:
     """Return the sources of what `open_splits` has opened."""
-    found = {
-        name: probed(split, name, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
-        for name, split in splits.items()
-    }
-    if splits.get("val") is splits["train"]:
-        found["val"].facts = replace(found["val"].facts, again=True)
+    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
+    found: dict[str, Source] = {}
+    for name, split in splits.items():
+        source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)
+        if name != "train" and split is splits["train"]:
+            source.facts = replace(source.facts, again=True)
     return found
 
 
-def probed(dataset: Any, split: str, *, seed: int, skip_errors: bool, heartbeat: Heartbeat) -> Source:
-    """Return the source of what `open_split` has opened, known from a few of its samples."""
-    if isinstance(dataset, ArraySource):
-        return dataset
-    sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, heartbeat=heartbeat)
+def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
+    """Return the source of what `open_split` has opened, known from a few of its samples or from those that were kept."""
+    if isinstance(opened, ArraySource):
+        return opened
+    preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
     # Opaque: what a dataset does once, it does for its first samples.
     with heartbeat.busy(_doing(split), opaque=True):
-        facts = probe(dataset, split, sample, skip_errors=skip_errors)
-    return DatasetSource(split, facts, lambda _: dataset, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
+        facts = prover.facts(preparing)
+    return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
+
+
+def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat) -> DatasetSource:
+    """Return the source of a Dataset that was opened here, and probed here or in another process."""
+    preparing = _preparing(dataset, split, data, seed=seed, heartbeat=heartbeat)
+    return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
 def reopened(
@@ -279,14 +357,24 @@ def reopened(
 ) -> DatasetSource:
     """Return the source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
 
-    def open_own(heartbeat: Heartbeat) -> Any:
-        dataset = open_split(data(), split, seed=seed, heartbeat=heartbeat)
-        sample = partial(prepare, dataset, epoch=0, split=split, seed=seed, heartbeat=heartbeat)
+    def open_own(heartbeat: Heartbeat) -> Preparing:
+        given = data()
+        dataset = open_split(given, split, seed=seed, heartbeat=heartbeat)
+        preparing = _preparing(dataset, split, given, seed=seed, heartbeat=heartbeat)
         with heartbeat.busy(_doing(split), opaque=True):
+            if facts.base is None:
+                sample: Callable[[int], Any] = preparing
+            else:
+                sample = Finishing(preparing, facts.base)
             confirm(facts, dataset, split, sample, skip_errors=skip_errors)
-        return dataset
+        return preparing
 
-    return DatasetSource(split, facts, open_own, seed=seed, skip_errors=skip_errors, heartbeat=heartbeat)
+    return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)
+
+
+def _preparing(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> Preparing:
+    then = data.then if split == "train" else None
+    return Preparing(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
 
 
 def _doing(split: str) -> str:

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import cloudpickle
 
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.shelf import Shelf
 from argosy.stream.probing import Facts
 from argosy.stream.sources import (
     ArraySource,
@@ -40,10 +41,11 @@ from argosy.stream.sources import (
     open_splits,
     probed_splits,
     reopened,
+    told,
 )
 from argosy.study import Data
 
-__all__ = ["held", "open_for"]
+__all__ = ["held", "open_for", "shelf_for"]
 
 MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
@@ -61,26 +63,34 @@ class _Word:
 
 
 def open_for(
-    loaders: int, data: Callable[[], Data], *, seed: int, heartbeat: Heartbeat, hang_up: Callable[[], None]
+    loaders: int,
+    data: Callable[[], Data],
+    *,
+    seed: int,
+    heartbeat: Heartbeat,
+    hang_up: Callable[[], None],
+    most_kept: int | None,
 ) -> dict[str, Source]:
     """Open the splits of a study's data, by name, for so many loader workers to be forked; may return in a spare.
 
     ``data`` unpacks them, anew each time. ``hang_up`` closes the connections at which others notice the caller's end.
+    ``most_kept`` is a limit for the bytes of kept rows on disk.
     """
     if not loaders:
-        return open_sources(data(), seed=seed, heartbeat=heartbeat)
+        given = data()
+        return open_sources(given, seed=seed, heartbeat=heartbeat, shelf=shelf_for(given, most_kept))
     before = held()
     empty, word = _Standby.fork()
     if word is not None:
         return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
-    skip = given.on_error == "skip"
     splits = open_splits(given, seed=seed, heartbeat=heartbeat)
 
     def learn() -> tuple[dict[str, Source], _Word]:
-        found = probed_splits(splits, seed=seed, skip_errors=skip, heartbeat=heartbeat)
-        facts = {name: source.facts if source.parallel else None for name, source in found.items()}
-        return found, _Word(facts=facts, skip_errors=skip)
+        shelf = shelf_for(given, most_kept)
+        found = probed_splits(splits, given, seed=seed, heartbeat=heartbeat, shelf=shelf)
+        facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
+        return found, _Word(facts=facts, skip_errors=given.on_error == "skip")
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.dismiss()  # no loader workers
@@ -89,7 +99,12 @@ def open_for(
         empty.go_on(learn()[1], hang_up)
     loaded, word = _Standby.fork()
     if word is not None:
-        return {name: _as_told(split, name, word, seed=seed, heartbeat=heartbeat) for name, split in splits.items()}
+        return {
+            name: split
+            if (facts := word.facts[name]) is None
+            else told(split, name, facts, given, seed=seed, heartbeat=heartbeat)
+            for name, split in splits.items()
+        }
     sources, word = learn()
     empty.dismiss()
     if _left_open(before):
@@ -109,12 +124,9 @@ def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat
     }
 
 
-def _as_told(split: Any, name: str, word: _Word, *, seed: int, heartbeat: Heartbeat) -> Source:
-    facts = word.facts[name]
-    if facts is None:
-        assert isinstance(split, ArraySource)
-        return split
-    return DatasetSource(name, facts, lambda _: split, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
+def shelf_for(data: Data, most_bytes: int | None) -> Shelf | None:
+    """Return where prepared samples of these data are kept; None where they are not."""
+    return Shelf(most_bytes=most_bytes) if data.keep else None
 
 
 class _Own:

@@ -25,6 +25,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import Filled, keep, open_sources
+from argosy.stream.standby import shelf_for
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
 from argosy.training.device.process_state import as_found
@@ -191,7 +192,7 @@ class _InlineFeeder:
     def _open(self) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
         given = files_of(study.data)
-        self.sources = open_sources(study.data, seed=study.seed)
+        self.sources = open_sources(study.data, seed=study.seed, shelf=shelf_for(study.data, settings.keep_bytes))
         self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
@@ -205,6 +206,7 @@ class _InlineFeeder:
             block_size=block_size,
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
             opening_seconds=time.monotonic() - began,
+            keeping={split: source.facts.keeping for split, source in self.sources.items() if source.facts.keeping},
         )
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:
@@ -215,5 +217,6 @@ class _InlineFeeder:
         filled = source.fill(block, 0, self.orders.block(place))
         check_files(self.files)
         self.gauge.prepared += filled.prepared
+        self.gauge.kept += place.rows - filled.prepared
         # Fresh views, because members' writes to the block are counted from here on.
         return source.layout.block(place, memory[start:]), filled

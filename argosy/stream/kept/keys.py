@@ -1,0 +1,123 @@
+"""The key of kept rows: what decides the content of a Dataset's samples and can be told before one is prepared.
+
+That is the code of its class with all that it refers to in the user's files, the values of its attributes in full, and the versions
+of the packages that either names. Comments, line numbers, the study, its workers, blocks and seeds do not count; nor do the
+names of the folders in which its files lie. What cannot be told before (files that samples open, variables that they read) has
+witnesses (`argosy.stream.kept.witnesses`).
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from argosy.stream.code_digest import Code, Whole, attributes_of, is_installed
+from argosy.stream.kept.witnesses import Roots
+
+__all__ = ["Key", "key_of"]
+
+ALWAYS = ("numpy", "torch")
+"""Packages that make every sample."""
+REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """What decides the samples of one Dataset."""
+
+    subject: str
+    """Name of its class: of two keys of one subject a message says which parts differ."""
+    parts: dict[str, str]
+    """Digest of each part, by its name in words."""
+    roots: Roots
+    files: tuple[str, ...]
+    """Files that it names or maps, with absolute paths."""
+
+    @property
+    def name(self) -> str:
+        """Return the name under which rows are kept."""
+        return hashlib.sha256(repr(sorted(self.parts.items())).encode()).hexdigest()[:32]
+
+    def difference(self, others: dict[str, str]) -> str:
+        """Return the parts that another key has otherwise, in words."""
+        changed = [name for name in {**others, **self.parts} if others.get(name) != self.parts.get(name)]
+        return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+
+def key_of(dataset: Any) -> Key:
+    """Return the key of a Dataset that was opened; raises Opaque where it holds what has no content to be told."""
+    found = Whole()
+    parts = _parts(dataset, Code(found))
+    roots = tuple(_roots(found.paths))
+    if roots:
+        parts = _parts(dataset, Code(replace(found, roots=roots)))
+    for package, version in sorted(_versions(found.packages)):
+        parts[f"the version of {package}"] = version
+    parts["the version of Python and torch"] = Code.VERSION
+    named = [path for path in found.paths if Path(path).is_file()]
+    return Key(
+        subject=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        parts=parts,
+        roots=Roots([*roots, str(Path.cwd())]),
+        files=tuple(dict.fromkeys([*sorted(named), *(file.path for file in found.files)])),
+    )
+
+
+def _parts(dataset: Any, code: Code) -> dict[str, str]:
+    """Return the digests of a Dataset's class, of what it refers to, and of its attributes."""
+    parts: dict[str, str] = {}
+    values = attributes_of(dataset)
+    readings = {name: code.read(value) for name, value in values.items()} if values else {}
+    of_class = code.read(type(dataset) if values else dataset)
+    for name, reading in readings.items():
+        parts[f"its {name}"] = reading.digest
+    for name, digest in dict.fromkeys(part for reading in (of_class, *readings.values()) for part in reading.parts):
+        parts[name] = _joined(parts.get(name, ""), digest)
+    parts["its class"] = of_class.digest
+    return parts
+
+
+def _joined(some: str, other: str) -> str:
+    return hashlib.sha256(f"{some} {other}".encode()).hexdigest()[:12] if some else other
+
+
+def _roots(paths: Iterable[str]) -> list[str]:
+    """Return the folders that values name, or the files of which they name, but for those inside of others."""
+    folders: dict[str, None] = {}
+    for path in paths:
+        folder = path if Path(path).is_dir() else str(Path(path).parent)
+        if Path(path).exists() and folder != os.sep and not is_installed(Path(folder)):
+            folders.setdefault(folder.rstrip(os.sep))
+    return [folder for folder in folders if not any(folder.startswith(f"{other}{os.sep}") for other in folders)]
+
+
+def _versions(packages: set[str]) -> set[tuple[str, str]]:
+    """Return the installed distributions of these packages, with their versions, and of what they need but for `ALWAYS`."""
+    known = _distributions()
+    left = [name for package in {*packages, *ALWAYS} for name in known.get(package, ())]
+    found: dict[str, str] = {}
+    while left:
+        name = left.pop()
+        if name not in found:
+            try:
+                distribution = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:  # needed on other systems alone
+                continue
+            found[name] = distribution.version
+            needed = (text for text in distribution.requires or () if "extra ==" not in text)
+            if name not in ALWAYS:
+                left += [match.group().lower() for text in needed if (match := REQUIREMENT.match(text))]
+    return set(found.items())
+
+
+@functools.cache
+def _distributions() -> dict[str, list[str]]:
+    return {
+        package: [name.lower() for name in names]
+        for package, names in importlib.metadata.packages_distributions().items()
+    }

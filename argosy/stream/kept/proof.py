@@ -1,0 +1,167 @@
+"""What is known of a Dataset when it is opened: from rows that were kept, which a few samples prove, or learned anew.
+
+Whatever a key says, samples of kept rows are prepared again at each opening and compared to the bit; one that differs drops the file.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from argosy.errors import RunError
+from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.code_digest import Opaque
+from argosy.stream.kept.keys import Key, key_of
+from argosy.stream.kept.rows import Rows, marked
+from argosy.stream.kept.shelf import NOTES, Header, Shelf, Shelved, header_of
+from argosy.stream.kept.witnesses import Witnesses
+from argosy.stream.mapped import files_in
+from argosy.stream.probing import Facts, length_of, probe, same_bits
+from argosy.stream.samples import THROWN, Preparing
+
+__all__ = ["Finishing", "Prover"]
+
+PROVED = 3
+"""Samples that are prepared again at each opening."""
+DRAWN = (
+    "drawn anew in each epoch, so nothing is kept. Data(train=..., then=...) tells apart what draws, and the rest is prepared once "
+    "for all"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """Learns the facts of the splits of one study's data."""
+
+    shelf: Shelf | None
+    """Where rows are kept; None to keep none."""
+    skip_errors: bool
+    keys: dict[int, Key | Opaque]
+    """Keys by the identity of the Dataset, which may be that of two splits."""
+
+    def facts(self, preparing: Preparing) -> Facts:
+        """Return the facts of a split, after `Data.then`."""
+        facts = self._of_dataset(preparing)
+        if preparing.then is None:
+            return facts
+        finishing = Finishing(preparing, facts.layout)
+        finished = probe(preparing.dataset, preparing.split, finishing, skip_errors=self.skip_errors)
+        return replace(finished, gathers=facts.gathers, shelved=facts.shelved, base=facts.layout, keeping=facts.keeping)
+
+    def _of_dataset(self, preparing: Preparing) -> Facts:
+        if self.shelf is None:
+            return self._probed(preparing)
+        key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
+        self.keys[id(preparing.dataset)] = key
+        if isinstance(key, Opaque):
+            facts = self._probed(preparing)
+            return (
+                _in_memory(facts, str(id(preparing.dataset)), f"{key} is part of it")
+                if facts.constant
+                else _drawn(facts)
+            )
+        try:
+            return self._kept(preparing, self.shelf, key)
+        except (OSError, RunError) as error:
+            return _in_memory(self._probed(preparing), key.name, str(error))
+
+    def _kept(self, preparing: Preparing, shelf: Shelf, key: Key) -> Facts:
+        found = shelf.look_up(key, length_of(preparing.dataset, preparing.split))
+        if isinstance(found, Header):
+            proved = self._proved(preparing, shelf, key, found)
+            if isinstance(proved, Facts):
+                return proved
+            why = proved
+        else:
+            why = found
+        facts = self._probed(preparing)
+        if not facts.constant:
+            return _drawn(facts)
+        wanted = facts.length * facts.layout.sample_bytes
+        count = facts.length if (room := shelf.room(wanted)) >= wanted else room // max(facts.layout.sample_bytes, 1)
+        folder = shelf.shelve(key, header_of(key, facts, count), facts.layout) if count else None
+        if folder is None:
+            return _in_memory(facts, key.name, "there is no room on the disk")
+        shelved = Shelved(name=key.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+        Witnesses(folder / NOTES, key.roots).add()
+        return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
+
+    def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, header: Header) -> Facts | str:
+        """Return the facts that a header has, where kept rows are as they would be prepared now; else why not."""
+        folder = shelf.folder / key.name
+        there = marked(folder)[: header.count]
+        if not len(there.nonzero()[0]):
+            return "nothing was kept of it yet"
+        indices = random.SystemRandom().sample(there.nonzero()[0].tolist(), min(PROVED, int(np.count_nonzero(there))))
+        rows: Rows | None = None
+        layout: Layout | None = None
+        for index in indices:
+            try:
+                leaves, tree = sample_leaves(preparing(index))
+                layout = layout or Layout.of(preparing(index))
+                layout.check(leaves, tree)
+            except THROWN:  # the user's code: whoever asks for the sample hears of it
+                leaves = []
+            rows = rows or (
+                Rows.open(folder, layout, header.count) if layout is not None and header.fits(layout) else None
+            )
+            if rows is None or not same_bits(leaves, rows.row(index)):
+                shelf.discard(folder)
+                return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
+        assert layout is not None
+        complete = len(there) == header.length and bool(there.all())
+        return Facts(
+            length=header.length,
+            layout=layout,
+            fingerprint=header.fingerprint,
+            gathers=header.gathers,
+            seconds_per_sample=0.0 if complete else header.seconds_per_sample,
+            files=files_in(preparing.dataset),
+            constant=True,
+            shelved=Shelved(name=key.name, folder=str(folder), count=header.count, roots=tuple(key.roots.folders)),
+            keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
+        )
+
+    def _probed(self, preparing: Preparing) -> Facts:
+        return probe(preparing.dataset, preparing.split, preparing, skip_errors=self.skip_errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """Samples after `Data.then`."""
+
+    preparing: Preparing
+    layout: Layout
+
+    def __call__(self, index: int) -> Any:
+        return self._finished(index, self.preparing, 0)
+
+    def elsewhere(self, index: int) -> Any:
+        return self._finished(index, self.preparing.elsewhere, 1)
+
+    def drew(self, index: int) -> bool:
+        """Return True: what `then` draws is drawn in each epoch."""
+        return True
+
+    def _finished(self, index: int, prepare: Callable[[int], Any], epoch: int) -> Any:
+        leaves, tree = sample_leaves(prepare(index))
+        self.layout.check(leaves, tree)
+        return self.preparing.finished(leaves, self.layout, index, epoch)
+
+
+def _key(dataset: Any) -> Key | Opaque:
+    try:
+        return key_of(dataset)
+    except Opaque as error:
+        return error
+
+
+def _in_memory(facts: Facts, name: str, why: str) -> Facts:
+    shelved = Shelved(name=name, folder=None, count=facts.length)
+    return replace(facts, shelved=shelved, keeping=f"prepared once and kept in memory, for this run alone: {why}")
+
+
+def _drawn(facts: Facts) -> Facts:
+    return replace(facts, keeping=DRAWN)

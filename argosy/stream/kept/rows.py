@@ -1,0 +1,182 @@
+"""Prepared samples that stay: one column of rows for each leaf, in a file that the processes of a machine share.
+
+Contract. A row belongs to a sample for which nothing was drawn, which makes it a function of the index alone: whichever process
+writes it writes the same bytes. It is written by ``pwrite``, so that a full disk is an error and not a signal, and marked
+after that; marks lie in memory that all processes map. A mark says that the row is whole as long as this kernel runs. What must
+outlive the machine is flushed to the disk first and then marked as such (`Rows.commit`): after a power loss only these rows count.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.memory import memory_file
+from argosy.stream.order import Indices
+
+__all__ = ["ROWS", "Rows", "marked"]
+
+WRITTEN, DURABLE = 1, 2
+"""Marks of a row: whole for this kernel; whole on the disk as well."""
+ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a system says where there is no room for another row."""
+
+
+def marked(folder: Path) -> npt.NDArray[np.bool_]:
+    """Return which rows of a folder are whole, as far as this kernel can tell; raises OSError."""
+    marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8)
+    return marks > 0 if (folder / BOOT).read_text() == _kernel() else marks == DURABLE
+
+
+def _kernel() -> str:
+    """Return what identifies this kernel's run: another machine, or this one started again, has another."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Rows:
+    """The kept samples of one Dataset, of indices below `count`."""
+
+    def __init__(self, layout: Layout, count: int, rows: int, marks: int) -> None:
+        """Map what two descriptors hold: the rows and their marks."""
+        self.count = count
+        self._descriptor = rows
+        memory = np.frombuffer(mmap.mmap(rows, 0), dtype=np.uint8)
+        place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=count, last=True)
+        self._columns = layout.block(place, memory).leaves
+        self._offsets = [column.data_ptr() - memory.ctypes.data for column in self._columns]
+        self.marks: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(marks, 0), dtype=np.uint8)[:count]
+        os.close(marks)
+        self.full = False
+        """Whether there was no room for a row that this process has prepared."""
+
+    @classmethod
+    def in_memory(cls, layout: Layout, count: int) -> "Rows":
+        """Return rows in anonymous memory, of which pages take memory when they are written to."""
+        return cls(
+            layout,
+            count,
+            memory_file("argosy-rows", _bytes(layout, count)),
+            memory_file("argosy-marks", max(count, 1)),
+        )
+
+    @classmethod
+    def create(cls, folder: Path, layout: Layout, count: int) -> None:
+        """Write the files of rows that are still to be prepared; raises OSError."""
+        with (folder / ROWS).open("xb") as rows:
+            rows.truncate(_bytes(layout, count))
+        # Written, and not only made so long: writing to a mapped page for which the disk has no room would be a signal.
+        (folder / MARKS).write_bytes(bytes(max(count, 1)))
+        (folder / BOOT).write_text(_kernel())
+
+    @classmethod
+    def open(cls, folder: Path, layout: Layout, count: int) -> "Rows | None":
+        """Map the rows of a folder; None where a run under another kernel has them open, whose marks this one cannot trust.
+
+        They are locked for as long as this process and those that it forks live. Raises OSError.
+        """
+        rows = os.open(folder / ROWS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if (folder / BOOT).read_text() != _kernel():
+                fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _forget_what_is_not_durable(folder)
+            fcntl.flock(rows, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(rows).st_size != _bytes(layout, count) or (folder / MARKS).stat().st_size < count:
+                raise OSError(errno.EINVAL, "a file of another size")
+            return cls(layout, count, rows, os.open(folder / MARKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except BlockingIOError:
+            os.close(rows)
+            return None
+        except OSError:
+            os.close(rows)
+            raise
+
+    @property
+    def found(self) -> int:
+        """Number of rows that are there."""
+        return int(np.count_nonzero(self.marks))
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a row."""
+        return bool(self.marks.any())
+
+    def has(self, indices: Indices) -> npt.NDArray[np.bool_]:
+        """Return which of these samples are here."""
+        here = indices < self.count
+        here[here] = self.marks[indices[here]] > 0
+        return here
+
+    def keep(self, index: int, leaves: Sequence[torch.Tensor]) -> None:
+        """Keep a sample, if there is room for it."""
+        if index >= self.count or self.full or self.marks[index]:
+            return
+        try:
+            for leaf, offset in zip(leaves, self._offsets, strict=True):
+                data = _bytes_of(leaf)
+                _write_whole(self._descriptor, data, offset + index * len(data))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.full = True
+            print(f"no room to keep more prepared samples ({error}); they are prepared again.", flush=True)
+            return
+        self.marks[index] = WRITTEN
+
+    def row(self, index: int) -> list[torch.Tensor]:
+        """Return a copy of one sample's leaves."""
+        return [column[index].clone() for column in self._columns]
+
+    def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
+        """Copy those of these samples that are here into rows low, low+1, … of a block; return which they are."""
+        here = self.has(indices)
+        if here.all():
+            wanted = torch.from_numpy(indices)
+            for target, column in zip(block.leaves, self._columns, strict=True):
+                torch.index_select(column, 0, wanted, out=target[low : low + len(indices)])
+            block.indices[low : low + len(indices)] = indices
+            block.sound[low : low + len(indices)] = True
+        elif here.any():
+            rows, found = np.flatnonzero(here) + low, indices[here]
+            for target, column in zip(block.leaves, self._columns, strict=True):
+                target[torch.from_numpy(rows)] = column[torch.from_numpy(found)]
+            block.indices[rows], block.sound[rows] = found, True
+        return here
+
+    def commit(self) -> None:
+        """Let the rows that are marked by now outlive the machine; a disk that fails meanwhile leaves them as they were."""
+        written = np.flatnonzero(self.marks == WRITTEN)
+        if len(written):
+            with contextlib.suppress(OSError):
+                os.fdatasync(self._descriptor)
+                self.marks[written] = DURABLE
+
+
+def _forget_what_is_not_durable(folder: Path) -> None:
+    marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8).copy()
+    marks[marks != DURABLE] = 0
+    (folder / MARKS).write_bytes(marks.tobytes())
+    (folder / BOOT).write_text(_kernel())
+
+
+def _bytes(layout: Layout, count: int) -> int:
+    return max(layout.block_bytes(count), 1)
+
+
+def _bytes_of(leaf: torch.Tensor) -> memoryview:
+    found: memoryview = leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return found
+
+
+def _write_whole(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written

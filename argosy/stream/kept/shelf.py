@@ -1,0 +1,201 @@
+"""The folder of kept rows: one folder for each key, with a budget in bytes, of which the least recently used go first.
+
+Contract. A folder of rows appears whole, by a rename, and goes by one; processes that have its files open keep them. The folder is its
+user's alone. What is read from it is data: nothing there is unpickled.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from argosy.disk.files import check_own
+from argosy.profiles import cache_folder
+from argosy.stream.blocks import Layout
+from argosy.stream.kept.keys import Key
+from argosy.stream.kept.rows import ROWS, Rows
+from argosy.stream.kept.witnesses import Witnesses, fresh_record, stale
+
+__all__ = ["NOTES", "Entry", "Header", "Shelf", "Shelved", "header_of"]
+
+VERSION = 1
+HEADER, NOTES = "header.json", "read.jsonl"
+SHARE = 5
+"""By default all rows together may take a fifth of what the disk has free."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Header:
+    """What is known of kept rows without preparing a sample."""
+
+    version: int = VERSION
+    subject: str
+    parts: Mapping[str, str]
+    roots: tuple[str, ...]
+    length: int
+    """Samples of the Dataset."""
+    count: int
+    """Rows that there is room for: samples of indices below this are kept."""
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    fingerprint: str
+    gathers: bool
+    seconds_per_sample: float
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether rows have this layout."""
+        return (self.dtypes, self.shapes) == _shape(layout)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shelved:
+    """Where the rows of one split are kept."""
+
+    name: str
+    """Splits of the same name share their rows."""
+    folder: str | None
+    """None in memory, for this run alone."""
+    count: int
+    roots: tuple[str, ...] = ()
+
+    @property
+    def witnesses(self) -> Path | None:
+        """Return where is noted what samples read."""
+        return None if self.folder is None else Path(self.folder, NOTES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """Kept rows on the shelf, as `argosy cache` shows them."""
+
+    folder: Path
+    header: Header
+    bytes: int
+    """Bytes that they take on the disk."""
+    used: float
+    """When they were last opened, in seconds since 1970."""
+
+
+class Shelf:
+    """The kept rows of this user on this machine."""
+
+    def __init__(self, folder: Path | None = None, *, most_bytes: int | None = None) -> None:
+        self.folder = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
+        self.most_bytes = most_bytes
+
+    def entries(self) -> list[Entry]:
+        """Return what is there, the least recently used first."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for folder in self.folder.iterdir():
+                header = None if folder.name.startswith(".") else _header(folder)
+                if header is not None:
+                    with contextlib.suppress(OSError):
+                        size = sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+                        used = (folder / HEADER).stat().st_mtime
+                        found.append(Entry(folder=folder, header=header, bytes=size, used=used))
+        return sorted(found, key=lambda entry: entry.used)
+
+    def look_up(self, key: Key, length: int) -> Header | str:
+        """Return what is known of the rows of a key; else in words why there are none. Rows that have become stale go."""
+        folder = self.folder / key.name
+        header = _header(folder)
+        if header is None:
+            others = [entry.header for entry in self.entries() if entry.header.subject == key.subject]
+            changed = key.difference(dict(others[-1].parts)) if others else ""
+            return f"changed since it was last prepared: {changed}" if changed else "never prepared here before"
+        change = (
+            stale(folder / NOTES, key.roots)
+            if header.length == length
+            else f"it has {length} samples, and had {header.length}"
+        )
+        if change:
+            self.discard(folder)
+            return change
+        os.utime(folder / HEADER)
+        return header
+
+    def shelve(self, key: Key, header: Header, layout: Layout) -> Path | None:
+        """Make a folder for rows, or take the one that another process has made meanwhile; None without room. Raises OSError, RunError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_own(self.folder, self.folder.stat())
+        new = self.folder / f".{secrets.token_hex(8)}"
+        new.mkdir(mode=0o700)
+        try:
+            Rows.create(new, layout, header.count)
+            Witnesses(new / NOTES, key.roots).write(fresh_record(key.files, key.roots))
+            (new / HEADER).write_text(json.dumps(asdict(header)))
+            with contextlib.suppress(FileExistsError, OSError):
+                new.rename(self.folder / key.name)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        made = _header(self.folder / key.name)
+        return self.folder / key.name if made is not None and made.fits(layout) and made.count == header.count else None
+
+    def room(self, bytes_wanted: int) -> int:
+        """Return how many of these bytes there is room for, after what was not used for longest has gone."""
+        entries = self.entries()
+        taken = sum(entry.bytes for entry in entries)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
+        for entry in entries:
+            if taken + bytes_wanted > most and not _in_use(entry.folder):
+                self.discard(entry.folder)
+                taken -= entry.bytes
+        return max(min(bytes_wanted, most - taken), 0)
+
+    def discard(self, folder: Path) -> None:
+        """Take rows from the shelf; runs that use them keep what they have open."""
+        gone = self.folder / f".{secrets.token_hex(8)}"
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def header_of(key: Key, facts: Any, count: int) -> Header:
+    """Return the header of rows to be kept, from what `probe` has found."""
+    dtypes, shapes = _shape(facts.layout)
+    return Header(
+        subject=key.subject,
+        parts=key.parts,
+        roots=tuple(key.roots.folders),
+        length=facts.length,
+        count=count,
+        dtypes=dtypes,
+        shapes=shapes,
+        fingerprint=facts.fingerprint,
+        gathers=facts.gathers,
+        seconds_per_sample=facts.seconds_per_sample,
+    )
+
+
+def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    return tuple(map(str, layout.dtypes)), layout.shapes
+
+
+def _header(folder: Path) -> Header | None:
+    """Return the header of kept rows; None where none are, or they are of another version."""
+    try:
+        found = json.loads((folder / HEADER).read_text())
+        found.update(
+            dtypes=tuple(found["dtypes"]), shapes=tuple(map(tuple, found["shapes"])), roots=tuple(found["roots"])
+        )
+        return Header(**found) if found["version"] == VERSION else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _in_use(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), (folder / ROWS).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

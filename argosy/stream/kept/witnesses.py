@@ -1,0 +1,227 @@
+"""What decides prepared samples besides code and arguments: the files and variables that preparation was seen to read.
+
+Contract. While a sample is prepared, the process notes which files are opened for reading, which folders are listed (audit events of
+Python) and which environment variables are read. What a sample has read is written down before its row is marked. Libraries that
+open files without Python (HDF5, LMDB, image readers in C++) are not seen, unless the Dataset names the file or holds it open.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from argosy.disk.files import append_descriptor
+from argosy.stream.code_digest import is_installed
+
+__all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "stale"]
+
+FEW = 16
+"""Files named by a Dataset that are read when its samples are first kept; of more of them, those that samples open are."""
+LARGEST = 2**28
+"""Most bytes of a file of which the content is hashed; of a larger one size, times and inode count."""
+SOURCES = frozenset({".py", ".pyc", ".so", ".ipynb"})
+"""Code counts by its digest."""
+SYSTEM = ("/proc/", "/sys/", "/dev/")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+DIGITS = 32
+PLACE = {"variable": 2, "file": 3, "folder": 3}
+"""By kind of note, how many of its entries say what it is of. The last two are the state, and the content where it was read."""
+
+
+@dataclass(slots=True)
+class Roots:
+    """Folders that may be moved as a whole: what lies there is known by its place in them. The last one is the working directory."""
+
+    folders: Sequence[str]
+
+    def within(self, path: str) -> list[Any]:
+        """Return the number of the root that holds a path and the place in it; -1 and the path itself where none does."""
+        for number, root in enumerate(self.folders):
+            if path == root or path.startswith(f"{root.rstrip(os.sep)}{os.sep}"):
+                return [number, path[len(root) :].lstrip(os.sep)]
+        return [-1, path]
+
+    def path(self, number: int, name: str) -> str:
+        """Return the path that `within` has taken apart."""
+        return name if number < 0 else os.path.join(self.folders[number], name) if name else self.folders[number]  # noqa: PTH118
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Notes of this process while samples are prepared."""
+
+    active: bool = False
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    """What was read, each once: ("path" or "variable", name)."""
+    _seen: set[tuple[str, str]] = field(default_factory=set)
+    _installed: bool = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what is read meanwhile."""
+        if not self._installed:
+            self._install()
+        before, self.active = self.active, True
+        try:
+            yield
+        finally:
+            self.active = before
+
+    def _install(self) -> None:
+        """Hear of every open from now on, in this process and its forks: an audit hook cannot be taken away."""
+        self._installed = True
+        sys.addaudithook(self._hear)
+        environment: Any = os.environ
+        encode = environment.encodekey
+
+        def heard(key: str) -> bytes:
+            if self.active and isinstance(key, str):
+                self._note("variable", key)
+            encoded: bytes = encode(key)
+            return encoded
+
+        environment.encodekey = heard
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active:
+            return
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(flags, int) and flags & WRITING:
+                return
+        elif event in ("os.listdir", "os.scandir"):
+            path = "." if arguments[0] is None else arguments[0]
+        else:
+            return
+        if isinstance(path, str | bytes):
+            self._note("path", os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+
+    def _note(self, kind: str, name: str) -> None:
+        if (kind, name) not in self._seen:
+            self._seen.add((kind, name))
+            self.notes.append((kind, name))
+
+
+RECORDER = _Recorder()
+
+
+class Witnesses:
+    """The notes of one kept file, to which each process adds what it has seen."""
+
+    def __init__(self, path: Path, roots: Roots) -> None:
+        self.path = path
+        self.roots = roots
+        self._noted = 0
+        """How many of the recorder's notes are there."""
+
+    def add(self) -> None:
+        """Write down what this process has read, and has not written down yet."""
+        if self._noted == len(RECORDER.notes):
+            return
+        new = RECORDER.notes[self._noted :]
+        self._noted += len(new)
+        self.write(
+            _of_variable(name) if kind == "variable" else _of_path(name, self.roots)
+            for kind, name in new
+            if kind == "variable" or _counts(name)
+        )
+
+    def write(self, notes: Iterable[list[Any] | None]) -> None:
+        """Append such notes."""
+        text = "".join(f"{json.dumps(note)}\n" for note in notes if note is not None)
+        if text:
+            descriptor = append_descriptor(self.path, 0o600)
+            try:
+                os.write(descriptor, text.encode(errors="surrogateescape"))
+            finally:
+                os.close(descriptor)
+
+
+def fresh_record(paths: Collection[str], roots: Roots) -> list[list[Any] | None]:
+    """Return notes of files that a Dataset names or maps."""
+    return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _counts(path)]
+
+
+def stale(path: Path, roots: Roots) -> str:
+    """Return what has changed since the notes were written, in words; empty where nothing has."""
+    notes: dict[str, list[Any]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(errors="surrogateescape").splitlines():
+            try:
+                note = json.loads(line)
+            except ValueError:
+                return "the notes of what was read are damaged"
+            key = json.dumps(note[: PLACE[note[0]]])
+            before = notes.get(key, note)
+            if not _same(before, note):
+                return f"{note[PLACE[note[0]] - 1]} changed while samples were prepared"
+            notes[key] = note if note[-1] is not None else before
+    moved = []
+    for note in notes.values():
+        now = _now(note, roots)
+        if now is None:
+            return f"{roots.path(note[1], note[2])} is gone"
+        if now[-2] != note[-2]:
+            if note[-1] is None or now[-1] is None or note[-1] != now[-1]:
+                return _changed(note, roots)
+            moved.append(now)
+    Witnesses(path, roots).write(moved)
+    return ""
+
+
+def _now(note: list[Any], roots: Roots) -> list[Any] | None:
+    """Return the note as it would be written now; a file is read only where it is another one, or was written to."""
+    if note[0] == "variable":
+        return _of_variable(note[1])
+    path = roots.path(note[1], note[2])
+    now = _of_path(path, roots, read=False)
+    return now if now is None or now[-2] == note[-2] or note[-1] is None else _of_path(path, roots)
+
+
+def _changed(note: list[Any], roots: Roots) -> str:
+    if note[0] == "variable":
+        return f"the environment variable {note[1]} has another value"
+    return f"{roots.path(note[1], note[2])} has changed"
+
+
+def _same(before: list[Any], note: list[Any]) -> bool:
+    """Return whether two notes are of the same content."""
+    return bool(before[-2] == note[-2] or (before[-1] is not None and before[-1] == note[-1]))
+
+
+def _counts(path: str) -> bool:
+    return not path.startswith(SYSTEM) and Path(path).suffix not in SOURCES and not is_installed(Path(path))
+
+
+def _of_variable(name: str) -> list[Any]:
+    return ["variable", name, _digest((os.environ.get(name) or "").encode(errors="surrogateescape")), None]
+
+
+def _of_path(path: str, roots: Roots, *, read: bool = True) -> list[Any] | None:
+    """Return a note [kind, root, place, state, hash]; None for what is neither a file nor a folder any more."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  # of each file that a sample is made of
+        if stat.S_ISDIR(found.st_mode):
+            names = "\0".join(sorted(os.listdir(path)))  # noqa: PTH208
+            return ["folder", *roots.within(path), _digest(names.encode(errors="surrogateescape")), None]
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        return ["file", *roots.within(path), state, _read(path) if read and found.st_size <= LARGEST else None]
+    except OSError:
+        return None
+
+
+def _read(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()[:DIGITS]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data).hexdigest()[:DIGITS]
