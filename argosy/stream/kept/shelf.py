@@ -26,6 +26,8 @@ __all__ = ["NOTES", "Entry", "Header", "Shelf", "Shelved", "header_of"]
 
 VERSION = 1
 HEADER, NOTES = "header.json", "read.jsonl"
+MOST = 200
+"""Most keys: each opening of data that were never kept looks through all of them."""
 SHARE = 5
 """By default all rows together may take a fifth of what the disk has free."""
 
@@ -145,8 +147,9 @@ class Shelf:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
-        for entry in entries:
-            if taken + bytes_wanted > most and not _in_use(entry.folder):
+        for number, entry in enumerate(entries, start=1):
+            surplus = len(entries) - number >= MOST
+            if (surplus or taken + bytes_wanted > most) and not _in_use(entry.folder):
                 self.discard(entry.folder)
                 taken -= entry.bytes
         return max(min(bytes_wanted, most - taken), 0)
