@@ -1,6 +1,7 @@
 """Every test leaves the process as it found it: one thread, no stray child."""
 
 import contextlib
+import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -75,9 +76,13 @@ def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo's files go to a folder of this test process."""
+def _cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's files go to a folder of this test process; what a test keeps of its samples no other test finds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    number = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("ARGOSY_CACHE", str(tmp_path_factory.getbasetemp() / "kept" / number))
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,19 @@ MOST_ITEMS = 10_000
 """Items of a container that are read; a larger one counts by its length."""
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 ATOMS = frozenset({bool, int, float, str, bytes, types.NoneType})
+NAMED = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    np.ufunc,
+    torch.dtype,
+    torch.device,
+)
+"""What is written in C, and counts by its name."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
@@ -72,6 +85,8 @@ class Reading:
     digest: str
     parts: tuple[tuple[str, str], ...]
     """Name and digest of each thing in the user's files that the value refers to."""
+    said: str = ""
+    """Digest of the value, without that of these things."""
 
 
 class Opaque(Exception):  # noqa: N818  # a clause about a value, not a sentence
@@ -120,7 +135,7 @@ class Code:
         text = _Text(self.whole)
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
-        return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts)
+        return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
     def _reach(self, parts: list[Part]) -> Iterator[tuple[str, str]]:
         seen: set[Key] = set()
@@ -259,9 +274,7 @@ class _Text:
         """Return what an object of an installed class would be pickled as."""
         self._installed(type(value).__module__)
         match value:
-            case (
-                types.BuiltinFunctionType() | types.MethodDescriptorType() | np.ufunc() | torch.dtype() | torch.device()
-            ):
+            case _ if isinstance(value, NAMED):
                 return re.sub(r"0x[0-9a-f]+", "", repr(value))
             case PurePath():
                 return self.of(str(value))

@@ -1,7 +1,11 @@
-"""Where validation samples are the training samples again: each is prepared once, and is what it would have become anew."""
+"""Samples for which nothing was drawn are prepared once, for all epochs, splits and runs, and are what they would have become anew."""
 
+import gc
 import random
+import re
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,10 @@ from torch.utils.data import Dataset
 
 from argosy import Data
 from argosy.stream.blocks import Block, Place
+from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.shelf import Shelf, Shelved
 from argosy.stream.sources import Filled, Source, keep, open_sources
+from argosy.stream.standby import shelf_for
 
 LENGTH = 31
 ROOM = 2**20
@@ -20,11 +27,8 @@ ROOM = 2**20
 class Rows(Dataset[Any]):
     """Counts how often it is asked for a sample, and when it was made."""
 
-    made = 0
-
     def __init__(self) -> None:
         self.asked = 0
-        Rows.made += 1
 
     def __len__(self) -> int:
         return LENGTH
@@ -77,10 +81,50 @@ class Lists(Rows):
         return [self[index] for index in indices]
 
 
-def opened(dataset: Any, *, room: int = ROOM) -> dict[str, Source]:
+class Handle(Rows):
+    """Holds an open file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle = Path("/dev/null").open()  # noqa: SIM115
+
+
+class Numbered(Rows):
+    """Takes a megabyte."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return torch.full((8000,), float(index + self.number))
+
+
+class Unwritable:
+    """A leaf that cannot be written."""
+
+    def contiguous(self) -> Any:
+        raise RuntimeError("killed here")
+
+
+def jittered(sample: Any) -> Any:
+    x, y = sample
+    return x + random.random() + torch.rand(1), y
+
+
+def inplace(sample: Any) -> Any:
+    sample[0].add_(1)
+    return sample
+
+
+def opened(
+    dataset: Any, *, room: int = ROOM, shelf: Shelf | None = None, memory: int = 0, **data: Any
+) -> dict[str, Source]:
     """The splits of a study that has it as both."""
-    sources = open_sources(Data(train=dataset, val=dataset, on_error="skip"), seed=3)
-    keep(sources, room)
+    given = Data(train=dataset, val=dataset, on_error="skip", **data)
+    sources = open_sources(given, seed=3, shelf=shelf or Shelf(most_bytes=room))
+    keep(sources, memory)
     return sources
 
 
@@ -97,20 +141,19 @@ def in_any_order() -> Any:
 
 @pytest.mark.parametrize("kind", [Rows, Sometimes, Always, Seeded, Broken, Lists])
 @pytest.mark.parametrize("room", [ROOM, 10 * 20, 0])
-def test_what_is_kept_is_what_would_be_prepared_anew(kind: type[Rows], room: int) -> None:
-    sources, anew = opened(kind(), room=room), open_sources(Data(train=kind(), val=kind(), on_error="skip"), seed=3)
-    for epoch in range(2):
-        fill(sources["train"], "train", in_any_order(), epoch=epoch)
-        found, filled = fill(sources["val"], "val", np.arange(LENGTH), epoch=epoch)
-        wanted, all_of_them = fill(anew["val"], "val", np.arange(LENGTH), epoch=epoch)
-        sound = wanted.sound
-        assert all(
-            torch.equal(a[torch.from_numpy(sound)], b[torch.from_numpy(sound)])
-            for a, b in zip(found.leaves, wanted.leaves, strict=True)
-        )
-        assert np.array_equal(found.indices, wanted.indices)
-        assert np.array_equal(found.sound, sound)
-        assert filled.holes == all_of_them.holes
+@pytest.mark.parametrize("then", [None, jittered])
+def test_what_is_kept_is_what_would_be_prepared_anew(kind: type[Rows], room: int, then: Any) -> None:
+    given = Data(train=kind(), val=kind(), on_error="skip", then=then)
+    sources, anew = opened(kind(), room=room, then=then), open_sources(given, seed=3)
+    for epoch in range(3):
+        for split, order in (("train", in_any_order()), ("val", np.arange(LENGTH))):
+            found, filled = fill(sources[split], split, order, epoch=epoch)
+            wanted, all_of_them = fill(anew[split], split, order, epoch=epoch)
+            sound = torch.from_numpy(wanted.sound)
+            assert all(torch.equal(a[sound], b[sound]) for a, b in zip(found.leaves, wanted.leaves, strict=True))
+            assert np.array_equal(found.indices, wanted.indices)
+            assert np.array_equal(found.sound, wanted.sound)
+            assert filled.holes == all_of_them.holes
 
 
 @pytest.mark.parametrize(
@@ -121,36 +164,194 @@ def test_what_is_kept_is_what_would_be_prepared_anew(kind: type[Rows], room: int
         (Sometimes, ROOM, 10),
         (Broken, ROOM, 2),
         (Rows, 10 * 20, 21),
+        (Rows, 0, 31),
         (Always, ROOM, 31),
+        (Seeded, ROOM, 31),
     ],
 )
-def test_only_what_is_not_kept_is_prepared_for_validation(kind: type[Rows], room: int, prepared: int) -> None:
+def test_only_what_is_not_kept_is_prepared_again(kind: type[Rows], room: int, prepared: int) -> None:
     dataset = kind()
     sources = opened(dataset, room=room)
     assert fill(sources["train"], "train", in_any_order(), epoch=0)[1].prepared == LENGTH
-    before = dataset.asked
-    assert fill(sources["val"], "val", np.arange(LENGTH), epoch=0)[1].prepared == prepared
-    # A list in which a sample raises is asked for again, sample by sample.
-    assert dataset.asked - before == prepared
+    for split, epoch in (("val", 0), ("train", 1), ("val", 1)):
+        before = dataset.asked
+        assert fill(sources[split], split, np.arange(LENGTH), epoch=epoch)[1].prepared == prepared
+        # A list in which a sample raises is asked for again, sample by sample.
+        assert dataset.asked - before == prepared
 
 
-def test_training_samples_are_prepared_in_every_epoch() -> None:
-    sources = opened(Rows())
+def test_a_sample_that_then_works_on_is_prepared_once_and_worked_on_in_each_epoch() -> None:
+    sources = opened(Rows(), then=jittered)
+    first, filled = fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
+    second, again = fill(sources["train"], "train", np.arange(LENGTH), epoch=1)
+    val, _ = fill(sources["val"], "val", np.arange(LENGTH), epoch=1)
+    assert (filled.prepared, again.prepared) == (LENGTH, 0)
+    assert not torch.equal(first.leaves[0], second.leaves[0])
+    assert torch.equal(val.leaves[0][:, 0], torch.arange(LENGTH).float())
+
+
+def test_then_may_write_into_its_sample() -> None:
+    sources = opened(Rows(), then=inplace)
+    for epoch in range(2):
+        found, _ = fill(sources["train"], "train", np.arange(LENGTH), epoch=epoch)
+        assert torch.equal(found.leaves[0][:, 0], torch.arange(LENGTH).float() + 1)
+
+
+def test_nothing_is_kept_that_was_not_to_be() -> None:
+    sources = open_sources(
+        Data(train=Rows(), val=Rows(), keep=False), seed=3, shelf=shelf_for(Data(train=Rows(), keep=False), None)
+    )
+    keep(sources, ROOM)
     for epoch in range(2):
         assert fill(sources["train"], "train", np.arange(LENGTH), epoch=epoch)[1].prepared == LENGTH
 
 
 def test_a_factory_given_for_both_is_called_once() -> None:
-    Rows.made = 0
-    sources = opened(lambda: Rows())
-    assert (Rows.made, sources["val"].takes_kept) == (1, True)
+    made: list[Rows] = []
+
+    def factory() -> Rows:
+        made.append(Rows())
+        return made[-1]
+
+    sources = opened(factory)
+    assert len(made) == 1
+    assert sources["val"].kept is sources["train"].kept
 
 
-def test_nothing_is_kept_where_the_datasets_are_two() -> None:
-    sources = open_sources(Data(train=Rows(), val=Rows()), seed=3)
-    keep(sources, ROOM)
-    assert not sources["val"].takes_kept
+def test_two_datasets_have_their_own_rows_and_arrays_none() -> None:
+    sources = open_sources(Data(train=Rows(), val=Sometimes()), seed=3, shelf=Shelf())
+    keep(sources, 0)
+    assert sources["val"].kept is not sources["train"].kept is not None
     x = torch.zeros(4, 2)
-    arrays = open_sources(Data(arrays=(x,), val_arrays=(x,)), seed=3)
+    arrays = open_sources(Data(arrays=(x,), val_arrays=(x,)), seed=3, shelf=Shelf())
     keep(arrays, ROOM)
-    assert not arrays["val"].takes_kept
+    assert arrays["val"].kept is None
+
+
+def test_what_is_part_of_no_key_is_kept_in_memory_for_the_run() -> None:
+    dataset = Handle()
+    sources = opened(dataset)
+    assert sources["train"].facts.shelved == Shelved(
+        name=sources["train"].facts.shelved.name, folder=None, count=LENGTH
+    )
+    assert "this run alone" in sources["train"].facts.keeping
+    keep(sources, ROOM)
+    fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
+    assert fill(sources["val"], "val", np.arange(LENGTH), epoch=0)[1].prepared == 0
+    assert not list(Shelf().folder.glob("*"))
+    dataset.handle.close()
+
+
+# ---- from run to run
+
+
+def filled_whole(sources: dict[str, Source]) -> int:
+    return fill(sources["train"], "train", np.arange(LENGTH), epoch=0)[1].prepared
+
+
+def test_another_run_finds_what_was_kept_and_proves_it() -> None:
+    filled_whole(opened(Rows()))
+    dataset = Rows()
+    sources = opened(dataset, memory=ROOM)
+    assert dataset.asked == 2 * PROVED  # once for each split
+    assert sources["train"].facts == replace(
+        sources["train"].facts, keeping="31 of 31 kept by earlier runs", seconds_per_sample=0.0, constant=True
+    )
+    assert sources["train"].facts.fingerprint == open_sources(Data(train=Rows()), seed=3)["train"].facts.fingerprint
+    assert filled_whole(sources) == 0
+    assert not sources["train"].parallel
+
+
+def test_a_part_that_is_there_is_completed() -> None:
+    fill(opened(Rows())["train"], "train", np.arange(10), epoch=0)
+    assert filled_whole(opened(Rows())) == LENGTH - 10
+    assert filled_whole(opened(Rows())) == 0
+
+
+def test_rows_that_are_not_what_would_be_prepared_are_dropped_with_the_samples_number() -> None:
+    filled_whole(opened(Rows()))
+    (entry,) = Shelf().entries()
+    rows = entry.folder / "rows.bin"
+    rows.write_bytes(bytes(len(rows.read_bytes())))
+    sources = opened(Rows())
+    assert re.search(r"sample \d+ is another one", sources["train"].facts.keeping)
+    found, filled = fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
+    assert filled.prepared == LENGTH
+    assert torch.equal(found.leaves[0][:, 0], torch.arange(LENGTH).float())
+
+
+def test_a_writer_that_was_killed_leaves_whole_rows_alone() -> None:
+    """Of a row that was begun, nothing is marked; of one that was written, nothing is lost."""
+    sources = opened(Rows())
+    rows = sources["train"].kept
+    assert rows is not None
+    fill(sources["train"], "train", np.arange(5), epoch=0)
+    with pytest.raises(RuntimeError):
+        rows.keep(7, [torch.full((3,), 99.0), Unwritable()])
+    assert opened(Rows())["train"].facts.keeping == "5 of 31 kept by earlier runs"
+
+
+def test_after_a_power_loss_only_what_was_flushed_is_trusted() -> None:
+    sources = opened(Rows())
+    fill(sources["train"], "train", np.arange(5), epoch=0)
+    assert sources["train"].kept is not None
+    sources["train"].kept.commit()
+    fill(sources["train"], "train", np.arange(5, 20), epoch=0)
+    (entry,) = Shelf().entries()
+    del sources
+    gc.collect()
+    (entry.folder / "boot").write_text("another kernel")
+    assert filled_whole(opened(Rows())) == LENGTH - 5
+
+
+def test_rows_that_another_kernel_has_open_are_left_alone() -> None:
+    first = opened(Rows())
+    filled_whole(first)
+    (entry,) = Shelf().entries()
+    assert first["train"].kept is not None
+    first["train"].kept.commit()
+    (entry.folder / "boot").write_text("another kernel")
+    second = opened(Rows())
+    assert "another machine" in second["train"].facts.keeping
+    assert filled_whole(second) == LENGTH
+
+
+def test_a_full_disk_ends_keeping_and_nothing_else(small_disk: Path) -> None:
+    class Wide(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((8192,), float(super().__getitem__(index)[1]))
+
+    for _ in range(2):
+        sources = opened(Wide(), shelf=Shelf(small_disk, most_bytes=2**30))
+        for epoch in range(2):
+            found, filled = fill(sources["train"], "train", np.arange(LENGTH), epoch=epoch)
+            assert torch.equal(found.leaves[0][:, 0], torch.arange(LENGTH).float())
+        assert 0 < filled.prepared < LENGTH
+
+
+def test_a_folder_that_others_may_write_is_not_used() -> None:
+    Shelf().folder.mkdir(parents=True)
+    Shelf().folder.chmod(0o777)
+    sources = opened(Rows())
+    assert "other users may write" in sources["train"].facts.keeping
+    assert filled_whole(sources) == LENGTH
+
+
+def test_what_was_not_used_for_longest_goes_first() -> None:
+    room = 7 * 2**19
+    kinds = [partial(Numbered, number) for number in range(4)]
+    for kind in kinds[:3]:
+        filled_whole(opened(kind(), room=room))
+    filled_whole(opened(kinds[0](), room=room))  # used again
+    filled_whole(opened(kinds[3](), room=room))
+    there = [opened(kind(), room=room)["train"].facts.keeping for kind in (kinds[0], kinds[3])]
+    assert there == ["31 of 31 kept by earlier runs"] * 2
+    assert len(Shelf().entries()) == 3
+    assert "never prepared" not in there[0]
+
+
+def test_two_processes_build_one_file() -> None:
+    one, other = opened(Rows()), opened(Rows())
+    fill(one["train"], "train", np.arange(0, LENGTH, 2), epoch=0)
+    assert fill(other["train"], "train", np.arange(LENGTH), epoch=0)[1].prepared == LENGTH // 2
+    assert filled_whole(one) == 0

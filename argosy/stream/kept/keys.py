@@ -11,12 +11,12 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from argosy.stream.code_digest import Code, Whole, attributes_of, is_installed
+from argosy.stream.code_digest import Code, Opaque, Whole, attributes_of, is_installed
 from argosy.stream.kept.witnesses import Roots
 
 __all__ = ["Key", "key_of"]
@@ -37,53 +37,75 @@ class Key:
     roots: Roots
     files: tuple[str, ...]
     """Files that it names or maps, with absolute paths."""
+    whole: Whole
+    """What was noted when its values were read."""
 
     @property
     def name(self) -> str:
-        """Return the name under which rows are kept."""
-        return hashlib.sha256(repr(sorted(self.parts.items())).encode()).hexdigest()[:32]
+        """Return the name under which rows are kept; that of all keys of one subject begins alike."""
+        return f"{self.prefix}{_hash(repr(sorted(self.parts.items())))}"
 
-    def difference(self, others: dict[str, str]) -> str:
-        """Return the parts that another key has otherwise, in words."""
-        changed = [name for name in {**others, **self.parts} if others.get(name) != self.parts.get(name)]
+    @property
+    def prefix(self) -> str:
+        """Return what the names of all keys of this subject begin with."""
+        return f"{_hash(self.subject)}-"
+
+    def difference(self, parts: Mapping[str, str], volatile: Collection[str]) -> str:
+        """Return which parts another key has otherwise, in words, but for those that samples change themselves."""
+        names = [name for name in {**parts, **self.parts} if name not in volatile]
+        changed = [name for name in names if parts.get(name) != self.parts.get(name)]
         return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+    def changed_by_samples(self, dataset: Any) -> tuple[str, ...]:
+        """Return the parts that have changed since, which decide nothing: samples were equal all the same, as those of a counter."""
+        now = _parts(dataset, Code(self.whole), opaque="opaque")
+        return tuple(name for name, digest in self.parts.items() if now.get(name, digest) != digest)
 
 
 def key_of(dataset: Any) -> Key:
     """Return the key of a Dataset that was opened; raises Opaque where it holds what has no content to be told."""
-    found = Whole()
-    parts = _parts(dataset, Code(found))
-    roots = tuple(_roots(found.paths))
+    whole = Whole()
+    parts = _parts(dataset, Code(whole))
+    roots = tuple(_roots(whole.paths))
     if roots:
-        parts = _parts(dataset, Code(replace(found, roots=roots)))
-    for package, version in sorted(_versions(found.packages)):
-        parts[f"the version of {package}"] = version
+        whole = replace(whole, roots=roots)
+        parts = _parts(dataset, Code(whole))
+    parts |= {f"the version of {package}": version for package, version in sorted(_versions(whole.packages))}
     parts["the version of Python and torch"] = Code.VERSION
-    named = [path for path in found.paths if Path(path).is_file()]
+    named = [path for path in whole.paths if Path(path).is_file()]
     return Key(
         subject=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
         parts=parts,
         roots=Roots([*roots, str(Path.cwd())]),
-        files=tuple(dict.fromkeys([*sorted(named), *(file.path for file in found.files)])),
+        files=tuple(dict.fromkeys([*sorted(named), *(file.path for file in whole.files)])),
+        whole=whole,
     )
 
 
-def _parts(dataset: Any, code: Code) -> dict[str, str]:
-    """Return the digests of a Dataset's class, of what it refers to, and of its attributes."""
-    parts: dict[str, str] = {}
+def _parts(dataset: Any, code: Code, *, opaque: str | None = None) -> dict[str, str]:
+    """Return the digests of a Dataset's class, of what it refers to, and of its attributes; `opaque` for those without content."""
     values = attributes_of(dataset)
-    readings = {name: code.read(value) for name, value in values.items()} if values else {}
-    of_class = code.read(type(dataset) if values else dataset)
-    for name, reading in readings.items():
-        parts[f"its {name}"] = reading.digest
-    for name, digest in dict.fromkeys(part for reading in (of_class, *readings.values()) for part in reading.parts):
-        parts[name] = _joined(parts.get(name, ""), digest)
-    parts["its class"] = of_class.digest
+    named = {f"its {name}": value for name, value in values.items()}
+    named["its class"] = type(dataset) if values else dataset
+    parts: dict[str, str] = {}
+    further: dict[tuple[str, str], None] = {}
+    for name, value in named.items():
+        try:
+            reading = code.read(value)
+        except Opaque:
+            if opaque is None:
+                raise
+            parts[name] = opaque
+            continue
+        parts[name] = reading.said
+        further |= dict.fromkeys(reading.parts)
+    for name, digest in further:
+        parts[name] = _hash(f"{parts[name]} {digest}") if name in parts else digest
     return parts
 
 
-def _joined(some: str, other: str) -> str:
-    return hashlib.sha256(f"{some} {other}".encode()).hexdigest()[:12] if some else other
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _roots(paths: Iterable[str]) -> list[str]:

@@ -15,11 +15,12 @@ from argosy.stream.blocks import Layout, sample_leaves
 from argosy.stream.code_digest import Opaque
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.rows import Rows, marked
-from argosy.stream.kept.shelf import NOTES, Header, Shelf, Shelved, header_of
+from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.probing import Facts, length_of, probe, same_bits
 from argosy.stream.samples import THROWN, Preparing
+from argosy.stream.trees import unflatten
 
 __all__ = ["Finishing", "Prover"]
 
@@ -69,7 +70,7 @@ class Prover:
 
     def _kept(self, preparing: Preparing, shelf: Shelf, key: Key) -> Facts:
         found = shelf.look_up(key, length_of(preparing.dataset, preparing.split))
-        if isinstance(found, Header):
+        if isinstance(found, Entry):
             proved = self._proved(preparing, shelf, key, found)
             if isinstance(proved, Facts):
                 return proved
@@ -81,16 +82,17 @@ class Prover:
             return _drawn(facts)
         wanted = facts.length * facts.layout.sample_bytes
         count = facts.length if (room := shelf.room(wanted)) >= wanted else room // max(facts.layout.sample_bytes, 1)
-        folder = shelf.shelve(key, header_of(key, facts, count), facts.layout) if count else None
+        header = header_of(key, facts, count, volatile=key.changed_by_samples(preparing.dataset))
+        folder = shelf.shelve(key, header, facts.layout) if count else None
         if folder is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         shelved = Shelved(name=key.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
         Witnesses(folder / NOTES, key.roots).add()
         return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
 
-    def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, header: Header) -> Facts | str:
+    def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, entry: Entry) -> Facts | str:
         """Return the facts that a header has, where kept rows are as they would be prepared now; else why not."""
-        folder = shelf.folder / key.name
+        folder, header = entry.folder, entry.header
         there = marked(folder)[: header.count]
         if not len(there.nonzero()[0]):
             return "nothing was kept of it yet"
@@ -100,13 +102,14 @@ class Prover:
         for index in indices:
             try:
                 leaves, tree = sample_leaves(preparing(index))
-                layout = layout or Layout.of(preparing(index))
+                layout = layout or Layout.of(unflatten(leaves, tree))
                 layout.check(leaves, tree)
             except THROWN:  # the user's code: whoever asks for the sample hears of it
                 leaves = []
-            rows = rows or (
-                Rows.open(folder, layout, header.count) if layout is not None and header.fits(layout) else None
-            )
+            if rows is None and layout is not None and header.fits(layout):
+                rows = Rows.open(folder, layout, header.count)
+                if rows is None:
+                    return "another machine is using what was kept"
             if rows is None or not same_bits(leaves, rows.row(index)):
                 shelf.discard(folder)
                 return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
@@ -120,7 +123,7 @@ class Prover:
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
             files=files_in(preparing.dataset),
             constant=True,
-            shelved=Shelved(name=key.name, folder=str(folder), count=header.count, roots=tuple(key.roots.folders)),
+            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=tuple(key.roots.folders)),
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 

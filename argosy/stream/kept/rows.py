@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class Rows:
         """Map what two descriptors hold: the rows and their marks."""
         self.count = count
         self._descriptor = rows
+        weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock
         memory = np.frombuffer(mmap.mmap(rows, 0), dtype=np.uint8)
         place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=count, last=True)
         self._columns = layout.block(place, memory).leaves

@@ -39,6 +39,8 @@ class Header:
     version: int = VERSION
     subject: str
     parts: Mapping[str, str]
+    volatile: tuple[str, ...]
+    """Parts that samples change themselves."""
     roots: tuple[str, ...]
     length: int
     """Samples of the Dataset."""
@@ -91,12 +93,12 @@ class Shelf:
         self.folder = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
         self.most_bytes = most_bytes
 
-    def entries(self) -> list[Entry]:
-        """Return what is there, the least recently used first."""
+    def entries(self, prefix: str = "") -> list[Entry]:
+        """Return what is there under names that begin so, the least recently used first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for folder in self.folder.iterdir():
-                header = None if folder.name.startswith(".") else _header(folder)
+                header = _header(folder) if folder.name.startswith(prefix) and not folder.name.startswith(".") else None
                 if header is not None:
                     with contextlib.suppress(OSError):
                         size = sum(file.stat().st_blocks * 512 for file in folder.iterdir())
@@ -104,24 +106,24 @@ class Shelf:
                         found.append(Entry(folder=folder, header=header, bytes=size, used=used))
         return sorted(found, key=lambda entry: entry.used)
 
-    def look_up(self, key: Key, length: int) -> Header | str:
-        """Return what is known of the rows of a key; else in words why there are none. Rows that have become stale go."""
-        folder = self.folder / key.name
-        header = _header(folder)
-        if header is None:
-            others = [entry.header for entry in self.entries() if entry.header.subject == key.subject]
-            changed = key.difference(dict(others[-1].parts)) if others else ""
-            return f"changed since it was last prepared: {changed}" if changed else "never prepared here before"
-        change = (
-            stale(folder / NOTES, key.roots)
-            if header.length == length
-            else f"it has {length} samples, and had {header.length}"
-        )
-        if change:
-            self.discard(folder)
-            return change
-        os.utime(folder / HEADER)
-        return header
+    def look_up(self, key: Key, length: int) -> Entry | str:
+        """Return the rows of a key; else in words why there are none. Rows that have become stale go."""
+        changed = ""
+        for entry in reversed(self.entries(key.prefix)):
+            header = entry.header
+            difference = key.difference(header.parts, header.volatile)
+            if difference:
+                changed = changed or f"changed since it was last prepared: {difference}"
+                continue
+            change = f"it has {length} samples, and had {header.length}"
+            if header.length == length:
+                change = stale(entry.folder / NOTES, key.roots)
+            if not change:
+                os.utime(entry.folder / HEADER)
+                return entry
+            self.discard(entry.folder)
+            changed = change
+        return changed or "never prepared here before"
 
     def shelve(self, key: Key, header: Header, layout: Layout) -> Path | None:
         """Make a folder for rows, or take the one that another process has made meanwhile; None without room. Raises OSError, RunError."""
@@ -162,12 +164,13 @@ class Shelf:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def header_of(key: Key, facts: Any, count: int) -> Header:
+def header_of(key: Key, facts: Any, count: int, *, volatile: tuple[str, ...]) -> Header:
     """Return the header of rows to be kept, from what `probe` has found."""
     dtypes, shapes = _shape(facts.layout)
     return Header(
         subject=key.subject,
         parts=key.parts,
+        volatile=volatile,
         roots=tuple(key.roots.folders),
         length=facts.length,
         count=count,
@@ -187,9 +190,8 @@ def _header(folder: Path) -> Header | None:
     """Return the header of kept rows; None where none are, or they are of another version."""
     try:
         found = json.loads((folder / HEADER).read_text())
-        found.update(
-            dtypes=tuple(found["dtypes"]), shapes=tuple(map(tuple, found["shapes"])), roots=tuple(found["roots"])
-        )
+        found.update({name: tuple(found[name]) for name in ("dtypes", "roots", "volatile")})
+        found["shapes"] = tuple(map(tuple, found["shapes"]))
         return Header(**found) if found["version"] == VERSION else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
