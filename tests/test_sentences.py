@@ -101,7 +101,7 @@ VERDICTS = [
         lambda: verdict(alone(loaders=0)) + verdict(alone()) + verdict(alone(loaders=1, preparation_cpu_seconds=0.1)),
     ),
     Sentence(
-        "more cores or nodes, or a cheaper dataset: do what is the same in each epoch once, and save it",
+        "more cores or nodes, or a cheaper dataset: what is the same in each epoch is prepared once where Data(then=...) does what draws",
         lambda: verdict(alone()),
         lambda: verdict(alone(preparation_cpu_seconds=0.1)) + verdict(alone(loaders=1, preparation_cpu_seconds=4.0)),
     ),

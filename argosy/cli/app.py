@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.cli import cache as cache_cli
 from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
@@ -46,7 +47,7 @@ app = typer.Typer(
 app.command("simulate")(planning_cli.simulate)
 for command in (
     *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, doctor_cli.doctor),
+    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, cache_cli.cache, doctor_cli.doctor),
 ):
     app.command()(command)
 

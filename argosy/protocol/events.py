@@ -8,12 +8,12 @@ from argosy.disk.json_values import Name, Positive
 from argosy.protocol.gauges import check_gauge
 
 __all__ = [
-    "REFUSED",
     "Answered",
     "Assigned",
     "BeganAnew",
     "Checkpoint",
     "Cloned",
+    "DataOpened",
     "Discarded",
     "Divided",
     "Event",
@@ -26,6 +26,7 @@ __all__ = [
     "PlanMade",
     "Profiled",
     "Proposed",
+    "REFUSED",
     "Recovered",
     "Retried",
     "RunEnded",
@@ -321,6 +322,14 @@ class Discarded(Event):
     epoch: int
     section: int
     samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOpened(Event):
+    """A driver's first feeder opened the data."""
+
+    keeping: Mapping[str, str]
+    """By split, what is kept of its prepared samples, or why nothing is, in words; none for arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)

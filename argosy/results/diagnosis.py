@@ -18,6 +18,7 @@ __all__ = ["Diagnosis", "diagnose"]
 
 COUNTED = (
     "prepared",
+    "kept",
     "delivered",
     "exchanged_bytes",
     "busy_seconds",
@@ -46,6 +47,8 @@ class NodeFlow:
     cores: int
     loaders: int
     prepared: int
+    kept: int
+    """Samples taken as they were kept."""
     delivered: int
     """Samples passed to its trainers."""
     exchanged_bytes: int
@@ -78,7 +81,7 @@ class NodeFlow:
             to_prepare=mean("to_prepare"),
             to_exchange=mean("to_exchange"),
             to_train=mean("to_train"),
-            **{name: sum(gauge[name] for gauge in gauges) for name in COUNTED},
+            **{name: sum(gauge.get(name, 0) for gauge in gauges) for name in COUNTED},
         )
 
     def queues(self, stage: str) -> tuple[float, float | None]:
@@ -92,13 +95,13 @@ class NodeFlow:
 
     @property
     def preparing_rate(self) -> float:
-        """r_p of SC'18: samples/s that this node prepares while it prepares."""
-        return self.prepared / self.busy_seconds if self.busy_seconds else 0.0
+        """r_p of SC'18: samples/s that this node prepares, or takes as they were kept, while it does."""
+        return (self.prepared + self.kept) / self.busy_seconds if self.busy_seconds else 0.0
 
     @property
     def core_rate(self) -> float:
         """Samples per CPU second of preparation."""
-        return self.prepared / self.preparation_cpu_seconds if self.preparation_cpu_seconds else 0.0
+        return (self.prepared + self.kept) / self.preparation_cpu_seconds if self.preparation_cpu_seconds else 0.0
 
     @property
     def computing(self) -> float:
@@ -232,6 +235,4 @@ def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFl
     )
     if 0 < flow.loaders < flow.cores:
         return f"{said}{rates}more loader workers (--loader-workers; {flow.loaders} a node)"
-    return (
-        f"{said}{rates}more cores or nodes, or a cheaper dataset: do what is the same in each epoch once, and save it"
-    )
+    return f"{said}{rates}more cores or nodes, or a cheaper dataset: what is the same in each epoch is prepared once where Data(then=...) does what draws"

@@ -11,6 +11,7 @@ from argosy.protocol.events import (
     BeganAnew,
     Checkpoint,
     Cloned,
+    DataOpened,
     Discarded,
     Divided,
     Event,
@@ -176,6 +177,8 @@ class RunState:
     started: RunStarted | None = None
     ended: RunEnded | None = None
     is_search: bool = False
+    keeping: Mapping[str, str] = field(default_factory=dict)
+    """By split, what is kept of its prepared samples, or why nothing is, in words."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -292,6 +295,8 @@ class RunState:
         elif isinstance(event, Discarded):
             key = (event.split, event.epoch, event.section)
             self.discarded[key] = self.discarded.get(key, 0) + event.samples
+        elif isinstance(event, DataOpened):
+            self.keeping = event.keeping
         elif isinstance(event, Skipped):
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):

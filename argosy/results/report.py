@@ -142,6 +142,8 @@ class Report:
     """How often each training sample was prepared per epoch of the stream."""
     preparations_alone: float
     """How often it would have been prepared with one script for each member, for the same epochs."""
+    keeping: Mapping[str, str]
+    """By split, what was kept of its prepared samples when the data were opened, or why nothing is, in words."""
     waiting_share: float
     """Share of the trainers' time spent waiting for data."""
     cpu_seconds: float
@@ -325,6 +327,7 @@ class Report:
             "killed_drivers": self.killed_drivers,
             "preparations_per_sample_and_epoch": self.preparations,
             "preparations_alone": self.preparations_alone,
+            "keeping": dict(self.keeping),
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "joules": dict(self.joules),
@@ -378,6 +381,7 @@ class Report:
             killed_drivers=state.killed + (state.started is not None and state.ended is None and not at_work),
             preparations=state.preparations if state.started else 0.0,
             preparations_alone=state.preparations_alone,
+            keeping=state.keeping,
             waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,

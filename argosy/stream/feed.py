@@ -213,7 +213,7 @@ class _Feeder:
 
     def _answer_probe(self, measured: Exchanges) -> None:
         probed = Probed(
-            cpu_seconds_per_sample=self.gauge.preparation_cpu_seconds / max(self.gauge.prepared, 1),
+            cpu_seconds_per_sample=self.gauge.preparation_cpu_seconds / max(self.gauge.prepared + self.gauge.kept, 1),
             sample_bytes=self.sources["train"].layout.sample_bytes,
             exchanges=measured.found,
         )
@@ -380,6 +380,9 @@ def feed(
     with heartbeat.busy("opening the data", opaque=True):
         sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up, most_kept=settings.keep_bytes)
     keep(sources, keep_bytes)
+    for split, source in sources.items():
+        if source.facts.keeping:
+            print(f"{split}: {source.facts.keeping}", flush=True)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))

@@ -158,7 +158,7 @@ class SearchReport:
         """Part of the CPU time of trainers and preparation that was saved: what preparing each trial's samples apart would have
         added, at the measured cost of a sample."""
         prepared = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in self.run.gauges.values())
-        alone = prepared * self.run.preparations_alone / max(self.run.preparations, 1.0)
+        alone = prepared * self.run.preparations_alone / self.run.preparations if self.run.preparations else 0.0
         return max(alone - prepared, 0.0) / (self._trained + alone) if alone else 0.0
 
     @property

@@ -1,6 +1,7 @@
 """Results as text: the tables of a run and of a search."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -13,7 +14,7 @@ from argosy.tuning.report import SearchReport
 from argosy.views.means import Means
 from argosy.views.output import as_text
 
-__all__ = ["report_table", "search_table"]
+__all__ = ["kept_table", "report_table", "search_table"]
 
 LEAST_SAVED = 0.005
 """Share of a time below which no saving is reported."""
@@ -89,13 +90,14 @@ def report_table(report: Report) -> Group:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(*map(as_text, (row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")))
     text = "".join(f"{line}\n" for line in _failures(report)) + f"{report.status}{_after(report)}."
-    if report.preparations:
+    if report.preparations_alone:
         text += f" Each training sample was prepared {report.preparations:.1f} times per epoch"
         text += f" (one script per member: {report.preparations_alone:.1f})."
     if report.gauges:
         text += f" Trainers waited for data {report.waiting_share:.0%} of their time."
     if report.sharing is not None and report.sharing.reason != "one node":
         text += f"\nNodes shared the stream: {report.sharing.sharing} ({report.sharing.reason})."
+    text += "".join(f"\nSamples ({split}): {words}." for split, words in report.keeping.items())
     for pack in report.last_packs:
         if sum(map(len, pack.programs)) > 1:
             text += f"\n{_pack_words(pack)}"
@@ -152,6 +154,15 @@ def _legs_table(legs: Sequence[LegResult]) -> Table:
         )
         table.add_row(*map(as_text, cells))
     return table
+
+
+def kept_table(rows: Sequence[Mapping[str, Any]], title: str) -> Group:
+    """Return the kept samples of this machine, the least recently used first."""
+    table = _table("dataset", "samples", "of", "MB", "used", "name")
+    for row in rows:
+        values = (row["dataset"], row["samples"], row["of"], f"{row['bytes'] / 1e6:,.1f}", row["used"], row["folder"])
+        table.add_row(*map(as_text, values))
+    return Group(table, as_text(f"{title}: {sum(row['bytes'] for row in rows) / 1e6:,.1f} MB."))
 
 
 def _table(*columns: str) -> Table:

@@ -18,6 +18,7 @@ from argosy.errors import StudyError
 from argosy.planning.policy import NamedPolicy
 from argosy.protocol.events import (
     BeganAnew,
+    DataOpened,
     Event,
     MemberEnded,
     MemberRested,
@@ -280,6 +281,7 @@ class Driver:
         run.identity.check(run.study, **run.known_of_study())
         costs = launching.preparation_rate, launching.opening_seconds
         run.record(run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs))
+        run.record(DataOpened(keeping=opened.keeping))
         if run.positions.retried:
             run.record(Retried(members=run.positions.retried))
         if self.anew is not None:

@@ -147,7 +147,8 @@ class Identity:
         """Return `summarize` with the digests of all code."""
         here = summarize(study, **known)
         here["process"] = self.state.deciding
-        here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", {"on_device": study.data.on_device})}
+        of_data = {"on_device": study.data.on_device, "then": study.data.then}
+        here["code"] = {"version": Code.VERSION, "parts": {}, **self._read("", of_data)}
         for member in study.members:
             here["members"][member.name]["code"] = self._read(member.name, functions(member))
         readings = (self._readings[owner].values() for owner in ("", *study.names))
@@ -170,7 +171,7 @@ class Identity:
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
                 yield f"{split}: its first or its last sample is another one than there"
-        yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device",)))
+        yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device", "then")))
 
     def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return names of members by what has changed in them.

@@ -97,6 +97,7 @@ def summarize(
         "fingerprint": fingerprints.get("train"),
         "val_fingerprint": fingerprints.get("val"),
         "on_device": _spell(study.data.on_device),
+        "then": _spell(study.data.then),
         "stop": repr(study.stop),
         "members": {m.name: describe(m, measured.get(m.name)) for m in study.members},
     }

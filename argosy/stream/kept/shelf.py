@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from argosy.disk.files import check_own
 from argosy.profiles import cache_folder
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
-from argosy.stream.kept.rows import ROWS, Rows
+from argosy.stream.kept.rows import ROWS, Rows, marked
 from argosy.stream.kept.witnesses import Witnesses, fresh_record, stale
 
 __all__ = ["NOTES", "Entry", "Header", "Shelf", "Shelved", "header_of"]
@@ -84,6 +86,11 @@ class Entry:
     """Bytes that they take on the disk."""
     used: float
     """When they were last opened, in seconds since 1970."""
+
+    @property
+    def found(self) -> int:
+        """Number of samples that are there."""
+        return int(np.count_nonzero(marked(self.folder)))
 
 
 class Shelf:

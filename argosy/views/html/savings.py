@@ -27,6 +27,7 @@ def savings(report: Report) -> Section:
 def _sharing(report: Report) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
     times = f"{report.preparations:.2f} times per epoch of the stream, with one script a member {report.preparations_alone:.2f} times"
     text = [f"Each training sample was prepared {times}."]
+    text += [f"Samples ({split}): {words}." for split, words in report.keeping.items()]
     gauges = report.gauges.values()
     prepared = sum(gauge.get("prepared", 0) for gauge in gauges)
     measured = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in gauges)

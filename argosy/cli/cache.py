@@ -1,0 +1,45 @@
+"""``argosy cache``: prepared samples that are kept on this machine."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from argosy.views.output import Json, show, write
+
+__all__ = ["cache"]
+
+
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Delete them; runs that use them keep what they have open.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List prepared samples that are kept for later runs, or delete them; Data(keep=False) keeps none."""
+    from argosy.stream.kept.shelf import Shelf
+    from argosy.views.tables import kept_table
+
+    shelf = Shelf()
+    entries = shelf.entries()
+    for entry in entries if clear else ():
+        shelf.discard(entry.folder)
+    rows = [
+        {
+            "dataset": entry.header.subject,
+            "samples": entry.found,
+            "of": entry.header.length,
+            "bytes": entry.bytes,
+            "used": time.strftime("%F %T", time.localtime(entry.used)),
+            "folder": entry.folder.name,
+        }
+        for entry in entries
+    ]
+    for entry in entries if clear else ():
+        shelf.discard(entry.folder)
+    if as_json:
+        write({"folder": str(shelf.folder), "deleted" if clear else "kept": rows})
+    elif not rows:
+        write(f"Nothing is kept in {shelf.folder}.")
+    else:
+        show(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {shelf.folder}"))
