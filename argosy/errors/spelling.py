@@ -63,7 +63,7 @@ ELSEWHERE = {
 }
 """Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
-    "argosy.Data": "train val arrays val_arrays on_device on_error",
+    "argosy.Data": "train val arrays val_arrays then keep on_device on_error",
     "argosy.Member": "model optimizer batch_size loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
     "argosy.Study": "members stop objective mode seed",
     "argosy.train": "directory devices loader_workers cores trackers progress time_limit nodes launcher policy fresh",

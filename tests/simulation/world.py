@@ -242,6 +242,7 @@ class _Feeder(_Worker):
                         block_size=terms.block_size,
                         seconds_per_sample=1e-5,
                         opening_seconds=0.1,
+                        keeping={},
                     )
                 )
             case Feed():
