@@ -77,7 +77,8 @@ class Data:
     """The one dataset of a study. Samples are pytrees of tensors, each of one fixed shape and dtype."""
 
     train: Any = None
-    """A map-style Dataset, or a function without arguments that returns one (built where it is read)."""
+    """A Dataset, or a function without arguments that returns one (built where it is read). What has no samples by index, as an
+    IterableDataset, is read once into a file before training begins."""
     val: Any = None
     """The same for validation. With one Dataset for both, as folds need it, samples are prepared once for both."""
     arrays: Sequence[Any] | None = None

@@ -328,7 +328,7 @@ REFUSED = {
             ARRAYS,
             "train=type('Lines', (torch.utils.data.IterableDataset,), {'__iter__': lambda self: iter([])})()",
         ),
-        "Wrap it",
+        "is empty: the Lines gives no sample",
     ),
     "unpicklable": (
         STUDY.replace("partial(Net, 4)", "partial(Net, 4, lock=__import__('threading').Lock())"),

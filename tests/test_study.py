@@ -113,11 +113,7 @@ DATA = {
         "Data.train is Vectors, which is called without arguments and wants",
     ),
     "function": (holding(train=lambda path: path), "(missing a required argument: 'path')"),
-    "iterable class": (
-        holding(train=Lines),
-        "Data.train is an iterable-style Lines; the stream needs a map-style Dataset",
-    ),
-    "no dataset": (holding(train=3), "Data.train is 3; it must be a map-style Dataset or a function that returns one."),
+    "no dataset": (holding(train=3), "Data.train is 3; it must be a Dataset or a function that returns one."),
     "one tensor": (
         holding(arrays=torch.zeros(9, 2)),
         "Data.arrays is an instance of Tensor; it must be a tuple of tensors",

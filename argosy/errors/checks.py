@@ -20,7 +20,8 @@ __all__ = [
     "check_indices",
     "check_metric",
     "check_name",
-    "check_no_stream",
+    "check_no_iterator",
+    "check_no_loader",
     "check_number",
     "check_unmasked",
     "check_takes",
@@ -208,10 +209,11 @@ def check_unmasked(what: str, array: Any) -> None:
 
 
 def check_dataset(what: str, dataset: Any) -> None:
-    """Raise StudyError unless this is a map-style dataset, or gives one when it is called without arguments."""
+    """Raise StudyError unless this has samples by index or one after another, or gives what has when it is called without arguments."""
     if dataset is None:
         return
-    check_no_stream(what, dataset)
+    check_no_loader(what, dataset)
+    check_no_iterator(what, dataset)
     shapes: list[Any] = [getattr(part, "shape", ()) for part in dataset] if type(dataset) is tuple else []
     if len(shapes) > 1 and all(shape and shape[0] == shapes[0][0] > len(shapes) for shape in shapes):
         field = "val_arrays" if what.endswith("val") else "arrays"
@@ -219,9 +221,9 @@ def check_dataset(what: str, dataset: Any) -> None:
             f"{what} is a tuple of {len(shapes)} arrays of {shapes[0][0]} rows each, which would be {len(shapes)} samples; "
             f"give the rows as samples, as in Data({field}=(x, y)), or a torch.utils.data.TensorDataset."
         )
-    if is_map_style(dataset) and not isinstance(dataset, type):
+    if not isinstance(dataset, type) and (is_map_style(dataset) or hasattr(dataset, "__iter__")):
         return
-    check_callable(what, dataset, "a map-style Dataset or a function that returns one")
+    check_callable(what, dataset, "a Dataset or a function that returns one")
     _check_no_arguments(what, dataset)
 
 
@@ -232,20 +234,29 @@ def is_map_style(dataset: Any) -> bool:
     return by_index is not None and not only_raises and hasattr(dataset, "__len__")
 
 
-def check_no_stream(what: str, dataset: Any) -> None:
-    """Raise StudyError for samples that can only be had one after another."""
-    if is_map_style(dataset) or not hasattr(dataset, "__iter__"):
-        return
-    kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
-    advice = (
-        "Give the dataset of the loader; batch_size belongs to each member"
-        if hasattr(dataset, "dataset")
-        else "Wrap it: read its records into a list once, as in Data(train=list(records)), or write them to disk once and "
-        "index them there"
-    )
-    raise StudyError(
-        f"{what} is an iterable-style {kind}; the stream needs a map-style Dataset (__len__ and __getitem__). {advice}."
-    )
+def check_no_loader(what: str, dataset: Any) -> None:
+    """Raise StudyError for a loader, which makes batches."""
+    if (
+        not is_map_style(dataset)
+        and hasattr(dataset, "__iter__")
+        and hasattr(dataset, "batch_size")
+        and hasattr(dataset, "dataset")
+    ):
+        raise StudyError(
+            f"{what} is an iterable-style {type(dataset).__name__}; the stream takes samples. Give the dataset of the loader; batch_size "
+            "belongs to each member."
+        )
+
+
+def check_no_iterator(what: str, dataset: Any) -> None:
+    """Raise StudyError for what can be read once only, and by this process alone."""
+    if isinstance(dataset, set | frozenset):
+        raise StudyError(f"{what} is a set, whose order differs from process to process. Give sorted(...).")
+    if hasattr(dataset, "__next__") and not isinstance(dataset, type):
+        raise StudyError(
+            f"{what} is a {type(dataset).__name__}, which can be read once, and by this process alone. Give a function without arguments "
+            "that returns it, or an object with __iter__."
+        )
 
 
 def shown(value: Any) -> str:

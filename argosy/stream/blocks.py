@@ -1,5 +1,6 @@
 """Blocks: consecutive samples of the stream, stacked leaf by leaf, with the column of indices that proves them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,6 +73,11 @@ class Layout:
     def _sizes(self, rows: int) -> list[int]:
         leaves = [rows * d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True)]
         return [rows * 8, rows, *leaves]
+
+    def offsets(self, rows: int) -> list[int]:
+        """Return where each leaf of a block begins in its memory."""
+        starts = list(itertools.accumulate(map(_aligned, self._sizes(rows)), initial=0))
+        return starts[2:-1]
 
     def block(self, place: Place, memory: npt.NDArray[np.uint8]) -> "Block":
         """Return the block in this memory, without a copy; it keeps the memory alive as long as any tensor of it lives."""

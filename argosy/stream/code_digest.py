@@ -307,7 +307,8 @@ class _Text:
         attributes = {
             name: value
             for name, value in vars(kind).items()
-            if not name.startswith("__") or isinstance(value, types.FunctionType | staticmethod | classmethod)
+            if not name.startswith(("__", "_abc_impl"))
+            or isinstance(value, types.FunctionType | staticmethod | classmethod)
         }
         return f"{self._several(kind.__bases__)} {self.of(attributes)}"
 

@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_no_stream, is_map_style, shown
+from argosy.errors.checks import check_no_loader, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.proof import Finishing, Prover
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.shelf import Shelf
+from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import Indices, sample_seed
@@ -312,13 +313,17 @@ def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any
 def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> Any:
     """Open one split, as `open_splits` does."""
     dataset, arrays = (data.train, data.arrays) if split == "train" else (data.val, data.val_arrays)
-    if isinstance(dataset, type) or (dataset is not None and not hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, type) or not (
+        dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    ):
         with heartbeat.busy(f"opening the data ({split})", opaque=True):
             # One factory for both splits gets the seed of the training split, wherever it is called.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
     if type(dataset) is TensorDataset and (data.then is None or split != "train"):
         arrays = dataset.tensors
+    if arrays is None and dataset is not None and not is_map_style(dataset):
+        return Spool(dataset, split, seed, heartbeat)
     return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
 
 
@@ -339,6 +344,12 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
     """Return the source of what `open_split` has opened, known from a few of its samples or from those that were kept."""
     if isinstance(opened, ArraySource):
         return opened
+    if isinstance(opened, Spool):
+        with heartbeat.busy(f"reading sample {{number}} of {split} into a file"):
+            facts = opened.facts(prover.shelf)
+        read = ReadOnce(facts)
+        preparing = _preparing(read, split, data, seed=seed, heartbeat=heartbeat)
+        return told(read, split, prover.finished(preparing, facts), data, seed=seed, heartbeat=heartbeat)
     preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
     # Opaque: what a dataset does once, it does for its first samples.
     with heartbeat.busy(_doing(split), opaque=True):
@@ -360,6 +371,8 @@ def reopened(
     def open_own(heartbeat: Heartbeat) -> Preparing:
         given = data()
         dataset = open_split(given, split, seed=seed, heartbeat=heartbeat)
+        if isinstance(dataset, Spool):
+            return _preparing(ReadOnce(facts), split, given, seed=seed, heartbeat=heartbeat)
         preparing = _preparing(dataset, split, given, seed=seed, heartbeat=heartbeat)
         with heartbeat.busy(_doing(split), opaque=True):
             if facts.base is None:
@@ -392,11 +405,11 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
         raise StudyError(
             f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Mend what it opens."
         ) from error
-    check_no_stream(f"Data.{split}: what its factory {name} returned", dataset)
-    if not is_map_style(dataset):
+    check_no_loader(f"Data.{split}: what its factory {name} returned", dataset)
+    if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):
         raise StudyError(
-            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is no map-style Dataset. Return an object "
-            "with __len__ and __getitem__."
+            f"Data.{split}: its factory {name} returned {shown(dataset)}, which is no Dataset. Return an object with __len__ and "
+            "__getitem__, or one with __iter__."
         )
     return dataset
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,12 @@ class Key:
     """Files that it names or maps, with absolute paths."""
     whole: Whole
     """What was noted when its values were read."""
+
+    @classmethod
+    def of_one_run(cls, dataset: Any) -> "Key":
+        """Return a key that no other run has, for what has no content to be told."""
+        parts = {"this run": secrets.token_hex(8)}
+        return cls(subject=_subject(dataset), parts=parts, roots=Roots([]), files=(), whole=Whole())
 
     @property
     def name(self) -> str:
@@ -74,12 +81,16 @@ def key_of(dataset: Any) -> Key:
     parts["the version of Python and torch"] = Code.VERSION
     named = [path for path in whole.paths if Path(path).is_file()]
     return Key(
-        subject=f"{type(dataset).__module__}.{type(dataset).__qualname__}",
+        subject=_subject(dataset),
         parts=parts,
         roots=Roots([*roots, str(Path.cwd())]),
         files=tuple(dict.fromkeys([*sorted(named), *(file.path for file in whole.files)])),
         whole=whole,
     )
+
+
+def _subject(dataset: Any) -> str:
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 
 def _parts(dataset: Any, code: Code, *, opaque: str | None = None) -> dict[str, str]:

@@ -6,6 +6,7 @@ Whatever a key says, samples of kept rows are prepared again at each opening and
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,11 @@ class Prover:
     """Keys by the identity of the Dataset, which may be that of two splits."""
 
     def facts(self, preparing: Preparing) -> Facts:
-        """Return the facts of a split, after `Data.then`."""
-        facts = self._of_dataset(preparing)
+        """Return the facts of a split."""
+        return self.finished(preparing, self._of_dataset(preparing))
+
+    def finished(self, preparing: Preparing, facts: Facts) -> Facts:
+        """Return the facts of a split after `Data.then`, where there is that, from those of the Dataset's own samples."""
         if preparing.then is None:
             return facts
         finishing = Finishing(preparing, facts.layout)
@@ -80,15 +84,21 @@ class Prover:
         facts = self._probed(preparing)
         if not facts.constant:
             return _drawn(facts)
-        wanted = facts.length * facts.layout.sample_bytes
-        count = facts.length if (room := shelf.room(wanted)) >= wanted else room // max(facts.layout.sample_bytes, 1)
+        begun = _begun(found, facts) or self._shelved(preparing, shelf, key, facts)
+        if begun is None:
+            return _in_memory(facts, key.name, "there is no room on the disk")
+        folder, count = begun
+        Witnesses(folder / NOTES, key.roots).add()
+        shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+        return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
+
+    def _shelved(self, preparing: Preparing, shelf: Shelf, key: Key, facts: Facts) -> tuple[Path, int] | None:
+        """Return a folder for the rows, and how many of them it has room for; None where that is none."""
+        sample_bytes = max(facts.layout.sample_bytes, 1)
+        count = shelf.room(facts.length * sample_bytes) // sample_bytes
         header = header_of(key, facts, count, volatile=key.changed_by_samples(preparing.dataset))
         folder = shelf.shelve(key, header, facts.layout) if count else None
-        if folder is None:
-            return _in_memory(facts, key.name, "there is no room on the disk")
-        shelved = Shelved(name=key.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
-        Witnesses(folder / NOTES, key.roots).add()
-        return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
+        return None if folder is None else (folder, count)
 
     def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, entry: Entry) -> Facts | str:
         """Return the facts that a header has, where kept rows are as they would be prepared now; else why not."""
@@ -152,6 +162,13 @@ class Finishing:
         leaves, tree = sample_leaves(prepare(index))
         self.layout.check(leaves, tree)
         return self.preparing.finished(leaves, self.layout, index, epoch)
+
+
+def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
+    """Return the folder of a file that was begun, as for another split of the same Dataset, and has no row yet."""
+    if isinstance(found, str) or not found.folder.exists() or not found.header.fits(facts.layout):
+        return None
+    return found.folder, found.header.count
 
 
 def _key(dataset: Any) -> Key | Opaque:

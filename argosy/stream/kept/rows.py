@@ -11,9 +11,11 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +25,11 @@ from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.memory import memory_file
 from argosy.stream.order import Indices
 
-__all__ = ["ROWS", "Rows", "marked"]
+__all__ = ["ROWS", "Rows", "bytes_of", "marked"]
 
 WRITTEN, DURABLE = 1, 2
 """Marks of a row: whole for this kernel; whole on the disk as well."""
+CHUNK = 2**24
 ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a system says where there is no room for another row."""
@@ -54,7 +57,7 @@ class Rows:
         memory = np.frombuffer(mmap.mmap(rows, 0), dtype=np.uint8)
         place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=count, last=True)
         self._columns = layout.block(place, memory).leaves
-        self._offsets = [column.data_ptr() - memory.ctypes.data for column in self._columns]
+        self._offsets = layout.offsets(count)
         self.marks: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(marks, 0), dtype=np.uint8)[:count]
         os.close(marks)
         self.full = False
@@ -78,6 +81,19 @@ class Rows:
         # Written, and not only made so long: writing to a mapped page for which the disk has no room would be a signal.
         (folder / MARKS).write_bytes(bytes(max(count, 1)))
         (folder / BOOT).write_text(_kernel())
+
+    @classmethod
+    def assemble(cls, folder: Path, layout: Layout, count: int, columns: Sequence[BinaryIO]) -> None:
+        """Write the files of rows of which all are there, one leaf in each file; these files go. Raises OSError."""
+        cls.create(folder, layout, count)
+        offsets = layout.offsets(count)
+        with (folder / ROWS).open("r+b") as rows:
+            for column, offset in zip(columns, offsets, strict=True):
+                column.seek(0)
+                rows.seek(offset)
+                shutil.copyfileobj(column, rows, CHUNK)
+                Path(column.name).unlink()
+        (folder / MARKS).write_bytes(bytes([WRITTEN]) * count)
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, count: int) -> "Rows | None":
@@ -123,7 +139,7 @@ class Rows:
             return
         try:
             for leaf, offset in zip(leaves, self._offsets, strict=True):
-                data = _bytes_of(leaf)
+                data = bytes_of(leaf)
                 _write_whole(self._descriptor, data, offset + index * len(data))
         except OSError as error:
             if error.errno not in FULL:
@@ -173,7 +189,8 @@ def _bytes(layout: Layout, count: int) -> int:
     return max(layout.block_bytes(count), 1)
 
 
-def _bytes_of(leaf: torch.Tensor) -> memoryview:
+def bytes_of(leaf: torch.Tensor) -> memoryview:
+    """Return the bytes of a leaf in host memory."""
     found: memoryview = leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data
     return found
 

@@ -5,12 +5,13 @@ user's alone. What is read from it is data: nothing there is unpickled.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,8 @@ class Shelf:
     def __init__(self, folder: Path | None = None, *, most_bytes: int | None = None) -> None:
         self.folder = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
         self.most_bytes = most_bytes
+        self._used: set[str] = set()
+        """Names of rows that were found or placed here, which the caller is about to open."""
 
     def entries(self, prefix: str = "") -> list[Entry]:
         """Return what is there under names that begin so, the least recently used first."""
@@ -113,8 +116,8 @@ class Shelf:
                         found.append(Entry(folder=folder, header=header, bytes=size, used=used))
         return sorted(found, key=lambda entry: entry.used)
 
-    def look_up(self, key: Key, length: int) -> Entry | str:
-        """Return the rows of a key; else in words why there are none. Rows that have become stale go."""
+    def look_up(self, key: Key, length: int | None = None) -> Entry | str:
+        """Return the rows of a key; else in words why there are none. Rows that have become stale go, and those of another length."""
         changed = ""
         for entry in reversed(self.entries(key.prefix)):
             header = entry.header
@@ -123,42 +126,68 @@ class Shelf:
                 changed = changed or f"changed since it was last prepared: {difference}"
                 continue
             change = f"it has {length} samples, and had {header.length}"
-            if header.length == length:
+            if length in (None, header.length):
                 change = stale(entry.folder / NOTES, key.roots)
             if not change:
                 os.utime(entry.folder / HEADER)
+                self._used.add(entry.folder.name)
                 return entry
             self.discard(entry.folder)
             changed = change
         return changed or "never prepared here before"
 
     def shelve(self, key: Key, header: Header, layout: Layout) -> Path | None:
-        """Make a folder for rows, or take the one that another process has made meanwhile; None without room. Raises OSError, RunError."""
+        """Make a folder for rows, or take the one that another process has made meanwhile; None for one of another kind. Raises OSError, RunError."""
+        with self.new() as new:
+            Rows.create(new, layout, header.count)
+            Witnesses(new / NOTES, key.roots).write(fresh_record(key.files, key.roots))
+            folder = self.place(new, key, header)
+        made = _header(folder)
+        return folder if made is not None and made.fits(layout) and made.count == header.count else None
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[Path]:
+        """Make a folder for rows that no process finds before it was placed; without that, it goes. Raises OSError, RunError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_own(self.folder, self.folder.stat())
         new = self.folder / f".{secrets.token_hex(8)}"
         new.mkdir(mode=0o700)
+        lock = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            Rows.create(new, layout, header.count)
-            Witnesses(new / NOTES, key.roots).write(fresh_record(key.files, key.roots))
-            (new / HEADER).write_text(json.dumps(asdict(header)))
-            with contextlib.suppress(FileExistsError, OSError):
-                new.rename(self.folder / key.name)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield new
         finally:
+            os.close(lock)
             shutil.rmtree(new, ignore_errors=True)
-        made = _header(self.folder / key.name)
-        return self.folder / key.name if made is not None and made.fits(layout) and made.count == header.count else None
+
+    def place(self, new: Path, key: Key, header: Header) -> Path:
+        """Give a new folder its name; return it, or that of the same name which another process has placed meanwhile."""
+        (new / HEADER).write_text(json.dumps(asdict(header)))
+        folder = self.folder / key.name
+        self._used.add(folder.name)
+        with contextlib.suppress(FileExistsError):
+            try:
+                new.rename(folder)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        return folder
 
     def room(self, bytes_wanted: int) -> int:
-        """Return how many of these bytes there is room for, after what was not used for longest has gone."""
+        """Return how many of these bytes there is room for, after what was not used for longest has gone, and what was given up."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in self.folder.glob(".*"):
+            if not _in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         entries = self.entries()
         taken = sum(entry.bytes for entry in entries)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
         for number, entry in enumerate(entries, start=1):
+            wanted = min(bytes_wanted, most)
             surplus = len(entries) - number >= MOST
-            if (surplus or taken + bytes_wanted > most) and not _in_use(entry.folder):
+            spared = entry.folder.name in self._used or _in_use(entry.folder / ROWS)
+            if (surplus or taken + wanted > most) and not spared:
                 self.discard(entry.folder)
                 taken -= entry.bytes
         return max(min(bytes_wanted, most - taken), 0)
@@ -204,10 +233,14 @@ def _header(folder: Path) -> Header | None:
         return None
 
 
-def _in_use(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), (folder / ROWS).open("rb") as file:
+def _in_use(path: Path) -> bool:
+    """Return whether a process holds a lock on a file or folder."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        finally:
+            os.close(descriptor)
     return False

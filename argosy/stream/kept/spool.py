@@ -1,0 +1,188 @@
+"""Data that can only be had one after another, as an IterableDataset, are read once into kept rows and are any other data from then on.
+
+Contract. Reading takes one pass, in one process, before training begins. The order of the pass gives samples their indices; the stream
+shuffles them like those of any Dataset, so a resume is exact whatever the workers, devices and nodes. Nothing may be drawn in that
+pass: what was drawn would be the same in each epoch.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from argosy.errors import StudyError, WorkerError
+from argosy.stream.blocks import Layout, Unfit, sample_leaves
+from argosy.stream.code_digest import Opaque
+from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.keys import Key, key_of
+from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.rows import Rows, bytes_of
+from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
+from argosy.stream.kept.witnesses import RECORDER, Witnesses
+from argosy.stream.order import sample_seed
+from argosy.stream.probing import Facts, fingerprint_of, same_bits
+from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
+from argosy.stream.trees import unflatten
+
+__all__ = ["ReadOnce", "Spool"]
+
+FIRST = -1
+"""Used in place of a sample's index, in the seed under which a pass is made."""
+FEW_BYTES = 2**26
+"""Room that is asked for at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """One split that is read from beginning to end."""
+
+    stream: Any
+    split: str
+    seed: int
+    heartbeat: Heartbeat
+
+    def facts(self, shelf: Shelf | None) -> Facts:
+        """Return what is known of it once it was read, here or by an earlier run."""
+        if shelf is None:
+            raise StudyError(
+                f"Data.{self.split} is an iterable-style {self._kind}, which is read once into a file, and Data(keep=False) keeps "
+                "none. Leave keep out, or give a map-style Dataset."
+            )
+        try:
+            key = key_of(self.stream)
+            found = shelf.look_up(key)
+        except Opaque as error:
+            key, found = Key.of_one_run(self.stream), f"for this run alone, as {error} is part of it"
+        if isinstance(found, Entry):
+            known = self._proved(shelf, found, key)
+            if known is not None:
+                return known
+            found = "its first samples are others than they were"
+        return self._read(shelf, key, found)
+
+    @property
+    def _kind(self) -> str:
+        return type(self.stream).__name__
+
+    def _seed(self) -> None:
+        seed_everything(sample_seed(self.seed, self.split, 0, FIRST))
+
+    def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
+        """Yield the number, the leaves and the structure of one sample after another."""
+        self._seed()
+        number = 0
+        try:
+            with RECORDER.watching():
+                samples = iter(self.stream)
+            for number in itertools.count():
+                self.heartbeat.beat(number)
+                with RECORDER.watching():
+                    sample = next(samples)
+                yield (number, *sample_leaves(sample))
+        except StopIteration:
+            return
+        except THROWN as error:  # the user's code
+            raise refusal(error, self.split, number) from error
+
+    def _proved(self, shelf: Shelf, entry: Entry, key: Key) -> Facts | None:
+        """Return the facts of rows that were kept, where the first samples are still the same."""
+        header = entry.header
+        layout: Layout | None = None
+        rows: Rows | None = None
+        for number, leaves, tree in itertools.islice(self._samples(), PROVED):
+            layout = layout or Layout.of(unflatten(leaves, tree))
+            if rows is None and header.fits(layout):
+                rows = Rows.open(entry.folder, layout, header.count)
+            if rows is None or rows.found < header.length or not same_bits(leaves, rows.row(number)):
+                layout = None
+                break
+        if layout is None:
+            shelf.discard(entry.folder)
+            return None
+        return _known(layout, header.length, header.fingerprint, entry.folder, key, "read by an earlier run")
+
+    def _read(self, shelf: Shelf, key: Key, why: str) -> Facts:
+        """Read all of it into rows."""
+        with shelf.new() as folder, contextlib.ExitStack() as files:
+            columns: list[BinaryIO] = []
+            layout: Layout | None = None
+            count, room = 0, 0
+            for number, leaves, tree in self._samples():
+                if layout is None:
+                    layout, first = Layout.of(unflatten(leaves, tree)), leaves
+                    columns = [files.enter_context((folder / f"leaf{n}").open("w+b")) for n in range(len(leaves))]
+                self._check(layout, leaves, tree, number)
+                wanted = (number + 1) * layout.sample_bytes
+                if wanted > room:
+                    room = shelf.room(2 * wanted + FEW_BYTES)
+                    self._check_room(number, wanted, room)
+                for column, leaf in zip(columns, leaves, strict=True):
+                    column.write(bytes_of(leaf))
+                count, last = number + 1, leaves
+            if layout is None:
+                raise StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
+            self._check_drawn()
+            Rows.assemble(folder, layout, count, columns)
+            Witnesses(folder / NOTES, key.roots).add()
+            fingerprint = fingerprint_of([first, last])
+            facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
+            placed = shelf.place(folder, key, header_of(key, facts, count, volatile=()))
+            return _known(layout, count, fingerprint, placed, key, facts.keeping)
+
+    def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, number: int) -> None:
+        try:
+            layout.check(leaves, tree)
+        except Unfit as error:
+            raise refusal(error, self.split, number) from error
+
+    def _check_room(self, number: int, wanted: int, room: int) -> None:
+        if wanted > room:
+            raise StudyError(
+                f"Data.{self.split}: there is no room for more than {number:,} samples of the {self._kind} ({room:,} bytes), and it "
+                "gives more. Raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
+            )
+
+    def _check_drawn(self) -> None:
+        """Raise StudyError where random numbers were drawn in the pass that has just ended."""
+        states = generator_states()
+        self._seed()
+        if states != generator_states():
+            raise StudyError(
+                f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
+                "Let Data(then=...) do what draws, and leave shuffling to the study."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnce:
+    """What was read, as a Dataset: for `Data.then`, and where its rows cannot be kept open."""
+
+    facts: Facts
+
+    def __len__(self) -> int:
+        return self.facts.length
+
+    def __getitem__(self, index: int) -> Any:
+        layout = self.facts.kept_layout
+        return unflatten(_rows(self.facts.shelved, layout).row(index), layout.tree)
+
+
+@functools.cache
+def _rows(shelved: Shelved, layout: Layout) -> Rows:
+    assert shelved.folder is not None
+    rows = Rows.open(Path(shelved.folder), layout, shelved.count)
+    if rows is None:
+        raise WorkerError(
+            f"another machine is using {shelved.folder}. Give each machine a folder of its own: ARGOSY_CACHE."
+        )
+    return rows
+
+
+def _known(layout: Layout, count: int, fingerprint: str, folder: Path, key: Key, keeping: str) -> Facts:
+    shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+    return Facts(length=count, layout=layout, fingerprint=fingerprint, constant=True, shelved=shelved, keeping=keeping)

@@ -1,0 +1,184 @@
+"""What can only be had one after another is read once, and is any other Dataset from then on."""
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from argosy import Data
+from argosy.errors import StudyError
+from argosy.stream.blocks import Block, Place
+from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.shelf import Shelf
+from argosy.stream.sources import Source, keep, open_sources
+
+LENGTH = 41
+
+
+class Lines(IterableDataset[Any]):
+    """Numbers of a file, one in each line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.path.open() as file:
+            for line in file:
+                self.given += 1
+                yield torch.full((3,), float(line)), int(line)
+
+
+class CountedLines(Lines):
+    """The same, that know how many they are."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+
+class PlainLines:
+    """No Dataset of torch's."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines = Lines(path)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.lines)
+
+
+def generated(path: Path) -> Iterator[Any]:
+    yield from Lines(path)
+
+
+class Drawing(Lines):
+    def __iter__(self) -> Iterator[Any]:
+        return ((x + random.random(), y) for x, y in super().__iter__())
+
+
+class Unlike(Lines):
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.zeros(y // 30 + 1) for _, y in super().__iter__())
+
+
+class Raising(Lines):
+    def __iter__(self) -> Iterator[Any]:
+        return ((x, 1 // (y - 7)) for x, y in super().__iter__())
+
+
+def doubled(sample: Any) -> Any:
+    x, y = sample
+    return x.mul_(2) + torch.rand(1), y
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{n}\n" for n in range(LENGTH)))
+    return path
+
+
+def opened(stream: Any, **data: Any) -> Source:
+    sources = open_sources(Data(train=stream, **data), seed=3, shelf=Shelf())
+    keep(sources, 0)
+    return sources["train"]
+
+
+def filled(source: Source, indices: Any, *, epoch: int = 0) -> tuple[Block, int]:
+    place = Place(leg=0, split="train", epoch=epoch, section=epoch, start=0, rows=len(indices), last=True)
+    block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
+    return block, source.fill(block, 0, np.asarray(indices, dtype=np.int64)).prepared
+
+
+@pytest.mark.parametrize("kind", [Lines, CountedLines, PlainLines, "factory", "generator"])
+def test_samples_have_the_numbers_of_their_order_and_are_not_prepared_again(kind: Any, lines: Path) -> None:
+    given = {"factory": partial(Lines, lines), "generator": partial(generated, lines)}
+    source = opened(given[kind] if isinstance(kind, str) else kind(lines))
+    order = np.random.RandomState(1).permutation(LENGTH)
+    for epoch in range(2):
+        block, prepared = filled(source, order, epoch=epoch)
+        assert prepared == 0
+        assert torch.equal(block.leaves[1], torch.from_numpy(order))
+        assert torch.equal(block.leaves[0][:, 0], torch.from_numpy(order).float())
+    assert source.length == LENGTH
+
+
+def test_a_later_run_reads_its_first_samples_alone(lines: Path) -> None:
+    opened(Lines(lines))
+    again = Lines(lines)
+    source = opened(again)
+    assert (again.given, source.length, source.facts.keeping) == (PROVED, LENGTH, "read by an earlier run")
+    assert filled(source, np.arange(LENGTH))[1] == 0
+
+
+def test_a_file_that_has_changed_is_read_again(lines: Path) -> None:
+    opened(Lines(lines))
+    lines.write_text(lines.read_text().replace("40", "50"))
+    source = opened(Lines(lines))
+    assert f"{lines} has changed" in source.facts.keeping
+    assert filled(source, [LENGTH - 1])[0].leaves[1].item() == 50
+
+
+def test_then_draws_anew_in_each_epoch(lines: Path) -> None:
+    source = opened(Lines(lines), then=doubled)
+    first, second = (filled(source, np.arange(LENGTH), epoch=epoch)[0].leaves[0] for epoch in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first[:, 0].floor(), 2 * torch.arange(LENGTH).float())
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Drawing, "the Drawing draws random numbers, which would be the same in each epoch"),
+        (Unlike, r"sample 30 has shape \(2,\) in its element 0, the first sample \(1,\)"),
+        (Raising, "sample 7 raised ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_read_is_said_and_leaves_nothing(kind: type[Lines], words: str, lines: Path) -> None:
+    with pytest.raises(StudyError, match=rf"^Data\.train: {words}"):
+        opened(kind(lines))
+    assert not [path for path in Shelf().folder.glob("*") if path.is_dir()]
+    assert not list(Shelf().folder.glob(".*"))
+
+
+def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(StudyError, match=r"Data\.train is empty: the Lines gives no sample"):
+        opened(Lines(tmp_path / "empty.txt"))
+
+
+def test_without_room_it_is_said_how_much_was_read(lines: Path) -> None:
+    sample = 3 * 4 + 8
+    with pytest.raises(StudyError, match=r"no room for more than 10 samples of the Lines \(205 bytes\)"):
+        open_sources(Data(train=Lines(lines)), seed=3, shelf=Shelf(most_bytes=10 * sample + 5))
+
+
+def test_nothing_is_read_that_is_not_to_be_kept(lines: Path) -> None:
+    with pytest.raises(
+        StudyError, match="iterable-style Lines, which is read once into a file, and Data\\(keep=False\\) keeps"
+    ):
+        open_sources(Data(train=Lines(lines), keep=False), seed=3)
+
+
+def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lines: Path) -> None:
+    Shelf().folder.mkdir(parents=True, mode=0o700)
+    (Shelf().folder / ".0123").mkdir()
+    (Shelf().folder / ".0123" / "leaf0").write_bytes(b"half")
+    with Shelf().new() as other:
+        opened(Lines(lines))
+        assert other.is_dir()  # another process is at it
+    assert not list(Shelf().folder.glob(".*"))
+
+
+def test_two_splits_of_a_stream_within_a_tight_budget_keep_each_other(lines: Path) -> None:
+    other = lines.with_name("other.txt")
+    other.write_text(lines.read_text() * 2)
+    shelf = Shelf(most_bytes=60_000)
+    sources = open_sources(Data(train=Lines(lines), val=Lines(other)), seed=3, shelf=shelf)
+    keep(sources, 0)
+    assert [source.length for source in sources.values()] == [LENGTH, 2 * LENGTH]
