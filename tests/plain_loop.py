@@ -107,7 +107,7 @@ class _Loop:
             seed = sample_seed(self.study.seed, split, epoch, index)
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, and a traceback each time
             with contextlib.suppress(ZeroDivisionError):
                 yield dataset[index]
         random.setstate(generators[0])
