@@ -97,6 +97,8 @@ def __getattr__(name: str) -> Any:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
 
         return Ray
+    if name == "data":
+        return importlib.import_module("argosy.data")  # imports torch
     if name in ("bootstrap", "kfold"):
         from argosy.designs import folds as resampling  # imports numpy
 

@@ -30,6 +30,7 @@ ROOMS = [
     "planning",
     "tuning",
     "stream",
+    "data",
     "training.device",
     "training.optim",
     "training.member",
@@ -66,6 +67,7 @@ OPTIONAL = {
     "torchmetrics",
     "sklearn",
     "PIL",
+    "pyarrow",
     "transformers",
     "IPython",
 }

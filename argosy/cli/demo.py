@@ -38,7 +38,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image, ImageEnhance  # an extra of Argosy: demo
+        from argosy.data.pillow import Image, ImageEnhance
 
         path, room = self.files[index], SIDE - CROP
         image = Image.open(path).convert("L")
@@ -53,8 +53,9 @@ class Digits(Dataset[tuple[Tensor, int]]):
 def write_digits(folder: Path) -> Path:
     """Write the digits as JPEG files, once."""
     if not folder.exists():
-        from PIL import Image
         from sklearn.datasets import load_digits  # both are extras of Argosy: demo
+
+        from argosy.data.pillow import Image
 
         digits = load_digits()
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")

@@ -1,0 +1,79 @@
+"""A folder of images in class folders, without torchvision."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from argosy.errors import StudyError
+from argosy.errors.checks import check_whole
+
+__all__ = ["ImageFolder", "image_folder"]
+
+ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageFolder:
+    """Samples (image, class): the image uint8 ``[3, size, size]``, the class an int."""
+
+    root: str
+    files: tuple[str, ...]
+    """Below the root, by class and name."""
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+    """Names of the class folders, by class number."""
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return _decoded(Path(self.root, self.files[index]), self.size), self.labels[index]
+
+
+def image_folder(root: str | Path, *, size: int) -> ImageFolder:
+    """Return the images of a folder with one folder for each class, ``root/cat/1.jpg``.
+
+    Each image is decoded to RGB, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
+    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Needs Pillow.
+
+    Raises:
+        StudyError: where there is no such folder, or no image in it.
+
+    Example:
+        ``argosy.Data(train=argosy.data.image_folder("photos/train", size=64), val=argosy.data.image_folder("photos/val", size=64))``
+    """
+    check_whole("image_folder: size", size, least=1)
+    root = Path(root).absolute()
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    found = [
+        (str(path.relative_to(root)), number)
+        for number, folder in enumerate(folders)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        what = f"{len(folders)} folders, and no image in them" if root.is_dir() else "no such folder"
+        raise StudyError(
+            f"image_folder: {root} has {what}. Give a folder with one folder for each class, as {root / 'cat' / '1.jpg'}; images end in "
+            f"{', '.join(sorted(ENDINGS))}."
+        )
+    files, labels = zip(*found, strict=True)
+    return ImageFolder(
+        root=str(root), files=files, labels=labels, classes=tuple(folder.name for folder in folders), size=size
+    )
+
+
+def _decoded(path: Path, size: int) -> Tensor:
+    from argosy.data.pillow import Image
+
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    scale = size / min(image.size)
+    wide, high = (max(round(side * scale), size) for side in image.size)
+    left, top = (wide - size) // 2, (high - size) // 2
+    image = image.resize((wide, high), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

@@ -1,0 +1,11 @@
+"""Pillow, which decodes images (extra: images)."""
+
+from argosy.errors import StudyError
+
+try:
+    from PIL import Image as Image
+    from PIL import ImageEnhance as ImageEnhance
+except ImportError as error:
+    raise StudyError("images need Pillow: pip install 'argosy[images]'.") from error
+
+__all__ = ["Image", "ImageEnhance"]

@@ -1,0 +1,133 @@
+"""A table as arrays: numbers as they are, words as one column for each."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.errors import StudyError
+from argosy.errors.spelling import meant
+
+__all__ = ["Table", "table"]
+
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Inputs and targets of a table."""
+
+    inputs: npt.NDArray[np.float32]
+    """``[rows, features]``."""
+    targets: Column
+    """Class numbers, int64 ``[rows]``, or numbers, float32 ``[rows]``."""
+    features: tuple[str, ...]
+    """Names of the columns of `inputs`; ``colour=red`` says 1 where the table's column colour is red."""
+    classes: tuple[Any, ...]
+    """Classes by number; empty where targets are numbers."""
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.float32], Column]:
+        """For `Data`: ``Data(arrays=table.arrays)``."""
+        return self.inputs, self.targets
+
+
+def table(source: str | Path | Any, *, target: str) -> Table:
+    """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
+
+    Columns of numbers become one feature each, columns of words one for each word. Targets that are words, flags or whole numbers are
+    classes, as in `argosy.fit`; other numbers are wanted outputs. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
+    into each fold (see examples/tabular.py).
+
+    Raises:
+        StudyError: where there is no such file or column, or a value is missing.
+    """
+    columns = _columns(source)
+    if target not in columns:
+        raise StudyError(
+            f"table: there is no column {target!r}{meant(target, columns)}; found {', '.join(map(repr, columns))}."
+        )
+    for name, column in columns.items():
+        _check_none_missing(name, column)
+    features: dict[str, Column] = {}
+    for name, column in columns.items():
+        if name != target:
+            features |= _features(name, column)
+    if not features:
+        raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
+    classes, targets = _targets(columns[target])
+    inputs = np.stack([column.astype(np.float32) for column in features.values()], axis=1)
+    return Table(inputs=inputs, targets=targets, features=tuple(features), classes=classes)
+
+
+def _columns(source: Any) -> dict[str, Column]:
+    if isinstance(source, str | Path):
+        path = Path(source)
+        try:
+            found = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+        except OSError as error:
+            raise StudyError(
+                f"table: {path} cannot be read: {error.strerror}. Give a .csv or .parquet file."
+            ) from error
+    else:
+        names = getattr(source, "column_names", None) or (source if isinstance(source, Mapping) else source.columns)
+        found = {str(name): np.asarray(source[name]) for name in names}
+    if not found or not len(next(iter(found.values()))):
+        raise StudyError("table: there are no rows. Give a table with a line of names and at least one row.")
+    return found
+
+
+def _csv(path: Path) -> dict[str, Column]:
+    with path.open(newline="") as file:
+        names, *rows = list(csv.reader(file)) or [[]]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise StudyError(
+                f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
+            )
+    return {name: _parsed([row[place].strip() for row in rows]) for place, name in enumerate(names)}
+
+
+def _parquet(path: Path) -> dict[str, Column]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise StudyError(f"table: {path} needs pyarrow: pip install pyarrow.") from error
+    return _columns(parquet.read_table(path))
+
+
+def _parsed(values: list[str]) -> Column:
+    """Return whole numbers, numbers or words, whichever all values are; an empty value is a missing number or an empty word."""
+    for kind in (int, float):
+        try:
+            return np.array([kind(value) if value else np.nan for value in values])
+        except ValueError:
+            continue
+    return np.array(values, dtype=object)
+
+
+def _check_none_missing(name: str, column: Column) -> None:
+    missing = [n for n, value in enumerate(column.tolist()) if value is None or value == "" or value != value]
+    if missing:
+        raise StudyError(
+            f"table: column {name!r} has no value in {len(missing)} of {len(column)} rows, first in row {missing[0]}. Fill them, or leave out "
+            "the rows or the column."
+        )
+
+
+def _features(name: str, column: Column) -> dict[str, Column]:
+    if column.dtype.kind in "biuf":
+        return {name: column}
+    words = column.astype(str)
+    return {f"{name}={word}": words == word for word in np.unique(words).tolist()}
+
+
+def _targets(column: Column) -> tuple[tuple[Any, ...], Column]:
+    if column.dtype.kind == "f":
+        return (), column.astype(np.float32)
+    classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
+    return tuple(classes.tolist()), numbers.astype(np.int64)

@@ -1,0 +1,34 @@
+"""Weights of samples as multiplicities of a subset, so that who sees what how often is exact, and audited."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from argosy.errors import StudyError
+from argosy.errors.checks import check_whole
+
+__all__ = ["by_weight"]
+
+
+def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
+    """Return a `Member.subset` in which each sample comes as often as its weight asks for, `samples` in all.
+
+    In place of ``torch.utils.data.WeightedRandomSampler(weights, samples)``: not drawn, but each sample's share of `samples`, rounded
+    down, and one more for those with the largest remainders (Hamilton's method). The order is the study's.
+
+    Raises:
+        StudyError: where weights are negative, not finite or all zero.
+    """
+    check_whole("by_weight: samples", samples, least=1)
+    share = np.asarray(weights, dtype=np.float64)
+    if share.ndim != 1 or not len(share) or not np.isfinite(share).all() or (share < 0).any() or not share.any():
+        raise StudyError(
+            "by_weight: weights must be finite numbers from 0 up, one for each training sample, and not all 0. Give as many as there are "
+            "samples, as 1 / counts[labels]."
+        )
+    exact = share / share.sum() * samples
+    often = np.floor(exact).astype(np.int64)
+    left = samples - int(often.sum())
+    often[np.argsort(often - exact, kind="stable")[:left]] += 1
+    return np.repeat(np.arange(len(share)), often).tolist()

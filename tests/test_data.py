@@ -1,0 +1,121 @@
+"""Datasets from what people have."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset
+
+import argosy
+from argosy.errors import StudyError
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number, (kind, shape) in enumerate([("cat", (40, 60)), ("cat", (64, 32)), ("dog", (32, 32))]):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        pixels = np.full((*shape, 3), 40 * (number + 1), np.uint8)
+        pixels[:, : shape[1] // 2] = 0
+        Image.fromarray(pixels).save(tmp_path / kind / f"{number}.png")
+    (tmp_path / "cat" / "notes.txt").touch()
+    return tmp_path
+
+
+def test_a_folder_of_images_is_classes_by_name_and_squares_of_bytes(photos: Path) -> None:
+    found = argosy.data.image_folder(photos, size=16)
+    assert (found.classes, found.labels, len(found)) == (("cat", "dog"), (0, 0, 1), 3)
+    image, label = found[2]
+    assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, 1)
+    assert image[:, :, 0].eq(0).all() and image[:, :, 15].eq(120).all()
+    assert found[0][0].shape == found[1][0].shape == (3, 16, 16)
+
+
+def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"no such folder\. Give a folder with one folder for each class"):
+        argosy.data.image_folder(tmp_path / "there", size=8)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(StudyError, match="1 folders, and no image in them"):
+        argosy.data.image_folder(tmp_path, size=8)
+
+
+ROWS = [["height", "colour", "kind"], ["1.5", "red", "b"], ["2", "blue", "a"], ["2.5", "red", "b"]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(ROWS)
+    return tmp_path / "t.csv"
+
+
+@pytest.mark.parametrize("given", ["file", "frame", "dict"])
+def test_a_table_is_numbers_and_a_column_for_each_word(given: str, file: Path) -> None:
+    frame = pandas.read_csv(file)
+    source: Any = {"file": file, "frame": frame, "dict": {name: frame[name].to_numpy() for name in frame}}[given]
+    found = argosy.data.table(source, target="kind")
+    assert found.features == ("height", "colour=blue", "colour=red")
+    assert found.inputs.tolist() == [[1.5, 0, 1], [2, 1, 0], [2.5, 0, 1]]
+    assert (found.classes, found.targets.tolist()) == (("a", "b"), [1, 0, 1])
+    assert argosy.data.table(source, target="height").targets.tolist() == [1.5, 2.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows[2].__setitem__(1, ""), "column 'colour' has no value in 1 of 3 rows, first in row 1"),
+        (lambda rows: rows[2].__setitem__(0, ""), "column 'height' has no value in 1 of 3 rows"),
+        (lambda rows: rows[3].pop(), "line 4 of .* has 2 values, and there are 3 columns"),
+        (lambda rows: rows.__delitem__(slice(1, 4)), "there are no rows"),
+        (lambda rows: rows[0].__setitem__(2, "kinds"), r"there is no column 'kind' \(did you mean 'kinds'\?\)"),
+    ],
+)
+def test_what_a_table_lacks_is_named(change: Any, words: str, tmp_path: Path) -> None:
+    rows = [list(row) for row in ROWS]
+    change(rows)
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    with pytest.raises(StudyError, match=words):
+        argosy.data.table(tmp_path / "t.csv", target="kind")
+
+
+def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"n": n, "text": "é" * n}) for n in range(4)) + "\n\n")
+    found = argosy.data.json_lines(path, make=lambda record: (torch.tensor(float(record["n"])), len(record["text"])))
+    assert len(found) == 4
+    assert [found[n] for n in (3, 0)] == [(torch.tensor(3.0), 3), (torch.tensor(0.0), 0)]
+    with pytest.raises(StudyError, match="cannot be read: No such file"):
+        argosy.data.json_lines(tmp_path / "b.jsonl", make=dict)
+
+
+def test_weights_are_multiplicities() -> None:
+    assert argosy.data.by_weight([1, 1, 2], samples=8) == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert argosy.data.by_weight([1, 1, 1], samples=4) == [0, 0, 1, 2]
+    assert argosy.data.by_weight([0, 1], samples=2) == [1, 1]
+    with pytest.raises(StudyError, match="not all 0"):
+        argosy.data.by_weight([0, 0], samples=2)
+
+
+class Pictures(Dataset[Any]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), float(index)), index
+
+
+def test_features_are_the_networks_outputs_in_place_of_inputs() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    found = argosy.data.features(Pictures(), network)
+    x, y = found[5]
+    assert torch.equal(x, network.eval()(torch.full((1, 4), 5.0))[0])
+    assert (y, len(found), x.requires_grad) == (5, 6, False)
+    with pytest.raises(StudyError, match="must be a network"):
+        argosy.data.features(Pictures(), len)  # type: ignore[arg-type]
