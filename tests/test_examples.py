@@ -24,6 +24,8 @@ from argosy.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"
+DATA = ("photos", "csv_folds", "language", "streaming", "heads")
+"""Stories of data as people have them: each on a screen, with its model."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -86,6 +88,36 @@ def test_half_of_thirty_trials_are_out_at_every_rung(play: Callable[..., list[st
     assert numbers(best)[-1] < 0.5
     spent, whole = map(float, re.findall(r"[\d.]+", epochs))
     assert spent < 0.6 * whole
+
+
+def test_a_folder_of_images_is_an_ensemble(play: Callable[..., list[str]]) -> None:
+    (line,) = play("photos.py")
+    assert numbers(line)[0] > 0.9
+    assert line.endswith("prepared once and kept from now on (never prepared here before)")
+
+
+def test_a_csv_file_is_five_folds(play: Callable[..., list[str]]) -> None:
+    lines = play("csv_folds.py")
+    assert sorted(line.split(":")[0] for line in lines) == ["mlp-32", "mlp-8"]
+    assert all(numbers(line)[0] < 0.2 for line in lines)
+
+
+def test_lines_of_json_are_language_models(play: Callable[..., list[str]]) -> None:
+    lines = play("language.py")
+    assert [line.split(":")[0] for line in lines] == ["gru-32", "gru-16"]
+    assert all(1 < numbers(line)[0] < 60 for line in lines)  # of 256 bytes
+
+
+def test_a_stream_is_a_sweep(play: Callable[..., list[str]]) -> None:
+    (line,) = play("streaming.py")
+    assert line.startswith("best: linear-lr=0.1")
+    assert "read once into a file" in line
+
+
+def test_a_frozen_trunk_has_twenty_heads(play: Callable[..., list[str]]) -> None:
+    (line,) = play("heads.py")
+    assert line.startswith("best of 20 heads: ")
+    assert line.endswith("the trunk saw each image 0.2 times an epoch")
 
 
 def test_two_targets_have_an_error_each(play: Callable[..., list[str]]) -> None:
@@ -195,5 +227,6 @@ def test_stories_are_as_long_as_the_recipes_say() -> None:
     assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
         name: length(EXAMPLES / name) for name, _, _ in rows
     }
-    assert len(rows) == 14
+    assert len(rows) == 19
+    assert all(length(EXAMPLES / f"{name}.py")[0] <= 40 for name in DATA)
     assert length(EXAMPLES / "ensemble.py")[1] <= 12
