@@ -154,12 +154,13 @@ class _Feeder:
         for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(self.course.leg)):
             self.driver.send(event)
         self.preparation.end()
-        for source in self.sources.values():
-            if source.kept is not None:
-                source.kept.commit()
         times = os.times()
         seconds = times.user + times.system + times.children_user + times.children_system
         self.driver.send(Used(worker=self.name, cpu_seconds=seconds, gauge=self.gauge.to_json()))
+        self.driver.flush()
+        for source in self.sources.values():
+            if source.kept is not None:
+                source.kept.commit()  # the driver may end this process meanwhile: then rows outlive it, and not the machine
         self.running = False
 
     def _new_leg(self, feed: Feed) -> None:

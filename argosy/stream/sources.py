@@ -233,10 +233,18 @@ class DatasetSource(Source):
         leaves, tree = sample_leaves(self.preparing(index, epoch) if ready is None else ready)
         self.facts.kept_layout.check(leaves, tree)
         if self.kept is not None and (ready is not None or not self.preparing.drew(index, epoch)):
-            if self._witnesses is not None:
-                self._witnesses.add()
-            self.kept.keep(index, leaves)
+            self._keep(self.kept, index, leaves)
         return leaves
+
+    def _keep(self, rows: Rows, index: int, leaves: list[torch.Tensor]) -> None:
+        """Keep a sample; where what it was made of cannot be noted, or it cannot be written, none from now on."""
+        try:
+            if self._witnesses is not None and not rows.full:
+                self._witnesses.add()
+            rows.keep(index, leaves)
+        except OSError as error:
+            rows.full = True
+            print(f"no more prepared samples are kept ({error}); they are prepared again.", flush=True)
 
     def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.facts.base is None:

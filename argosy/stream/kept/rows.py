@@ -31,8 +31,6 @@ WRITTEN, DURABLE = 1, 2
 """Marks of a row: whole for this kernel; whole on the disk as well."""
 CHUNK = 2**24
 ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a system says where there is no room for another row."""
 
 
 def marked(folder: Path) -> npt.NDArray[np.bool_]:
@@ -61,7 +59,7 @@ class Rows:
         self.marks: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(marks, 0), dtype=np.uint8)[:count]
         os.close(marks)
         self.full = False
-        """Whether there was no room for a row that this process has prepared."""
+        """Whether this process keeps no more: the disk has no room, or failed."""
 
     @classmethod
     def in_memory(cls, layout: Layout, count: int) -> "Rows":
@@ -134,19 +132,12 @@ class Rows:
         return here
 
     def keep(self, index: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Keep a sample, if there is room for it."""
+        """Keep a sample, if it is one of these and is not there; raises OSError where the disk has no room for it."""
         if index >= self.count or self.full or self.marks[index]:
             return
-        try:
-            for leaf, offset in zip(leaves, self._offsets, strict=True):
-                data = bytes_of(leaf)
-                _write_whole(self._descriptor, data, offset + index * len(data))
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            self.full = True
-            print(f"no room to keep more prepared samples ({error}); they are prepared again.", flush=True)
-            return
+        for leaf, offset in zip(leaves, self._offsets, strict=True):
+            data = bytes_of(leaf)
+            _write_whole(self._descriptor, data, offset + index * len(data))
         self.marks[index] = WRITTEN
 
     def row(self, index: int) -> list[torch.Tensor]:
