@@ -24,9 +24,11 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
-from chaos_edges import campaign_run, unkind
+import studies
+from chaos_edges import DATA, campaign_run, unkind
 from family import MOVES, MOVING, ONE_NODE, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval
 
+import argosy
 from argosy.running.directory.audit import audit
 from argosy.stream.sharing import PIPELINES
 
@@ -126,11 +128,22 @@ def driver_kills(folder: Path, settings: str, wanted: int, first: int) -> Iterat
 
 def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], list[str]]]:
     """The campaign at the edges, each run with surroundings of its own."""
-    expected = faultless(folder / "faultless", ONE_NODE)
+    expected = {}
     for seed in seeds:
+        kind = DATA[seed % len(DATA)]
+        if kind not in expected:
+            expected[kind] = inline(folder / f"faultless-{kind}", kind)
         happened, around = campaign_run(folder / f"edge-{seed}", seed, length=LENGTH, epochs=EPOCHS)
-        found = [*check(around.directory, around.runs, expected), *unkind(around, happened)]
-        yield f"edge {seed}", happened, found
+        found = [*check(around.directory, around.runs, expected[kind]), *unkind(around, happened)]
+        yield f"edge {seed} ({kind})", happened, found
+
+
+def inline(directory: Path, kind: str) -> dict[str, object]:
+    """What comes out of the study of the edges in one process, to which nothing happens."""
+    fleet = [*studies.members(), studies.member("slow")]
+    study = studies.study(LENGTH, data=studies.data(kind, LENGTH), fleet=fleet, epochs=EPOCHS)
+    argosy.train(study, directory=directory, launcher="inline", numerics="exact")
+    return evidence.results(directory)
 
 
 def faultless(directory: Path, settings: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from family import Run
 
-__all__ = ["campaign_run", "unkind"]
+__all__ = ["DATA", "campaign_run", "unkind"]
 
 SCRIPT = """
 import sys
@@ -32,7 +32,8 @@ TWO_NODES = "--devices cpu:1 --loader-workers 1 --nodes 2 --sharing all-shared"
 STUDY = """
 import studies
 
-study = studies.study({length}, fleet=[*studies.members(), studies.member("slow", augment=studies.dawdle)], epochs={epochs})
+fleet = [*studies.members(), studies.member("slow", augment=studies.dawdle)]
+study = studies.study({length}, data=studies.data("{data}", {length}), fleet=fleet, epochs={epochs})
 """
 BROKEN = {
     "syntax": "study = (",
@@ -42,6 +43,8 @@ BROKEN = {
     "nobody-new": "import studies\nstudy = studies.study(400, fleet=studies.members())",
 }
 """Files that `argosy add` is given; none of them has a member that could join."""
+DATA = ("drawn", "kept", "streamed")
+"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream."""
 HOUR = 3600
 MOST_SECONDS = 3.0
 """The latest moment for a fault, behind the one before."""
@@ -57,11 +60,11 @@ ROLES = {
 class Surroundings:
     """What a run depends on beside its directory, all in reach of the faults."""
 
-    def __init__(self, folder: Path, settings: str, *, length: int, epochs: int) -> None:
+    def __init__(self, folder: Path, settings: str, *, data: str, length: int, epochs: int) -> None:
         self.directory, self.settings = folder / "run", settings
         self.study, self.home, self.clock = folder / "study.py", folder / "home", folder / "clock"
         self.home.mkdir(parents=True)
-        self.study.write_text(STUDY.format(length=length, epochs=epochs))
+        self.study.write_text(STUDY.format(data=data, length=length, epochs=epochs))
         self.runs: list[Run] = []
         self.asked: list[subprocess.Popen[bytes]] = []
         """Commands of other people."""
@@ -91,6 +94,7 @@ class Surroundings:
             "ARGOSY_CHAOS_CLOCK": str(self.clock),
             "HOME": str(self.home),
             "XDG_CACHE_HOME": "",
+            "ARGOSY_CACHE": "",
         }
 
     @property
@@ -203,7 +207,7 @@ def campaign_run(folder: Path, seed: int, *, length: int, epochs: int) -> tuple[
     """A run with up to four faults, and the same command until it is done; returns the faults that happened, and where."""
     dice, faults = random.Random(seed), []
     settings = dice.choice((ONE_NODE, ONE_NODE, ONE_NODE, TWO_NODES))
-    around = Surroundings(folder, settings, length=length, epochs=epochs)
+    around = Surroundings(folder, settings, data=DATA[seed % len(DATA)], length=length, epochs=epochs)
     around.start()
     for _ in range(dice.randint(1, 4)):
         fault = befall(around, dice)

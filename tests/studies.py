@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import argosy
 from argosy.stopping import History, Stop
@@ -30,9 +30,36 @@ class Vectors(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         x = torch.zeros(12)
         x[1 + index % 10] = 2.0
-        x[1:] += self.noise * (torch.randn(11) + float(np.random.rand()) + random.random())
+        if self.noise:
+            x[1:] += self.noise * (torch.randn(11) + float(np.random.rand()) + random.random())
         x[0] = index / self.length
         return x, index % 10
+
+
+class Lines(IterableDataset[tuple[Tensor, int]]):
+    """The same without noise, one after another."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        vectors = Vectors(self.length, noise=0.0)
+        return (vectors[index] for index in range(self.length))
+
+
+def noisy(sample: Any) -> Any:
+    """For `Data.then`: noise from all three generators."""
+    x, y = sample
+    x[1:] += 0.5 * (torch.randn(11) + float(np.random.rand()) + random.random())
+    return x, y
+
+
+def data(kind: str, length: int, val: int = 41) -> argosy.Data:
+    """Drawn anew in each epoch, kept with noise behind it, or read from a stream."""
+    if kind == "drawn":
+        return argosy.Data(train=Vectors(length), val=Vectors(val))
+    sort = Lines if kind == "streamed" else partial(Vectors, noise=0.0)
+    return argosy.Data(train=sort(length), val=sort(val), then=noisy)
 
 
 class Mlp(nn.Module):
