@@ -82,11 +82,12 @@ class Prover:
             return _drawn(facts)
         wanted = facts.length * facts.layout.sample_bytes
         count = facts.length if (room := shelf.room(wanted)) >= wanted else room // max(facts.layout.sample_bytes, 1)
-        header = header_of(key, facts, count, volatile=key.changed_by_samples(preparing.dataset))
+        key.note_use(preparing.dataset)
+        header = header_of(key, facts, count)
         folder = shelf.shelve(key, header, facts.layout) if count else None
         if folder is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
-        shelved = Shelved(name=key.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+        shelved = Shelved(name=key.name, folder=str(folder), count=count, roots=key.place)
         Witnesses(folder / NOTES, key.roots).add()
         return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
 
@@ -114,6 +115,7 @@ class Prover:
                 shelf.discard(folder)
                 return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
         assert layout is not None
+        key.note_use(preparing.dataset)
         complete = len(there) == header.length and bool(there.all())
         return Facts(
             length=header.length,
@@ -123,7 +125,7 @@ class Prover:
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
             files=files_in(preparing.dataset),
             constant=True,
-            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=tuple(key.roots.folders)),
+            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 
