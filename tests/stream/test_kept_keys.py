@@ -238,6 +238,8 @@ class Filling(dict):
 class Word(str):
     pass
 
+FILLING, WORD = Filling(a=1.0), Word("abc")
+
 class Kind(Dataset, abc.ABC):
     def inherited(self, index):
         return index * 1.5
@@ -256,8 +258,6 @@ class Photos(Kind):
         self.short = lambda index: index * 0.625
         self.partial = functools.partial(own, by=0.75)
         self.turned = [Turned(4.0), Deep()]
-        self.filling = Filling(a=1.0)
-        self.word = Word("abc")
     def __len__(self):
         return 40
     @property
@@ -274,7 +274,7 @@ class Photos(Kind):
         values = [own(index), brightened(index), helpers.attributed(index), package.inner.within(index), imported_late(index),
             decorated(index), marked(index), CONSTANT, helpers.LEVEL, TABLE["gain"], TABLE["bias"] * 3, list(ORDERED.values())[0],
             float(LARGE[-1]), self.size, self.height, self.width, self.scale, self.enclosed(index), self.short(index),
-            self.partial(index), self.turned[0](index), self.turned[1](index), self.filling["b"], float(len(self.word)),
+            self.partial(index), self.turned[0](index), self.turned[1](index), FILLING["b"], float(len(WORD)),
             self.inherited(index), self.still(index), self.of_class(index),
             float(len(importlib.metadata.version("cloudpickle")) + len(cloudpickle.__name__))]
         return sum(value * (number + 1) for number, value in enumerate(values))
