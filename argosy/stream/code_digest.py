@@ -13,6 +13,8 @@ import argparse
 import dis
 import functools
 import hashlib
+import importlib
+import importlib.util
 import io
 import itertools
 import mmap
@@ -22,6 +24,7 @@ import sys
 import sysconfig
 import threading
 import types
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -32,7 +35,7 @@ import torch
 
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["Code", "Opaque", "Reading", "Whole", "attributes_of", "is_installed"]
+__all__ = ["Code", "Global", "Opaque", "Reading", "Content", "attributes_of", "is_installed"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
@@ -54,6 +57,24 @@ NAMED = (
     torch.device,
 )
 """What is written in C, and counts by its name."""
+PATHS = frozenset({type(Path()), type(PurePath())})
+ATOMIC = (str, bytes, bool, int, float, complex)
+"""Types whose subclasses have a value besides their attributes."""
+CONTAINERS = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    Mapping,
+    np.ndarray,
+    torch.Tensor,
+    functools.partial,
+    property,
+    functools.cached_property,
+)
+"""Types whose subclasses have methods and attributes besides their items."""
+FEW_PATHS = 1000
+"""Files named in one list that are looked at one by one."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
@@ -65,17 +86,19 @@ INSTALLED = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class _Global:
+class Global:
     """A global name that a function of the user reads from its module."""
 
     name: str
     value: Any
+    namespace: int
+    """Identity of the module's names, where values count in full: constants of one name may change places."""
 
 
-Part = types.FunctionType | type | _Global
+Part = types.FunctionType | type | Global
 """A thing that the user's files define, with a digest of its own."""
-Key = tuple[str | None, int]
-"""Key of a part: its global name, if it is one, and its identity."""
+Key = tuple[str | None, int, int]
+"""Key of a part: its global name and namespace, if it is one, and its identity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +117,7 @@ class Opaque(Exception):  # noqa: N818  # a clause about a value, not a sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Content:
     """What is noted while values are read in full."""
 
     roots: tuple[str, ...] = ()
@@ -105,8 +128,13 @@ class Whole:
     """Top-level names of installed packages that code or values refer to."""
     files: list[MappedFile] = field(default_factory=list)
     """Files that arrays map, whose content was not read."""
-    hashes: dict[int, str] = field(default_factory=dict)
-    """Hashes of arrays by identity: values are read again where there are roots."""
+    named: dict[str, None] = field(default_factory=dict)
+    """Files that values name by absolute paths, but for those of long lists."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Parts by their names, which are numbered in the order in which they were found."""
+    names: dict[Key, str] = field(default_factory=dict)
+    hashes: dict[int, tuple[Any, str]] = field(default_factory=dict)
+    """Arrays and their hashes by identity: values are read again where there are roots."""
 
     def text(self, value: Any) -> str:
         """Return plain values as text, without the names of the roots."""
@@ -115,13 +143,23 @@ class Whole:
             text = re.sub(rf"{re.escape(root)}(?=[/'\"])", f"<folder {number}>", text)
         return text
 
+    def name(self, part: Part) -> str:
+        """Return the name of a part, which no other part has: two functions of one name may change places."""
+        key = _key(part)
+        if key not in self.names:
+            name = _name(part)
+            names = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+            self.names[key] = next(name for name in names if name not in self.parts)
+            self.parts[self.names[key]] = part
+        return self.names[key]
+
 
 class Code:
     """Computes digests of code. Results are kept, because members share most of their code."""
 
     VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
 
-    def __init__(self, whole: Whole | None = None) -> None:
+    def __init__(self, whole: Content | None = None) -> None:
         self.whole = whole
         """Where given, all values count in full."""
         self._read: dict[Key, tuple[Part, str, tuple[Part, ...]]] = {}
@@ -149,14 +187,14 @@ class Code:
                 text = _Text(self.whole)
                 self._read[key] = (part, _hash(text.of_part(part)), tuple(text.parts))
             _, digest, further = self._read[key]
-            yield _name(part), digest
+            yield _name(part) if self.whole is None else self.whole.name(part), digest
             parts.extend(further)
 
 
 class _Text:
     """Writes a value as text, equal in every process, and collects the parts of the user's files that it names."""
 
-    def __init__(self, whole: Whole | None) -> None:
+    def __init__(self, whole: Content | None) -> None:
         self.whole = whole
         self.parts: list[Part] = []
         self._within: set[int] = set()
@@ -164,7 +202,7 @@ class _Text:
 
     def of_part(self, part: Part) -> str:
         """Return the content of a part; further parts only by their names."""
-        if isinstance(part, _Global):
+        if isinstance(part, Global):
             return self.of(part.value)
         return self._function(part) if isinstance(part, types.FunctionType) else self._class(part)
 
@@ -178,14 +216,14 @@ class _Text:
             return "itself"
         self._within.add(id(value))
         try:
-            return f"{type(value).__qualname__} {self._content(value)}"
+            return f"{type(value).__qualname__} {self._content(value)}{self._besides(value)}"
         finally:
             self._within.discard(id(value))
 
     def _defined(self, value: Any) -> str:
         if _is_own(value):
             self.parts.append(value)
-            return _name(value)
+            return _name(value) if self.whole is None else self.whole.name(value)
         self._installed(value.__module__)
         enclosed = [self.of(cell.cell_contents) for cell in _cells(value).values()]
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
@@ -216,11 +254,12 @@ class _Text:
             case set() | frozenset():
                 return f"[{', '.join(sorted(map(self.of, value)))}]"
             case Mapping():
-                return f"[{', '.join(sorted(f'{self.of(k)}: {self.of(v)}' for k, v in value.items()))}]"
+                entries = (f"{self.of(k)}: {self.of(v)}" for k, v in value.items())
+                return f"[{', '.join(sorted(entries) if self.whole is None else entries)}]"
             case np.ndarray() | torch.Tensor():
                 return _array(value) if self.whole is None else self._whole_array(value)
         if isinstance(value, HOLDERS) or _is_own(type(value)):
-            return f"{self.of(type(value))} {self.of(attributes_of(value))}"
+            return f"{self.of(type(value))} {self._attributes(attributes_of(value))}"
         if self.whole is not None:
             return self._pickled(value)
         # A run may continue elsewhere, and on other devices.
@@ -229,12 +268,30 @@ class _Text:
     def _several(self, values: Any) -> str:
         return f"[{', '.join(map(self.of, values))}]"
 
+    def _attributes(self, named: dict[str, Any]) -> str:
+        """Return attributes as text, in whatever order they were set."""
+        return self.of(named if self.whole is None else dict(sorted(named.items())))
+
     # ---- values in full
+
+    def _besides(self, value: Any) -> str:
+        """Return what a value of a subclass has besides what its content tells."""
+        if self.whole is None:
+            return ""
+        if isinstance(value, defaultdict):
+            return f" {self.of(value.default_factory)}"
+        if not _is_own(type(value)):
+            return ""
+        if isinstance(value, CONTAINERS):
+            return f" {self.of(type(value))} {self._attributes(attributes_of(value))}"
+        return next((f" {kind.__repr__(value)}" for kind in ATOMIC if isinstance(value, kind)), "")
 
     def _plain(self, values: Any, atoms: Iterable[Any]) -> str:
         """Return plain values as text; note the paths among them."""
         assert self.whole is not None
         paths = [atom for atom in atoms if type(atom) is str and atom.startswith(os.sep)]
+        if len(paths) <= FEW_PATHS:
+            self.whole.named.update(dict.fromkeys(path for path in paths if _is_file(path)))
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)
@@ -246,28 +303,32 @@ class _Text:
         kinds = set(map(type, values))
         if kinds <= ATOMS:
             return self._plain(values, values)
+        if kinds <= PATHS:
+            return f"paths {self._listed([*map(str, values)])}"
         if kinds <= {tuple, list} and ATOMS.issuperset(map(type, itertools.chain.from_iterable(values))):
             return self._plain(values, itertools.chain.from_iterable(values))
         return self._several(values)
 
     def _whole_array(self, value: Any) -> str:
         assert self.whole is not None
-        if id(value) not in self.whole.hashes:
-            self.whole.hashes[id(value)] = self._hashed_array(self.whole, value)
-        return self.whole.hashes[id(value)]
-
-    def _hashed_array(self, whole: Whole, value: Any) -> str:
         head = f"{value.dtype} {tuple(value.shape)}"
+        mapped = MappedFile.of(value) if isinstance(value, np.ndarray) and _maps(value) else None
+        if mapped is not None:
+            self.whole.files.append(mapped[0])
+            return (
+                f"{head} from byte {mapped[1]} of {self._plain(mapped[0].path, [mapped[0].path])} on, {value.strides}"
+            )
+        if id(value) not in self.whole.hashes:
+            self.whole.hashes[id(value)] = (value, self._hashed_array(head, value))
+        return self.whole.hashes[id(value)][1]
+
+    def _hashed_array(self, head: str, value: Any) -> str:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_meta:
                 raise Opaque(f"a tensor of layout {value.layout} on {value.device}")
             return f"{head} {_hash_bytes(_memory(value.detach().resolve_conj().resolve_neg().cpu().reshape(-1)))}"
         if value.dtype.hasobject:
             return f"{head} {self._listed(value.ravel().tolist())}"
-        mapped = MappedFile.of(value) if _maps(value) else None
-        if mapped is not None:
-            whole.files.append(mapped[0])
-            return f"{head} from byte {mapped[1]} of a file on, {value.strides}"
         return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
 
     def _pickled(self, value: Any) -> str:
@@ -275,6 +336,7 @@ class _Text:
         self._installed(type(value).__module__)
         match value:
             case _ if isinstance(value, NAMED):
+                self._installed(_module_of(value))
                 return re.sub(r"0x[0-9a-f]+", "", repr(value))
             case PurePath():
                 return self.of(str(value))
@@ -304,13 +366,9 @@ class _Text:
     # ---- the user's code
 
     def _class(self, kind: type) -> str:
-        attributes = {
-            name: value
-            for name, value in vars(kind).items()
-            if not name.startswith(("__", "_abc_impl"))
-            or isinstance(value, types.FunctionType | staticmethod | classmethod)
-        }
-        return f"{self._several(kind.__bases__)} {self.of(attributes)}"
+        counts = _is_method if self.whole is None else _counts
+        attributes = {name: value for name, value in vars(kind).items() if counts(name, value)}
+        return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
         instructions = list(_instructions(function.__code__))
@@ -320,15 +378,46 @@ class _Text:
         for name in sorted(names & function.__globals__.keys()):
             # The module's own name and file may differ.
             if not name.startswith("__"):
-                self._global(name, function.__globals__[name], attributes)
+                self._global(name, function.__globals__[name], function.__globals__, attributes)
         enclosed = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
-        return self._several([function.__code__, function.__defaults__, function.__kwdefaults__, enclosed])
+        content = [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed]
+        if self.whole is not None:
+            self._imports(instructions, function.__globals__, attributes)
+            content.append({name: value for name, value in vars(function).items() if name != "__wrapped__"})
+        return self._several(content)
 
-    def _global(self, name: str, value: Any, attributes: set[str]) -> None:
-        self.parts.append(_Global(name, value))
+    def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
+        self.parts.append(Global(name, value, 0 if self.whole is None else id(namespace)))
         if isinstance(value, types.ModuleType) and _is_own_module(value.__name__):
-            found = ((attribute, getattr(value, attribute, None)) for attribute in sorted(attributes))
-            self.parts += [_Global(n, v) for n, v in found if v is not None and not isinstance(v, types.ModuleType)]
+            self._inside(value, attributes)
+
+    def _inside(self, module: types.ModuleType, attributes: set[str]) -> None:
+        """Collect what a function reaches by these attributes in a module of the user, and in modules there."""
+        found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
+        for name, value in found.items():
+            if not isinstance(value, types.ModuleType):
+                self.parts.append(Global(name, value, 0 if self.whole is None else id(vars(module))))
+            elif self.whole is not None:
+                self._global(name, value, vars(module), attributes - {name})
+
+    def _imports(self, instructions: list[dis.Instruction], names: dict[str, Any], attributes: set[str]) -> None:
+        """Collect what a function imports itself: a package by its name, what it takes from modules of the user by its content."""
+        attributes = attributes | {i.argval for i in instructions if i.opname == "IMPORT_FROM"}
+        for number, instruction in enumerate(instructions):
+            if instruction.opname == "IMPORT_NAME":
+                level, taken = (i.argval for i in instructions[number - 2 : number])
+                self._import("." * (level or 0) + instruction.argval, taken, names, attributes)
+
+    def _import(self, name: str, taken: Any, names: dict[str, Any], attributes: set[str]) -> None:
+        assert self.whole is not None
+        module = _imported(name, names.get("__package__"))
+        if module is None:
+            self.whole.packages.add(name.partition(".")[0])
+        elif _is_own_module(module.__name__):
+            # `import a.b` gives the function a.
+            self._inside(module if taken else sys.modules[module.__name__.partition(".")[0]], attributes)
+        else:
+            self._installed(module.__name__)
 
     def _code(self, code: types.CodeType) -> str:
         head = (
@@ -357,11 +446,50 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def _key(part: Part) -> Key:
-    return (part.name, id(part.value)) if isinstance(part, _Global) else (None, id(part))
+    return (part.name, part.namespace, id(part.value)) if isinstance(part, Global) else (None, 0, id(part))
+
+
+def _is_method(name: str, value: Any) -> bool:
+    return not name.startswith("__") or isinstance(value, types.FunctionType | staticmethod | classmethod)
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Return whether an attribute of a class may decide what its instances do; annotations and slots do not."""
+    if name.startswith("__"):
+        return name not in ("__annotate__", "__annotate_func__", "__dict__", "__weakref__") and (
+            callable(value) or hasattr(type(value), "__get__")
+        )
+    return name != "_abc_impl"
+
+
+def _imported(name: str, package: str | None) -> types.ModuleType | None:
+    """Return a module that a function imports; None for one that is not there, or not needed yet. Raises Opaque where it fails."""
+    try:
+        name = importlib.util.resolve_name(name, package or "")
+        spec = importlib.util.find_spec(name.partition(".")[0]) if name not in sys.modules else None
+        file = Path((spec and spec.origin) or os.devnull)
+        if file.is_file() and not is_installed(file):
+            importlib.import_module(name)
+    except (ImportError, ValueError):  # as where what is optional is missing
+        return None
+    except Exception as error:  # whatever the user's module raises
+        raise Opaque(f"the module {name}, which cannot be imported,") from error
+    return sys.modules.get(name)
+
+
+def _is_file(text: str) -> bool:
+    return os.path.isfile(text)  # noqa: PTH113  # of each path among the values
+
+
+def _module_of(value: Any) -> str | None:
+    """Return the module of something that is written in C."""
+    holder = getattr(value, "__objclass__", value)
+    found: str | None = getattr(holder, "__module__", None)
+    return found
 
 
 def _name(part: Part) -> str:
-    return part.name if isinstance(part, _Global) else part.__qualname__.replace("<locals>.", "")
+    return part.name if isinstance(part, Global) else part.__qualname__.replace("<locals>.", "")
 
 
 def _cells(value: Any) -> dict[str, Any]:

@@ -89,15 +89,15 @@ class Prover:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
         Witnesses(folder / NOTES, key.roots).add()
-        shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+        shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=key.place)
         return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
 
     def _shelved(self, preparing: Preparing, shelf: Shelf, key: Key, facts: Facts) -> tuple[Path, int] | None:
         """Return a folder for the rows, and how many of them it has room for; None where that is none."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
         count = shelf.room(facts.length * sample_bytes) // sample_bytes
-        header = header_of(key, facts, count, volatile=key.changed_by_samples(preparing.dataset))
-        folder = shelf.shelve(key, header, facts.layout) if count else None
+        key.note_use(preparing.dataset)
+        folder = shelf.shelve(key, header_of(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
     def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, entry: Entry) -> Facts | str:
@@ -124,6 +124,7 @@ class Prover:
                 shelf.discard(folder)
                 return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
         assert layout is not None
+        key.note_use(preparing.dataset)
         complete = len(there) == header.length and bool(there.all())
         return Facts(
             length=header.length,
@@ -133,7 +134,7 @@ class Prover:
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
             files=files_in(preparing.dataset),
             constant=True,
-            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=tuple(key.roots.folders)),
+            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 

@@ -12,13 +12,13 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from argosy.disk.files import check_own
+from argosy.disk.files import check_own, replacing
 from argosy.profiles import cache_folder
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
@@ -27,7 +27,7 @@ from argosy.stream.kept.witnesses import Witnesses, fresh_record, stale
 
 __all__ = ["NOTES", "Entry", "Header", "Shelf", "Shelved", "header_of"]
 
-VERSION = 1
+VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
 MOST = 200
 """Most keys: each opening of data that were never kept looks through all of them."""
@@ -42,9 +42,8 @@ class Header:
     version: int = VERSION
     subject: str
     parts: Mapping[str, str]
-    volatile: tuple[str, ...]
-    """Parts that samples change themselves."""
     roots: tuple[str, ...]
+    """Folders in which files were looked for."""
     length: int
     """Samples of the Dataset."""
     count: int
@@ -117,24 +116,44 @@ class Shelf:
         return sorted(found, key=lambda entry: entry.used)
 
     def look_up(self, key: Key, length: int | None = None) -> Entry | str:
-        """Return the rows of a key; else in words why there are none. Rows that have become stale go, and those of another length."""
-        changed = ""
-        for entry in reversed(self.entries(key.prefix)):
-            header = entry.header
-            difference = key.difference(header.parts, header.volatile)
-            if difference:
-                changed = changed or f"changed since it was last prepared: {difference}"
-                continue
-            change = f"it has {length} samples, and had {header.length}"
-            if length in (None, header.length):
+        """Return the rows of a key; else in words why there are none. Rows that have become stale where they were made go."""
+        entries = self.entries(key.prefix)[::-1]
+        same = [entry for entry in entries if not key.difference(entry.header.parts)]
+        for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
+            change = f"it has {length} samples, and had {entry.header.length}"
+            if length in (None, entry.header.length):
                 change = stale(entry.folder / NOTES, key.roots)
-            if not change:
-                os.utime(entry.folder / HEADER)
-                self._used.add(entry.folder.name)
-                return entry
-            self.discard(entry.folder)
-            changed = change
-        return changed or "never prepared here before"
+            if not change and (found := self._placed(entry, key)) is not None:
+                os.utime(found.folder / HEADER)
+                self._used.add(found.folder.name)
+                return found
+            if change and entry.header.roots == key.place:
+                self.discard(entry.folder)
+                return change
+        if entries and not same:
+            return f"changed since it was last prepared: {key.difference(entries[0].header.parts)}"
+        return "never prepared here before"
+
+    def _placed(self, entry: Entry, key: Key) -> Entry | None:
+        """Return rows that were made where a key looks for files, or elsewhere of equal files; None where these may not be added to.
+
+        Complete rows may be read from any place. Others belong to one place, since files that are still to be read may differ: they
+        are moved where the files were.
+        """
+        roots = entry.header.roots
+        if roots == key.place or marked(entry.folder)[: entry.header.count].all():
+            return entry
+        moved = roots[:-1] == key.place[:-1] or not any(Path(root).exists() for root in roots[:-1])
+        if not moved or _in_use(entry.folder / ROWS):
+            return None
+        folder, header = self.folder / key.name, replace(entry.header, roots=key.place)
+        try:
+            entry.folder.rename(folder)
+        except OSError:  # another process has begun there
+            return None
+        with replacing(folder / HEADER, mode=0o600) as file:
+            file.write(json.dumps(asdict(header)).encode())
+        return replace(entry, folder=folder, header=header)
 
     def shelve(self, key: Key, header: Header, layout: Layout) -> Path | None:
         """Make a folder for rows, or take the one that another process has made meanwhile; None for one of another kind. Raises OSError, RunError."""
@@ -200,14 +219,13 @@ class Shelf:
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def header_of(key: Key, facts: Any, count: int, *, volatile: tuple[str, ...]) -> Header:
+def header_of(key: Key, facts: Any, count: int) -> Header:
     """Return the header of rows to be kept, from what `probe` has found."""
     dtypes, shapes = _shape(facts.layout)
     return Header(
         subject=key.subject,
         parts=key.parts,
-        volatile=volatile,
-        roots=tuple(key.roots.folders),
+        roots=key.place,
         length=facts.length,
         count=count,
         dtypes=dtypes,
@@ -226,7 +244,7 @@ def _header(folder: Path) -> Header | None:
     """Return the header of kept rows; None where none are, or they are of another version."""
     try:
         found = json.loads((folder / HEADER).read_text())
-        found.update({name: tuple(found[name]) for name in ("dtypes", "roots", "volatile")})
+        found.update({name: tuple(found[name]) for name in ("dtypes", "roots")})
         found["shapes"] = tuple(map(tuple, found["shapes"]))
         return Header(**found) if found["version"] == VERSION else None
     except (OSError, ValueError, TypeError, KeyError):

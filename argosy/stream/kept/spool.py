@@ -131,7 +131,7 @@ class Spool:
             Witnesses(folder / NOTES, key.roots).add()
             fingerprint = fingerprint_of([first, last])
             facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
-            placed = shelf.place(folder, key, header_of(key, facts, count, volatile=()))
+            placed = shelf.place(folder, key, header_of(key, facts, count))
             return _known(layout, count, fingerprint, placed, key, facts.keeping)
 
     def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, number: int) -> None:

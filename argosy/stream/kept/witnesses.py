@@ -11,10 +11,12 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from argosy.disk.files import append_descriptor
 from argosy.stream.code_digest import is_installed
@@ -23,12 +25,19 @@ __all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "stale"]
 
 FEW = 16
 """Files named by a Dataset that are read when its samples are first kept; of more of them, those that samples open are."""
+YOUNG_SECONDS = 2.0
+"""Age below which a file's time says little: its next change may get the same. It is read again at the next opening."""
 LARGEST = 2**28
 """Most bytes of a file of which the content is hashed; of a larger one size, times and inode count."""
 SOURCES = frozenset({".py", ".pyc", ".so", ".ipynb"})
 """Code counts by its digest."""
 SYSTEM = ("/proc/", "/sys/", "/dev/")
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+WRITING = os.O_WRONLY | os.O_CREAT
+DATABASE = "sqlite3.connect"
+LOG = "-wal"
+"""End of the name of a file beside a database, with changes that are still to be copied there."""
+ABSENT = "absent"
+"""Content of a file that was looked for and is not there."""
 DIGITS = 32
 PLACE = {"variable": 2, "file": 3, "folder": 3}
 """By kind of note, how many of its entries say what it is of. The last two are the state, and the content where it was read."""
@@ -36,13 +45,18 @@ PLACE = {"variable": 2, "file": 3, "folder": 3}
 
 @dataclass(slots=True)
 class Roots:
-    """Folders that may be moved as a whole: what lies there is known by its place in them. The last one is the working directory."""
+    """Folders that may be moved as a whole: what lies there is known by its place in them.
+
+    The last one is the working directory, for what was opened by a relative path.
+    """
 
     folders: Sequence[str]
 
     def within(self, path: str) -> list[Any]:
         """Return the number of the root that holds a path and the place in it; -1 and the path itself where none does."""
-        for number, root in enumerate(self.folders):
+        if not path.startswith(os.sep):
+            return [len(self.folders) - 1, path]
+        for number, root in enumerate(self.folders[:-1]):
             if path == root or path.startswith(f"{root.rstrip(os.sep)}{os.sep}"):
                 return [number, path[len(root) :].lstrip(os.sep)]
         return [-1, path]
@@ -94,13 +108,23 @@ class _Recorder:
         if event == "open":
             path, _, flags = arguments
             if isinstance(flags, int) and flags & WRITING:
+                self._leave_out(path)
                 return
+        elif event == DATABASE:
+            path = _database(arguments[0])
         elif event in ("os.listdir", "os.scandir"):
             path = "." if arguments[0] is None else arguments[0]
         else:
             return
+        if isinstance(path, str | bytes) and path:
+            self._note("path", os.path.normpath(os.fsdecode(path)))
+            if event == DATABASE:
+                self._note("path", os.path.normpath(os.fsdecode(path) + LOG))
+
+    def _leave_out(self, path: object) -> None:
+        """Do not note what samples write themselves."""
         if isinstance(path, str | bytes):
-            self._note("path", os.path.abspath(os.fsdecode(path)))  # noqa: PTH100
+            self._seen.add(("path", os.path.normpath(os.fsdecode(path))))
 
     def _note(self, kind: str, name: str) -> None:
         if (kind, name) not in self._seen:
@@ -165,12 +189,12 @@ def stale(path: Path, roots: Roots) -> str:
     moved = []
     for note in notes.values():
         now = _now(note, roots)
-        if now is None:
+        if now is None or (now[-1] == ABSENT != note[-1]):
             return f"{roots.path(note[1], note[2])} is gone"
-        if now[-2] != note[-2]:
+        if now[-2] != note[-2] or now[-2] == []:
             if note[-1] is None or now[-1] is None or note[-1] != now[-1]:
                 return _changed(note, roots)
-            moved.append(now)
+            moved.append([*note[:-2], *now[-2:]])
     Witnesses(path, roots).write(moved)
     return ""
 
@@ -192,7 +216,9 @@ def _changed(note: list[Any], roots: Roots) -> str:
 
 def _same(before: list[Any], note: list[Any]) -> bool:
     """Return whether two notes are of the same content."""
-    return bool(before[-2] == note[-2] or (before[-1] is not None and before[-1] == note[-1]))
+    if before[-1] is None or note[-1] is None:
+        return before[-2] == note[-2] or [] in (before[-2], note[-2])
+    return bool(before[-1] == note[-1])
 
 
 def _counts(path: str) -> bool:
@@ -204,18 +230,34 @@ def _of_variable(name: str) -> list[Any]:
 
 
 def _of_path(path: str, roots: Roots, *, read: bool = True) -> list[Any] | None:
-    """Return a note [kind, root, place, state, hash]; None for what is neither a file nor a folder any more."""
+    """Return a note [kind, root, place, state, content]; None for what is neither a file nor a folder."""
+    place = roots.within(path)
+    path = roots.path(*place)
     try:
         found = os.stat(path)  # noqa: PTH116  # of each file that a sample is made of
         if stat.S_ISDIR(found.st_mode):
             names = "\0".join(sorted(os.listdir(path)))  # noqa: PTH208
-            return ["folder", *roots.within(path), _digest(names.encode(errors="surrogateescape")), None]
+            return ["folder", *place, _digest(names.encode(errors="surrogateescape")), None]
         if not stat.S_ISREG(found.st_mode):
             return None
+        if path.endswith(LOG) and found.st_size == 0:
+            return ["file", *place, None, ABSENT]
+        read = read and found.st_size <= LARGEST
+        young = read and time.time() - found.st_ctime < YOUNG_SECONDS
         state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        return ["file", *roots.within(path), state, _read(path) if read and found.st_size <= LARGEST else None]
+        return ["file", *place, [] if young else state, _read(path) if read else None]
+    except (FileNotFoundError, NotADirectoryError):
+        return ["file", *place, None, ABSENT]
     except OSError:
         return None
+
+
+def _database(given: Any) -> Any:
+    """Return the path of a database that is opened; empty for one in memory."""
+    text = os.fsdecode(given) if isinstance(given, str | bytes | os.PathLike) else ""
+    if text.startswith("file:"):
+        return unquote(urlsplit(text).path)
+    return "" if text == ":memory:" else text
 
 
 def _read(path: str) -> str:
