@@ -145,8 +145,6 @@ class DatasetSource(Source):
         self.skip_errors = skip_errors
         self.heartbeat = heartbeat
         self.doing = _doing(split)
-        self.fits_memory = True
-        """Whether all rows that are kept fit in memory."""
         self._witnesses: Witnesses | None = None
         self._complete = False
 
@@ -160,7 +158,7 @@ class DatasetSource(Source):
     @property
     def parallel(self) -> bool:
         """Whether there are samples to prepare; what is kept is gathered at once where it fits in memory, as arrays are."""
-        return self.facts.base is not None or not (self.complete and self.fits_memory)
+        return self.facts.base is not None or not self.complete or (self.kept is not None and self.kept.from_disk)
 
     @property
     def complete(self) -> bool:
@@ -168,9 +166,9 @@ class DatasetSource(Source):
         self._complete = self._complete or (self.kept is not None and self.kept.found == self.length)
         return self._complete
 
-    def keep(self, rows: Rows, *, fits_memory: bool) -> None:
+    def keep(self, rows: Rows) -> None:
         """Keep samples in these rows from now on, and take from there those that they have."""
-        self.kept, self.fits_memory = rows, fits_memory
+        self.kept = rows
         shelved = self.facts.shelved
         if shelved is not None and shelved.witnesses is not None:
             self._witnesses = Witnesses(shelved.witnesses, Roots(shelved.roots))
@@ -185,6 +183,7 @@ class DatasetSource(Source):
         for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1) if len(missing) else ():
             holes += self._prepared(block, low + int(run[0]), indices[run])
         if self.facts.base is not None:
+            self.kept.fetch(indices[here])
             with self.heartbeat.busy(self.doing):
                 for row in np.flatnonzero(here).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
@@ -284,8 +283,11 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
             if rows is None:
                 continue
             kept[key] = rows
-            most_bytes -= 0 if facts.shelved.folder else rows.count * facts.kept_layout.sample_bytes
-        source.keep(kept[key], fits_memory=kept[key].count * facts.kept_layout.sample_bytes <= most_bytes)
+            rows_bytes = rows.count * facts.kept_layout.sample_bytes
+            if rows_bytes > most_bytes:
+                rows.come_from_disk()
+            most_bytes -= 0 if facts.shelved.folder else rows_bytes
+        source.keep(kept[key])
 
 
 def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:

@@ -262,6 +262,25 @@ def test_another_run_finds_what_was_kept_and_proves_it() -> None:
     assert not sources["train"].parallel
 
 
+@pytest.mark.parametrize("then", [None, jittered])
+def test_rows_that_memory_has_no_room_for_are_read_from_disk_by_loader_workers(then: Any) -> None:
+    for memory, from_disk in ((ROOM, False), (LENGTH * 20 - 1, True)):
+        sources = opened(Rows(), memory=memory, then=then)
+        found, _ = fill(sources["train"], "train", in_any_order(), epoch=0)
+        assert sources["train"].kept is not None
+        assert sources["train"].kept.from_disk == sources["val"].parallel == from_disk
+        wanted, _ = fill(open_sources(Data(train=Rows(), then=then), seed=3)["train"], "train", in_any_order(), epoch=0)
+        assert all(torch.equal(a, b) for a, b in zip(found.leaves, wanted.leaves, strict=True))
+
+
+def test_rows_in_memory_may_take_all_of_it_and_need_no_loader_workers() -> None:
+    dataset = Handle()
+    sources = opened(dataset, memory=LENGTH * 20)
+    filled_whole(sources)
+    assert not sources["train"].parallel
+    dataset.handle.close()
+
+
 def test_a_part_that_is_there_is_completed() -> None:
     fill(opened(Rows())["train"], "train", np.arange(10), epoch=0)
     assert filled_whole(opened(Rows())) == LENGTH - 10

@@ -138,6 +138,8 @@ def key_of(dataset: Any) -> Key:
     parts = {name: digest for name, digest in {**parts, **before}.items() if digest is not None}
     parts |= {f"the version of {package}": version for package, version in sorted(_versions(whole.packages))}
     parts["the version of Python and torch"] = Code.VERSION
+    parts["torch's default dtype"] = str(torch.get_default_dtype())
+    parts["the kernels for this processor"] = torch.backends.cpu.get_cpu_capability()
     return Key(
         subject=_subject(dataset),
         parts=parts,

@@ -52,7 +52,8 @@ class Rows:
         self.count = count
         self._descriptor = rows
         weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock
-        memory = np.frombuffer(mmap.mmap(rows, 0), dtype=np.uint8)
+        self._mapped = mmap.mmap(rows, 0)
+        memory = np.frombuffer(self._mapped, dtype=np.uint8)
         place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=count, last=True)
         self._columns = layout.block(place, memory).leaves
         self._offsets = layout.offsets(count)
@@ -60,6 +61,8 @@ class Rows:
         os.close(marks)
         self.full = False
         """Whether this process keeps no more: the disk has no room, or failed."""
+        self.from_disk = False
+        """Whether they are more than memory has room for, so that most are read from disk."""
 
     @classmethod
     def in_memory(cls, layout: Layout, count: int) -> "Rows":
@@ -140,6 +143,21 @@ class Rows:
             _write_whole(self._descriptor, data, offset + index * len(data))
         self.marks[index] = WRITTEN
 
+    def come_from_disk(self) -> None:
+        """Read from the disk only what is asked for, and the rows of one request all at once (`fetch`).
+
+        Otherwise each missing page makes the kernel read ahead around it, up to megabytes that leave memory before they are asked for.
+        """
+        self._mapped.madvise(mmap.MADV_RANDOM)
+        self.from_disk = True
+
+    def fetch(self, indices: Indices) -> None:
+        """Let the kernel begin to read these samples, where they come from disk."""
+        for column, offset in zip(self._columns, self._offsets, strict=True) if self.from_disk else ():
+            size = column.stride(0) * column.element_size()
+            for index in indices.tolist():
+                os.posix_fadvise(self._descriptor, offset + index * size, size, os.POSIX_FADV_WILLNEED)
+
     def row(self, index: int) -> list[torch.Tensor]:
         """Return a copy of one sample's leaves."""
         return [column[index].clone() for column in self._columns]
@@ -147,6 +165,7 @@ class Rows:
     def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
         """Copy those of these samples that are here into rows low, low+1, … of a block; return which they are."""
         here = self.has(indices)
+        self.fetch(indices[here])
         if here.all():
             wanted = torch.from_numpy(indices)
             for target, column in zip(block.leaves, self._columns, strict=True):
