@@ -381,9 +381,6 @@ def feed(
     with heartbeat.busy("opening the data", opaque=True):
         sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up, most_kept=settings.keep_bytes)
     keep(sources, keep_bytes)
-    for split, source in sources.items():
-        if source.facts.keeping:
-            print(f"{split}: {source.facts.keeping}", flush=True)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
     ring = Ring(slots=slots, slot_bytes=max(s.layout.block_bytes(block_size) for s in sources.values()))

@@ -1,5 +1,6 @@
 """Where samples come from: a Dataset, prepared sample by sample under its seed, or arrays, gathered a block at a time."""
 
+import contextlib
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -243,7 +244,7 @@ class DatasetSource(Source):
             rows.keep(index, leaves)
         except OSError as error:
             rows.full = True
-            print(f"no more prepared samples are kept ({error}); they are prepared again.", flush=True)
+            _note(f"no more prepared samples are kept ({error}); they are prepared again.")
 
     def _finished(self, epoch: int, index: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.facts.base is None:
@@ -290,6 +291,12 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
         source.keep(kept[key])
 
 
+def _note(text: str) -> None:
+    """Write a line into the worker's log, which may lie on a disk that is full."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
+
+
 def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
     """Return the rows of a split: those of its folder, or in memory where another machine has that open or it cannot be used."""
     assert facts.shelved is not None
@@ -298,12 +305,9 @@ def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
             rows = Rows.open(Path(facts.shelved.folder), facts.kept_layout, facts.shelved.count)
             if rows is not None:
                 return rows
-            print(
-                f"another machine is using {facts.shelved.folder}; samples are kept in memory, for this run.",
-                flush=True,
-            )
+            _note(f"another machine is using {facts.shelved.folder}; samples are kept in memory, for this run.")
         except OSError as error:
-            print(f"samples cannot be kept on disk ({error}); they are kept in memory, for this run.", flush=True)
+            _note(f"samples cannot be kept on disk ({error}); they are kept in memory, for this run.")
     count = min(facts.length, most_bytes // max(facts.kept_layout.sample_bytes, 1))
     return Rows.in_memory(facts.kept_layout, count) if count else None
 

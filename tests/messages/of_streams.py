@@ -72,7 +72,7 @@ def another_one() -> None:
     """Twenty samples, and nineteen when it is opened again."""
     facts = opened(lambda index: torch.zeros(3)).facts
     rest = {"seed": 0, "skip_errors": False, "heartbeat": Heartbeat.private()}
-    _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).dataset
+    _ = reopened("train", facts, lambda: Data(train=Rows(lambda index: torch.zeros(3), 19)), **rest).preparing
 
 
 def lists() -> None:

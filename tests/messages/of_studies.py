@@ -85,7 +85,10 @@ CASES = {
     "arrays of different lengths": lambda: argosy.Data(arrays=(ARRAYS[0], ARRAYS[1][1:])),
     "a dataset's class that wants arguments": lambda: argosy.Data(train=studies.Vectors),
     "Data.on_error is something else": lambda: argosy.Data(arrays=ARRAYS, on_error="ignore"),
-    "Data.train has no length": lambda: argosy.Data(train=Lines()),
+    "Data.train can be read once only": lambda: argosy.Data(train=iter([1])),
+    "Data.train is a set": lambda: argosy.Data(train={1, 2}),
+    "Data.then beside arrays": lambda: argosy.Data(arrays=ARRAYS, then=len),
+    "Data.keep is something else": lambda: argosy.Data(arrays=ARRAYS, keep="disk"),
     "Data.train is no dataset": lambda: argosy.Data(train=3),
     "a pair of arrays as Data.val": lambda: argosy.Data(
         train=TensorDataset(torch.zeros(9)), val=(torch.zeros(9, 3), np.zeros(9))
