@@ -44,7 +44,9 @@ def features(dataset: Any, network: nn.Module) -> Features:
     """
     check_dataset("features: dataset", dataset)
     if not is_map_style(dataset):
-        raise StudyError(f"features: dataset is {shown(dataset)}; it must be a Dataset with samples by index.")
+        raise StudyError(
+            f"features: dataset= is {shown(dataset)}, which has no samples by index. Give a map-style Dataset, with __len__ and __getitem__."
+        )
     if not isinstance(network, nn.Module):
         raise StudyError(
             f"features: network is {shown(network)}; it must be a network (an nn.Module) with its weights."

@@ -6,6 +6,8 @@ try:
     from PIL import Image as Image
     from PIL import ImageEnhance as ImageEnhance
 except ImportError as error:
-    raise StudyError("images need Pillow: pip install 'argosy[images]'.") from error
+    raise StudyError(
+        "image_folder decodes images with Pillow, which is not installed: pip install 'argosy[images]'."
+    ) from error
 
 __all__ = ["Image", "ImageEnhance"]

@@ -77,7 +77,7 @@ def _columns(source: Any) -> dict[str, Column]:
         names = getattr(source, "column_names", None) or (source if isinstance(source, Mapping) else source.columns)
         found = {str(name): np.asarray(source[name]) for name in names}
     if not found or not len(next(iter(found.values()))):
-        raise StudyError("table: there are no rows. Give a table with a line of names and at least one row.")
+        raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
     return found
 
 

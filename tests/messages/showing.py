@@ -17,6 +17,7 @@ import torch
 from argosy.errors import ArgosyError, MemberFailed
 from messages import (
     of_clones,
+    of_data,
     of_ensembles,
     of_jobs,
     of_members,
@@ -38,6 +39,7 @@ Case = Callable[..., Any]
 
 CASES: Mapping[str, Case] = {
     **of_studies.CASES,
+    **of_data.CASES,
     **of_clones.CASES,
     **of_members.CASES,
     **of_plans.CASES,

@@ -1,0 +1,86 @@
+"""What is wrong with data as people have them: folders, tables, lines, streams, frozen networks."""
+
+import importlib
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from argosy import Data, data
+from argosy.stream.kept import spool
+from argosy.stream.kept.rows import Rows
+from argosy.stream.kept.shelf import Shelf, Shelved
+from argosy.stream.sources import open_sources
+
+__all__ = ["CASES"]
+
+ROWS = TensorDataset(torch.zeros(9, 4), torch.zeros(9))
+
+
+class Numbers:
+    """So many samples, one after another."""
+
+    def __init__(self, count: int, *, draws: bool = False) -> None:
+        self.count, self.draws = count, draws
+
+    def __iter__(self) -> Any:
+        return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
+
+
+def read(stream: Any, **shelf: Any) -> None:
+    open_sources(Data(train=stream), seed=0, shelf=Shelf(Path("rows"), **shelf))
+
+
+def written(name: str, text: str) -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def elsewhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Rows, "open", lambda *_: None)
+    spool._rows(Shelved(name="a", folder="rows/a", count=3), object())  # type: ignore[arg-type]
+
+
+def on_an_accelerator() -> None:
+    data.features(ROWS, nn.Linear(4, 2, device="meta"))
+
+
+def without(patch: pytest.MonkeyPatch, package: str, module: str) -> None:
+    patch.setitem(sys.modules, package, None)
+    importlib.reload(importlib.import_module(module))
+
+
+def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "pyarrow", None)
+    data.table("a.parquet", target="y")
+
+
+CASES = {
+    "a stream that is not to be kept": lambda: open_sources(Data(train=Numbers(3), keep=False), seed=0),
+    "a stream without samples": lambda: read(Numbers(0)),
+    "a stream that draws": lambda: read(Numbers(3, draws=True)),
+    "a stream without room": lambda: read(Numbers(3), most_bytes=4),
+    "rows that another machine uses": elsewhere,
+    "a loader": lambda: Data(train=DataLoader(ROWS)),
+    "features of no Dataset": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
+    "features of no network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
+    "features of a network elsewhere": on_an_accelerator,
+    "a folder without images": lambda: data.image_folder("photos", size=8),
+    "images without Pillow": lambda patch: without(patch, "PIL", "argosy.data.pillow"),
+    "lines of no file": lambda: data.json_lines("lines.jsonl", make=dict),
+    "lines of an empty file": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
+    "a table of no file": lambda: data.table("table.csv", target="y"),
+    "a table without rows": lambda: data.table(written("table.csv", "x,y\n"), target="y"),
+    "a table with a short line": lambda: data.table(written("table.csv", "x,y\n1,2\n3\n"), target="y"),
+    "a table without the target": lambda: data.table(written("table.csv", "x,y\n1,2\n"), target="z"),
+    "a table with the target alone": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
+    "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
+    "a Parquet file without pyarrow": without_pyarrow,
+    "weights that are all 0": lambda: data.by_weight([0.0, 0.0], samples=3),
+}
