@@ -49,7 +49,7 @@ def table(source: str | Path | Any, *, target: str) -> Table:
     columns = _columns(source)
     if target not in columns:
         raise StudyError(
-            f"table: there is no column {target!r}{meant(target, columns)}; found {', '.join(map(repr, columns))}. Name one of these."
+            f"table: there is no column {target!r}{meant(target, columns)}; found {', '.join(map(repr, columns))}. Choose one of these."
         )
     for name, column in columns.items():
         _check_none_missing(name, column)
