@@ -31,7 +31,7 @@ LARGEST = 2**28
 """Most bytes of a file of which the content is hashed; of a larger one size, times and inode count."""
 SOURCES = frozenset({".py", ".pyc", ".so", ".ipynb"})
 """Code counts by its digest."""
-SYSTEM = ("/proc/", "/sys/", "/dev/")
+SYSTEM = ("/proc/", "/sys/")
 WRITING = os.O_WRONLY | os.O_CREAT
 DATABASE = "sqlite3.connect"
 LOG = "-wal"
