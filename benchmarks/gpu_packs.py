@@ -159,12 +159,12 @@ def steps_of(side: Side, task: Task, epochs: Sequence[int]) -> float:
     return seconds
 
 
-def gap(site: Site, workload: Workload, size: int, make: Callable[[Task], Side]) -> float:
+def gap(workload: Workload, size: int, device: str, make: Callable[[Task], Side]) -> float:
     """How far float64 weights of a side are from those of the members one after another, as a share of the largest."""
-    task = Task(workload, size, site.device, torch.float64)
+    task = Task(workload, size, device, torch.float64)
     sides = one_after_another(task), make(task)
     for side in sides:
-        steps_of(side, task, range(-(-(24 if site.real else 8) // workload.steps)))
+        steps_of(side, task, range(-(-24 // workload.steps)))
     pairs = [
         (one.detach(), other.detach())
         for models in zip(*(side.models for side in sides), strict=True)
@@ -180,7 +180,7 @@ def captured_steps_are_plain_ones(site: Site) -> Outcome:
         ways |= {"fused, captured": captured, "captured": captured_one_after_another, "beside each other": Apart}
     names = ("MLP h64", "small CNN", "BN-ResNet", "transformer") if site.real else ("MLP h64", "BN-ResNet")
     gaps = {
-        f"{name}, {words}": gap(site, WORKLOADS[name], 4, make)
+        f"{name}, {words}": gap(WORKLOADS[name], 4, site.device, make)
         for name, (words, make) in itertools.product(names, ways.items())
     }
     return Outcome(holds=max(gaps.values()) <= NEAR, figures={"distance from plain steps": gaps})
@@ -202,8 +202,8 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
             "captured one after another": captured_one_after_another(task),
             "P2 fused, captured": captured(task),
         }
-    epoch, most = 0, 60 if site.real else 6
-    while epoch < 3 or (not sides["A chosen"].settled and epoch < most):  # type: ignore[attr-defined]
+    epoch = 0
+    while epoch < 3 or (not sides["A chosen"].settled and epoch < 60):  # type: ignore[attr-defined]
         for side in sides.values():
             steps_of(side, task, [epoch])
         epoch += 1
@@ -256,7 +256,7 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
     unlike = Workload(models=models, inputs=PIXELS, batch=32, steps=8, wanted={})
     if not records(backend_of(site.device)):
         return Outcome(holds=True, figures={"streams": f"none on {site.device}"})
-    distance = gap(site, unlike, 4, Apart)
+    distance = gap(unlike, 4, site.device, Apart)
     task = Task(unlike, 4, site.device, torch.float32)
     sides = {"plain": one_after_another(task), "captured": captured_one_after_another(task), "beside": Apart(task)}
     seconds: dict[str, list[float]] = {words: [] for words in sides}

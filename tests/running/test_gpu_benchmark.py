@@ -29,7 +29,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("devices", "sections"),
     [
-        ("cpu:2", ["split", "demo"]),
+        ("cpu:2", ["memory_is", "copies", "split", "demo"]),
         ("cpu:2", ["captured", "ladder", "unlike", "sums_are"]),
         ("late:0", ["memory_is", "copies", "killed", "asserts"]),
     ],
