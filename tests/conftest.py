@@ -1,8 +1,10 @@
 """Every test leaves the process as it found it: one thread, no stray child."""
 
 import contextlib
+import gc
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,25 @@ pytest_plugins = ("listeners", "quick")
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)
 settings.load_profile("tests")
+
+
+MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
+"""A file system in memory, and what must be free there."""
+
+
+def pytest_configure() -> None:
+    """The folders of tests are in memory where there is room: to flush a file to a disk takes milliseconds, and to remove it again.
+
+    No test can see whether a disk was reached. What a disk forgets is played (`simulation.disk`); full ones are mounted.
+    """
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: collecting garbage need not look through it again in each test."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

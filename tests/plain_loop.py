@@ -44,7 +44,9 @@ class _Loop:
 
     def __init__(self, study: argosy.Study, member: argosy.Member) -> None:
         self.study, self.member, self.data = study, member, study.data
-        torch.manual_seed(member_seed(study.seed, member.name) if member.seed is None else member.seed)
+        torch.default_generator.manual_seed(
+            member_seed(study.seed, member.name) if member.seed is None else member.seed
+        )
         self.model = member.model()
         if member.optimizers is None:
             self.optimizer = member.optimizer(list(self.model.parameters()))
@@ -107,7 +109,7 @@ class _Loop:
             seed = sample_seed(self.study.seed, split, epoch, index)
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
-            torch.default_generator.manual_seed(seed)  # what torch.manual_seed does, and a traceback each time
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` goes by each accelerator too
             with contextlib.suppress(ZeroDivisionError):
                 yield dataset[index]
         random.setstate(generators[0])

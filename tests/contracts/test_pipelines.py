@@ -25,13 +25,22 @@ from argosy.stream.sharing import PIPELINES
 LENGTH, VAL, EPOCHS = 170, 41, 2
 SIZES = [32, 32, 32, 32, 32, 10, 32, 9] * EPOCHS
 """Samples of the blocks of a run: six of training and two of validation an epoch, the last ones uneven."""
-CASES = [
-    (sharing, nodes, preparing)
-    for nodes in (1, 2, 4)
+TWO = [
+    (sharing, 2, preparing)
     for sharing in ("local", *PIPELINES)
-    for preparing in (range(1, nodes + 1) if sharing.endswith("broadcast") else (nodes,))
-    if (sharing, nodes) != ("local", 1)
+    for preparing in ((1, 2) if sharing.endswith("broadcast") else (2,))
 ]
+FOUR = [(sharing, 4, 3 if sharing.endswith("broadcast") else 4) for sharing in ("local", *PIPELINES)]
+"""Blocks that do not go round evenly among those that prepare, and one that only receives."""
+CASES = [*((sharing, 1, 1) for sharing in PIPELINES), *TWO, *FOUR]
+KILLED = [
+    ("all-shared", 1, 1),
+    *TWO,
+    ("all-shared", 4, 4),
+    ("single-broadcast", 4, 1),
+    ("multi-broadcast", 4, 2),
+]
+"""At one node pipelines are one; of four, the killed one prepares, or is one of several that only receive."""
 
 
 class Counting(studies.Vectors):
@@ -171,7 +180,7 @@ def alone_for_longer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     return evidence.results(directory)
 
 
-@pytest.mark.parametrize(("sharing", "nodes", "preparing"), CASES)
+@pytest.mark.parametrize(("sharing", "nodes", "preparing"), KILLED)
 def test_a_killed_feeder_changes_no_result(
     tmp_path: Path, alone_for_longer: dict[str, Any], sharing: str, nodes: int, preparing: int
 ) -> None:

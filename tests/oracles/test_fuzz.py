@@ -24,12 +24,12 @@ GENERATE = {
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_valid_studies_equal_a_plain_loop(part: int) -> None:
+def test_valid_studies_equal_a_plain_loop(part: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     @seed(part)
     @settings(max_examples=EXAMPLES, derandomize=False, **GENERATE)
     @given(valid())
     def equal(asked: object) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
             assert differences(asked, Path(folder)) == [], repr(asked)
 
     equal()
@@ -37,9 +37,9 @@ def test_valid_studies_equal_a_plain_loop(part: int) -> None:
 
 @seed(0)
 @settings(max_examples=4, derandomize=False, **GENERATE)
-@given(valid(launcher="processes"))
-def test_valid_studies_in_processes_equal_a_plain_loop(asked: object) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+@given(asked=valid(launcher="processes"))
+def test_valid_studies_in_processes_equal_a_plain_loop(tmp_path_factory: pytest.TempPathFactory, asked: object) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
         assert differences(asked, Path(folder)) == [], repr(asked)
 
 
@@ -70,13 +70,13 @@ def test_batch_norm_over_images_trains_on_one_sample(tmp_path: Path, accumulate:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_invalid_studies_are_refused_in_a_sentence(part: int) -> None:
+def test_invalid_studies_are_refused_in_a_sentence(part: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     @seed(part)
     @settings(max_examples=60, derandomize=False, **GENERATE)
     @given(invalid())
     def refused(asked: object) -> None:
         words, run = asked
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
             assert refusal(run, Path(folder)) == [], words
 
     refused()

@@ -48,8 +48,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 INLINE = [("inline", 0, block, devices) for block, devices in itertools.product((64, 1000), ("cpu:1", "cpu:2"))]
 PROCESSES = [
     ("processes", workers, block, devices)
-    for workers, block, devices in itertools.product((0, 1, 3), (64, 1000), ("cpu:1", "cpu:2"))
+    for workers in (0, 1, 3)
+    for block, devices in ((64, f"cpu:{1 + workers % 2}"), (1000, f"cpu:{2 - workers % 2}"))
 ]
+"""Any two of workers, blocks and devices meet."""
 
 
 @pytest.mark.parametrize(("launcher", "workers", "block", "devices"), INLINE + PROCESSES)

@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import evidence
+import forked
 import living
 import pytest
 import studies
@@ -213,13 +213,11 @@ def test_where_no_process_can_be_started_an_addition_is_refused(
     assert answer.startswith("refused: no process can be started to read it ([Errno 11]")
 
 
-def argosy_command(*words: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command."""
-    found = subprocess.run([sys.executable, "-m", "argosy", *words], capture_output=True, text=True, check=False)
-    return found.returncode, found.stdout, found.stderr
-
-
 def test_commands_print_their_answers(tmp_path: Path) -> None:
+    def argosy_command(*words: str) -> tuple[int, str, str]:
+        found = forked.command(tmp_path, words)
+        return found.returncode, found.stdout, found.stderr
+
     run, file = Run(tmp_path / "run", epochs=400), tmp_path / "more.py"
     run.wait_for("SectionEnded", 1)
     (tmp_path / "beside_it.py").write_text("from studies import Mlp\n")

@@ -2,7 +2,8 @@
 
 import mmap
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def put_back(path: Path) -> None:
 def through_a_map(path: Path) -> None:
     """Other numbers, written by another map of the file."""
     np.load(path, mmap_mode="r+")[:] *= -1
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On a disk: a file in memory does not tell when it was written to through a map."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled code on the disk of this file's tests alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.setattr("torch._inductor.config.compile_threads", 1)  # no processes that compile beside this one
         yield
 
 
