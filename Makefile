@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
 
+# Threads of OpenMP that wait for work sleep: else those of one test turn on the cores that another one needs.
+test quick newest: export OMP_WAIT_POLICY = passive
+
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2
 

@@ -35,7 +35,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ],
 )
 def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> None:
-    environment = {**os.environ, "ARGOSY_DEVICES": "late", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "ARGOSY_DEVICES": "late",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = [sys.executable, str(SCRIPT), "--json", "--devices", devices, "--results", str(tmp_path / "results")]
     command += [word for section in sections for word in ("--only", section)]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
