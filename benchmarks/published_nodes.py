@@ -154,4 +154,6 @@ def study(count: int, *, link: float, epochs: int) -> argosy.Study:
         )
         for number in range(count)
     ]
-    return argosy.Study(data=argosy.Data(train=Images(link), keep=False), members=members, stop=argosy.MaxEpochs(epochs))
+    return argosy.Study(
+        data=argosy.Data(train=Images(link), keep=False), members=members, stop=argosy.MaxEpochs(epochs)
+    )

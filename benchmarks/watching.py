@@ -209,7 +209,9 @@ def study(members: int, samples: int, epochs: int) -> argosy.Study:
         argosy.Member(f"m{n}", model=partial(nn.Linear, INPUTS, CLASSES), optimizer=partial(SGD, lr=0.1), batch_size=20)
         for n in range(members)
     ]
-    return argosy.Study(data=argosy.Data(train=Slowly(samples), keep=False), members=fleet, stop=argosy.MaxEpochs(epochs))
+    return argosy.Study(
+        data=argosy.Data(train=Slowly(samples), keep=False), members=fleet, stop=argosy.MaxEpochs(epochs)
+    )
 
 
 def train(watcher: Callable[[Path], AbstractContextManager[Settings]], asked: argosy.Study) -> Run:
