@@ -13,7 +13,7 @@ __all__ = ["watched"]
 
 LONGEST_SECONDS = 5.0
 """Of a processor: other work of the machine does not count."""
-STUCK_SECONDS = 60.0
+STUCK_SECONDS = 20.0
 MOST_BYTES = 500 * 10**6
 FORBIDDEN = (
     "subprocess.Popen",

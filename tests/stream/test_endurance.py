@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "endurance.py"
-BLOCKS = 2000
+BLOCKS = 6000
 
 
 def endure(*words: str) -> dict:

@@ -85,7 +85,7 @@ def test_a_sampler_is_told_what_all_trials_before_its_wave_have_reached(tmp_path
     assert max(len(reached) for reached in known.values()) > (0 if together else 1)
 
 
-@pytest.mark.parametrize("terms", [SETTINGS[number] for number in (0, 4, 6, 7)], ids=str)
+@pytest.mark.parametrize("terms", SETTINGS, ids=str)
 def test_tpe_is_not_random_search(tmp_path: Path, terms: dict[str, Any]) -> None:
     terms = {**terms, "max_epochs": 3, "n_trials": 12}
     learnt, drawn = (tune(tmp_path / name, sampler=one, **terms) for name, one in (("t", TPE), ("r", RandomSampler)))
