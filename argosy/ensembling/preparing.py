@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from argosy.ensembling.answering import called
 from argosy.errors import RunError
-from argosy.stream.blocks import Layout
+from argosy.stream.blocks import Layout, same_bits
 from argosy.stream.trees import Structure, described, flatten, unflatten
-from argosy.training.device.copies import same_bits
 
 __all__ = ["InputPreparation", "Prepared", "inputs_and_target"]
 

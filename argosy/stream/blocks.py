@@ -1,7 +1,7 @@
 """Blocks: consecutive samples of the stream, stacked leaf by leaf, with the column of indices that proves them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from argosy.stream.order import Indices, running_sums
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
-__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "sample_leaves"]
+__all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "bits_of", "bytes_of", "same_bits", "sample_leaves"]
 
 ALIGNMENT = 64
 """Alignment of every leaf, in bytes. Vectorised kernels may round differently on memory of another alignment, so
@@ -170,6 +170,26 @@ def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
     """Return a sample's tensors and its structure; numbers and arrays become tensors as torch's default_collate does it."""
     leaves, tree = flatten(sample)
     return [_tensor(leaf) for leaf in leaves], tree
+
+
+def bits_of(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes, uint8 ``[bytes]``, on its device."""
+    return leaf.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def bytes_of(leaf: torch.Tensor) -> memoryview:
+    """Return a tensor's bytes in host memory."""
+    found: memoryview = bits_of(leaf).cpu().numpy().data
+    return found
+
+
+def same_bits(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    """Return whether as many tensors are equal bit by bit, NaN included."""
+    some, others = list(some), list(others)
+    return len(some) == len(others) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits_of(a), bits_of(b))
+        for a, b in zip(some, others, strict=True)
+    )
 
 
 def _tensor(leaf: Any) -> torch.Tensor:

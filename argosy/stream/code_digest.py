@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from argosy.stream.blocks import bytes_of
 from argosy.stream.mapped import MappedFile
 
 __all__ = ["Code", "Global", "Opaque", "Reading", "Content", "attributes_of", "is_installed"]
@@ -326,7 +327,7 @@ class _Text:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_meta:
                 raise Opaque(f"a tensor of layout {value.layout} on {value.device}")
-            return f"{head} {_hash_bytes(_memory(value.detach().resolve_conj().resolve_neg().cpu().reshape(-1)))}"
+            return f"{head} {_hash_bytes(bytes_of(value.detach().resolve_conj().resolve_neg()))}"
         if value.dtype.hasobject:
             return f"{head} {self._listed(value.ravel().tolist())}"
         return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
@@ -528,11 +529,6 @@ def _array(value: Any) -> str:
         return f"{head} {_hash_bytes(first.view(torch.uint8).numpy().tobytes())}"
     first = value.reshape(-1)[:MOST_ELEMENTS]
     return f"{head} {first.tolist()!r}" if value.dtype.hasobject else f"{head} {_hash_bytes(first.tobytes())}"
-
-
-def _memory(flat: torch.Tensor) -> memoryview:
-    found: memoryview = flat.contiguous().view(torch.uint8).numpy().data
-    return found
 
 
 def _maps(array: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "OPENING",
     "Digest",
     "Indices",
     "Selection",
@@ -30,6 +31,8 @@ Hashes = npt.NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 """Step of splitmix64, and the constant C of the positions in a digest."""
 WORD = 2**64
+OPENING = -1
+"""Used in place of a sample's index, in the seed under which a split is opened or read from beginning to end."""
 SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
 """Parts of preparation that draw, each under seeds of its own."""
 

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
 from argosy.stream.kept.shelf import Shelved
 from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.samples import THROWN, generator_states, refusal
 
-__all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe", "same_bits"]
+__all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -130,7 +130,7 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
     digest = hashlib.sha256()
     for leaves in samples:
         for leaf in leaves:
-            digest.update(_bytes(leaf))
+            digest.update(bytes_of(leaf))
     return digest.hexdigest()
 
 
@@ -177,14 +177,3 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
         return False
     untouched = generator_states() == before
     return untouched and len(together) == len(singly) and all(map(same_bits, singly.values(), together))
-
-
-def same_bits(some: Leaves, others: Leaves) -> bool:
-    """Compare bit for bit, so that a NaN equals itself."""
-    return len(some) == len(others) and all(
-        a.dtype == b.dtype and a.shape == b.shape and _bytes(a) == _bytes(b) for a, b in zip(some, others, strict=True)
-    )
-
-
-def _bytes(leaf: torch.Tensor) -> bytes:
-    return leaf.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

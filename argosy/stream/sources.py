@@ -23,7 +23,7 @@ from argosy.stream.kept.shelf import Shelf
 from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
-from argosy.stream.order import Indices, sample_seed
+from argosy.stream.order import OPENING, Indices, sample_seed
 from argosy.stream.probing import Facts, confirm, fingerprint_of
 from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
 from argosy.study import Data
@@ -42,9 +42,6 @@ __all__ = [
     "reopened",
     "told",
 ]
-
-OPENING = -1
-"""Used in place of a sample's index, in the seed under which a split is opened."""
 
 
 class Filled(NamedTuple):

@@ -104,7 +104,7 @@ class Numbered(Rows):
 class Unwritable:
     """A leaf that cannot be written."""
 
-    def contiguous(self) -> Any:
+    def detach(self) -> Any:
         raise RuntimeError("killed here")
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from argosy.errors import RunError
-from argosy.stream.blocks import Layout, sample_leaves
+from argosy.stream.blocks import Layout, same_bits, sample_leaves
 from argosy.stream.code_digest import Opaque
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.rows import Rows, marked
 from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_in
-from argosy.stream.probing import Facts, length_of, probe, same_bits
+from argosy.stream.probing import Facts, length_of, probe
 from argosy.stream.samples import THROWN, Preparing
 from argosy.stream.trees import unflatten
 

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import Block, Layout, Place
+from argosy.stream.blocks import Block, Layout, Place, bytes_of
 from argosy.stream.memory import memory_file
 from argosy.stream.order import Indices
 
-__all__ = ["ROWS", "Rows", "bytes_of", "marked"]
+__all__ = ["ROWS", "Rows", "marked"]
 
 WRITTEN, DURABLE = 1, 2
 """Marks of a row: whole for this kernel; whole on the disk as well."""
@@ -197,12 +197,6 @@ def _forget_what_is_not_durable(folder: Path) -> None:
 
 def _bytes(layout: Layout, count: int) -> int:
     return max(layout.block_bytes(count), 1)
-
-
-def bytes_of(leaf: torch.Tensor) -> memoryview:
-    """Return the bytes of a leaf in host memory."""
-    found: memoryview = leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return found
 
 
 def _write_whole(descriptor: int, data: memoryview, offset: int) -> None:

@@ -16,23 +16,21 @@ from typing import Any, BinaryIO
 import torch
 
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.blocks import Layout, Unfit, sample_leaves
+from argosy.stream.blocks import Layout, Unfit, bytes_of, same_bits, sample_leaves
 from argosy.stream.code_digest import Opaque
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.proof import PROVED
-from argosy.stream.kept.rows import Rows, bytes_of
+from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
-from argosy.stream.order import sample_seed
-from argosy.stream.probing import Facts, fingerprint_of, same_bits
+from argosy.stream.order import OPENING, sample_seed
+from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
 from argosy.stream.trees import unflatten
 
 __all__ = ["ReadOnce", "Spool"]
 
-FIRST = -1
-"""Used in place of a sample's index, in the seed under which a pass is made."""
 FEW_BYTES = 2**26
 """Room that is asked for at first."""
 
@@ -70,7 +68,7 @@ class Spool:
         return type(self.stream).__name__
 
     def _seed(self) -> None:
-        seed_everything(sample_seed(self.seed, self.split, 0, FIRST))
+        seed_everything(sample_seed(self.seed, self.split, 0, OPENING))
 
     def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
         """Yield the number, the leaves and the structure of one sample after another."""

@@ -17,11 +17,10 @@ from torch import nn
 from argosy.errors.traces import reason_of
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.choice.split_check import NO_SHARE, why_whole
-from argosy.training.device.copies import same_bits
 from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, same_bits
 from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
 
-__all__ = ["Copies", "same_bits"]
+__all__ = ["Copies"]
 
 FEW = 2
 """Samples on which `Data.on_device` is checked separately: so few that using the whole block's statistics shows."""
@@ -149,15 +149,6 @@ class Copies:
     def _generators(self) -> tuple[Any, ...]:
         state = self.backend.random_state()
         return (*generator_states(), None if state is None else state.numpy().tobytes())
-
-
-def same_bits(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Whether tensors are equal bit by bit, NaN included."""
-    return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(some, others, strict=True))
-
-
-def _bits(leaf: Tensor) -> Tensor:
-    return leaf.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _plain(leaf: Tensor) -> Tensor:

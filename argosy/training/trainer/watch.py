@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from argosy.errors import MemberError
-from argosy.stream.blocks import Block, Place
-from argosy.training.device.copies import same_bits
+from argosy.stream.blocks import Block, Place, same_bits
 
 __all__ = ["SHARE", "InputWatch"]
 
