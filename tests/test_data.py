@@ -114,6 +114,7 @@ class Pictures(Dataset[Any]):
 def test_features_are_the_networks_outputs_in_place_of_inputs() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
     found = argosy.data.features(Pictures(), network)
+    assert network.training and all(weight.requires_grad for weight in network.parameters()), "it is still the caller's"
     x, y = found[5]
     assert torch.equal(x, network.eval()(torch.full((1, 4), 5.0))[0])
     assert (y, len(found), x.requires_grad) == (5, 6, False)

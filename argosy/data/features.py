@@ -1,5 +1,6 @@
 """What a frozen network makes of a Dataset's samples: computed once for all heads that are trained on it."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Features:
 def features(dataset: Any, network: nn.Module) -> Features:
     """Return a Dataset of what a frozen network makes of the inputs of another one; targets stay.
 
-    The network is run on the CPU by the loader workers, sample by sample, in ``eval()`` and without gradients; what it makes is kept as all
+    A copy of the network is run on the CPU by the loader workers, sample by sample, in ``eval()`` and without gradients; what it makes is kept as all
     prepared samples are: fifty heads cost one pass of it in all, and the second epoch and the next run none. What is random before it,
     as an augmentation, makes it run in each epoch.
 
@@ -58,4 +59,4 @@ def features(dataset: Any, network: nn.Module) -> Features:
         raise StudyError(
             "features: the network is on an accelerator, and loader workers have none. Give network.cpu()."
         )
-    return Features(dataset=dataset, network=network.eval().requires_grad_(False))
+    return Features(dataset=dataset, network=copy.deepcopy(network).eval())

@@ -17,6 +17,7 @@ from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.shelf import Shelf
+from argosy.stream.kept.spool import Spool
 from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
@@ -127,7 +128,9 @@ def predict(
 def _opened(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
     found = open_split(data, split, seed=seed, heartbeat=heartbeat)
-    prover = Prover(Shelf() if data.keep else None, skip_errors=data.on_error == "skip", keys={})
+    # What a run has kept is read; to keep more is for runs, which have a budget.
+    shelf = Shelf(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
+    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
     source = probed(found, split, data, prover, seed=seed, heartbeat=heartbeat)
     keep({split: source}, most_bytes=0)
     return source

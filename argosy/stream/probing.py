@@ -94,7 +94,7 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
         fingerprint=fingerprint_of([first[0], first[length - 1]]),
         gathers=all(first.values()) and _gathers(dataset, first),
         seconds_per_sample=seconds,
-        constant=not differ and not all(drew.values()) and all(first.values()),
+        constant=not differ and any(first[index] and not drew[index] for index in probes),
         files=files_in(dataset),
     )
 

@@ -74,6 +74,16 @@ class Broken(Rows):
         return found
 
 
+class Truncated(Broken):
+    """The first one cannot be read either."""
+
+    def __getitem__(self, index: int) -> Any:
+        found = super().__getitem__(index)
+        if index == 0:
+            raise OSError("truncated")
+        return found
+
+
 class Lists(Rows):
     """Whole lists may be asked for."""
 
@@ -163,6 +173,7 @@ def test_what_is_kept_is_what_would_be_prepared_anew(kind: type[Rows], room: int
         (Lists, ROOM, 0),
         (Sometimes, ROOM, 10),
         (Broken, ROOM, 2),
+        (Truncated, ROOM, 3),
         (Rows, 10 * 20, 21),
         (Rows, 0, 31),
         (Always, ROOM, 31),
@@ -367,6 +378,12 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     assert there == ["31 of 31 kept by earlier runs"] * 2
     assert len(Shelf().entries()) == 3
     assert "never prepared" not in there[0]
+
+
+def test_without_a_budget_nothing_is_added_and_nothing_goes() -> None:
+    filled_whole(opened(Rows()))
+    assert "no room" in opened(Sometimes(), room=0)["train"].facts.keeping
+    assert opened(Rows(), room=0)["train"].facts.keeping == "31 of 31 kept by earlier runs"
 
 
 def test_two_processes_build_one_file() -> None:

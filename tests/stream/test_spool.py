@@ -1,5 +1,6 @@
 """What can only be had one after another is read once, and is any other Dataset from then on."""
 
+import os
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -158,6 +159,23 @@ def test_without_room_it_is_said_how_much_was_read(lines: Path) -> None:
         open_sources(Data(train=Lines(lines)), seed=3, shelf=Shelf(most_bytes=10 * sample + 5))
 
 
+def test_a_disk_that_is_full_is_said(lines: Path, small_disk: Path) -> None:
+    class Wide(Lines):
+        def __iter__(self) -> Iterator[Any]:
+            return (torch.zeros(8192) for _ in super().__iter__())
+
+    with pytest.raises(
+        StudyError, match=rf"the Wide gives cannot be written to {small_disk}: No space left on device\. Free some"
+    ):
+        open_sources(Data(train=Wide(lines)), seed=3, shelf=Shelf(small_disk, most_bytes=2**30))
+    assert not list(small_disk.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_said(lines: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"cannot be written to .*: Not a directory"):
+        open_sources(Data(train=Lines(lines)), seed=3, shelf=Shelf(lines / "rows"))
+
+
 def test_nothing_is_read_that_is_not_to_be_kept(lines: Path) -> None:
     with pytest.raises(
         StudyError, match="iterable-style Lines, which is read once into a file, and Data\\(keep=False\\) keeps"
@@ -169,6 +187,7 @@ def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lin
     Shelf().folder.mkdir(parents=True, mode=0o700)
     (Shelf().folder / ".0123").mkdir()
     (Shelf().folder / ".0123" / "leaf0").write_bytes(b"half")
+    os.utime(Shelf().folder / ".0123", (0, 0))
     with Shelf().new() as other:
         opened(Lines(lines))
         assert other.is_dir()  # another process is at it

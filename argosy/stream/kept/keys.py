@@ -188,8 +188,7 @@ def _roots(paths: Iterable[str]) -> list[str]:
 
 def _versions(packages: set[str]) -> set[tuple[str, str]]:
     """Return the installed distributions of these packages, with their versions, and of what they need but for `ALWAYS`."""
-    known = _distributions()
-    left = [name for package in {*packages, *ALWAYS} for name in known.get(package, ())]
+    left = [name for package in {*packages, *ALWAYS} for name in _distributions_of(package)]
     found: dict[str, str] = {}
     while left:
         name = left.pop()
@@ -203,6 +202,15 @@ def _versions(packages: set[str]) -> set[tuple[str, str]]:
             if name not in ALWAYS:
                 left += [match.group().lower() for text in needed if (match := REQUIREMENT.match(text))]
     return set(found.items())
+
+
+def _distributions_of(package: str) -> list[str]:
+    """Return the distributions that have a package: most have its name, and to look through all of them takes a quarter of a second."""
+    try:
+        importlib.metadata.distribution(package)
+        return [package.lower()]
+    except importlib.metadata.PackageNotFoundError:
+        return _distributions().get(package, [])
 
 
 @functools.cache

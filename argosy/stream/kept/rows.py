@@ -51,7 +51,6 @@ class Rows:
         """Map what two descriptors hold: the rows and their marks."""
         self.count = count
         self._descriptor = rows
-        weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock
         self._mapped = mmap.mmap(rows, 0)
         memory = np.frombuffer(self._mapped, dtype=np.uint8)
         place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=count, last=True)
@@ -63,6 +62,8 @@ class Rows:
         """Whether this process keeps no more: the disk has no room, or failed."""
         self.from_disk = False
         """Whether they are more than memory has room for, so that most are read from disk."""
+        # Last: where this raises, the descriptor is the caller's to close.
+        weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock
 
     @classmethod
     def in_memory(cls, layout: Layout, count: int) -> "Rows":

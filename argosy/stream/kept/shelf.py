@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
 MOST = 200
 """Most keys: each opening of data that were never kept looks through all of them."""
+YOUNG_SECONDS = 60.0
 SHARE = 5
 """By default all rows together may take a fifth of what the disk has free."""
 
@@ -184,32 +186,39 @@ class Shelf:
         (new / HEADER).write_text(json.dumps(asdict(header)))
         folder = self.folder / key.name
         self._used.add(folder.name)
-        with contextlib.suppress(FileExistsError):
-            try:
-                new.rename(folder)
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
-                    raise
+        try:
+            new.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
         return folder
 
     def room(self, bytes_wanted: int) -> int:
-        """Return how many of these bytes there is room for, after what was not used for longest has gone, and what was given up."""
+        """Return how many of these bytes there is room for, after what was not used for longest has gone, and what was given up.
+
+        Without a budget nothing is added, and nothing goes.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in self.folder.glob(".*"):
-            if not _in_use(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        self._sweep()
         entries = self.entries()
         taken = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
-        for number, entry in enumerate(entries, start=1):
-            wanted = min(bytes_wanted, most)
+        wanted = min(bytes_wanted, most)
+        for number, entry in enumerate(entries if wanted else (), start=1):
             surplus = len(entries) - number >= MOST
             spared = entry.folder.name in self._used or _in_use(entry.folder / ROWS)
             if (surplus or taken + wanted > most) and not spared:
                 self.discard(entry.folder)
                 taken -= entry.bytes
-        return max(min(bytes_wanted, most - taken), 0)
+        return max(min(wanted, most - taken), 0)
+
+    def _sweep(self) -> None:
+        """Take away what a process that was killed has left; a young folder may be one that is about to be locked."""
+        for folder in self.folder.glob(".*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - folder.stat().st_mtime > YOUNG_SECONDS and not _in_use(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
         """Take rows from the shelf; runs that use them keep what they have open."""

@@ -52,6 +52,15 @@ class Spool:
                 "none. Leave keep out, or give a map-style Dataset."
             )
         try:
+            return self._facts(shelf)
+        except OSError as error:  # of the folder of kept rows: what the stream raises is told as its sample's
+            raise StudyError(
+                f"Data.{self.split}: what the {self._kind} gives cannot be written to {shelf.folder}: {error.strerror}. Free some space, or "
+                "name a folder on another disk: ARGOSY_CACHE."
+            ) from error
+
+    def _facts(self, shelf: Shelf) -> Facts:
+        try:
             key = key_of(self.stream)
             found = shelf.look_up(key)
         except Opaque as error:
