@@ -20,6 +20,7 @@ from argosy.errors.checks import (
     check_metric,
     check_name,
     check_number,
+    check_same_classes,
     check_takes,
     check_whole,
     shown,
@@ -103,6 +104,7 @@ class Data:
             raise StudyError("Data has validation samples twice: give either val= or val_arrays=.")
         for name in ("train", "val"):
             check_dataset(f"Data.{name}", getattr(self, name))
+        check_same_classes(self.train, self.val)
         for name in ("arrays", "val_arrays"):
             check_arrays(f"Data.{name}", getattr(self, name))
         if self.on_device is not None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,27 @@ def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
         argosy.data.image_folder(tmp_path, size=8)
 
 
+def test_a_validation_set_that_lacks_a_class_numbers_the_others_as_the_training_set_does(photos: Path) -> None:
+    val = photos / "val"
+    (val / "dog").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(val / "dog" / "9.png")
+    train = photos / "train"
+    train.mkdir()
+    for kind in ("cat", "dog"):
+        (photos / kind).rename(train / kind)
+    both = argosy.data.image_folder(train, size=8)
+    alone = argosy.data.image_folder(val, size=8)
+    with pytest.raises(
+        StudyError, match=r"Data\.val has 1 classes \(dog\) and Data\.train 2 \(cat, dog\): the same number"
+    ):
+        argosy.Data(train=both, val=alone)
+    found = argosy.data.image_folder(val, size=8, classes=both.classes)
+    assert found.labels == (1,)
+    argosy.Data(train=both, val=found)
+    with pytest.raises(StudyError, match=r"has the folder 'dog', which is none of the classes cat\."):
+        argosy.data.image_folder(val, size=8, classes=["cat"])
+
+
 ROWS = [["height", "colour", "kind"], ["1.5", "red", "b"], ["2", "blue", "a"], ["2.5", "red", "b"]]
 
 
@@ -83,6 +105,36 @@ def test_what_a_table_lacks_is_named(change: Any, words: str, tmp_path: Path) ->
         csv.writer(file).writerows(rows)
     with pytest.raises(StudyError, match=words):
         argosy.data.table(tmp_path / "t.csv", target="kind")
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (
+            np.array(["2026-11-25", "2026-11-26"], "datetime64[D]"),
+            "holds datetime.date\\(2026, 11, 25\\) of type date, which is neither",
+        ),
+        (np.array([Decimal(1), Decimal(2)], object), "of type Decimal, which is neither a number nor a word"),
+        (np.array([1.0, np.inf]), "infinite values, first in row 1"),
+    ],
+)
+def test_what_is_neither_a_number_nor_a_word_is_refused(column: Any, words: str) -> None:
+    with pytest.raises(
+        StudyError,
+        match=f"table: column 'x' {'has' if 'infinite' in words else 'holds'}.*{words.removeprefix('holds ')}",
+    ):
+        argosy.data.table({"x": column, "y": np.array([0, 1])}, target="y")
+
+
+def test_a_name_in_each_row_is_no_feature() -> None:
+    names = np.array([f"name {n}" for n in range(1001)], object)
+    with pytest.raises(StudyError, match="column 'x' has 1001 different words in 1001 rows"):
+        argosy.data.table({"x": names, "y": np.arange(1001) % 2}, target="y")
+
+
+def test_what_python_alone_takes_for_a_number_is_a_word(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("x,y\n1_000,0\n2_000,1\n")
+    assert argosy.data.table(tmp_path / "t.csv", target="y").features == ("x=1_000", "x=2_000")
 
 
 def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A folder of images in class folders, without torchvision."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,14 +35,15 @@ class ImageFolder:
         return _decoded(Path(self.root, self.files[index]), self.size), self.labels[index]
 
 
-def image_folder(root: str | Path, *, size: int) -> ImageFolder:
+def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None = None) -> ImageFolder:
     """Return the images of a folder with one folder for each class, ``root/cat/1.jpg``.
 
     Each image is decoded to RGB, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
-    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Needs Pillow.
+    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Classes are numbered by name, or as in `classes`, for a
+    validation set that lacks some: ``classes=train.classes``. Needs Pillow.
 
     Raises:
-        StudyError: where there is no such folder, or no image in it.
+        StudyError: where there is no such folder, no image in it, or a class that is none of `classes`.
 
     Example:
         ``argosy.Data(train=argosy.data.image_folder("photos/train", size=64), val=argosy.data.image_folder("photos/val", size=64))``
@@ -49,9 +51,14 @@ def image_folder(root: str | Path, *, size: int) -> ImageFolder:
     check_whole("image_folder: size", size, least=1)
     root = Path(root).absolute()
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    names = tuple(folder.name for folder in folders) if classes is None else tuple(classes)
+    if unknown := [folder.name for folder in folders if folder.name not in names]:
+        raise StudyError(
+            f"image_folder: {root} has the folder {unknown[0]!r}, which is none of the classes {', '.join(names)}. Add it there, or take it away."
+        )
     found = [
-        (str(path.relative_to(root)), number)
-        for number, folder in enumerate(folders)
+        (str(path.relative_to(root)), names.index(folder.name))
+        for folder in folders
         for path in sorted(folder.rglob("*"))
         if path.suffix.lower() in ENDINGS
     ]
@@ -62,9 +69,7 @@ def image_folder(root: str | Path, *, size: int) -> ImageFolder:
             f"{', '.join(sorted(ENDINGS))}."
         )
     files, labels = zip(*found, strict=True)
-    return ImageFolder(
-        root=str(root), files=files, labels=labels, classes=tuple(folder.name for folder in folders), size=size
-    )
+    return ImageFolder(root=str(root), files=files, labels=labels, classes=names, size=size)
 
 
 def _decoded(path: Path, size: int) -> Tensor:

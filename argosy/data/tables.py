@@ -1,5 +1,6 @@
 """A table as arrays: numbers as they are, words as one column for each."""
 
+import contextlib
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from argosy.errors.spelling import meant
 __all__ = ["Table", "table"]
 
 Column = npt.NDArray[Any]
+MOST_WORDS = 1000
+"""Most different words of a column: more are names or texts, of which each row has another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +47,7 @@ def table(source: str | Path | Any, *, target: str) -> Table:
     into each fold (see examples/tabular.py).
 
     Raises:
-        StudyError: where there is no such file or column, or a value is missing.
+        StudyError: where there is no such file or column, a value is missing, or a column holds what is neither numbers nor words.
     """
     columns = _columns(source)
     if target not in columns:
@@ -103,10 +106,9 @@ def _parquet(path: Path) -> dict[str, Column]:
 def _parsed(values: list[str]) -> Column:
     """Return whole numbers, numbers or words, whichever all values are; an empty value is a missing number or an empty word."""
     for kind in (int, float):
-        try:
-            return np.array([kind(value) if value else np.nan for value in values])
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            if not any("_" in value for value in values):  # which Python takes for 1_000
+                return np.array([kind(value) if value else np.nan for value in values])
     return np.array(values, dtype=object)
 
 
@@ -117,13 +119,28 @@ def _check_none_missing(name: str, column: Column) -> None:
             f"table: column {name!r} has no value in {len(missing)} of {len(column)} rows, first in row {missing[0]}. Fill them, or leave out "
             "the rows or the column."
         )
+    if column.dtype.kind == "f" and not np.isfinite(column).all():
+        raise StudyError(
+            f"table: column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers."
+        )
 
 
 def _features(name: str, column: Column) -> dict[str, Column]:
     if column.dtype.kind in "biuf":
         return {name: column}
-    words = column.astype(str)
-    return {f"{name}={word}": words == word for word in np.unique(words).tolist()}
+    other = next((value for value in column.tolist() if not isinstance(value, str)), None)
+    if other is not None:
+        raise StudyError(
+            f"table: column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a date "
+            "to the days since the first one, or leave the column out."
+        )
+    words = np.unique(column.astype(str))
+    if len(words) > MOST_WORDS:
+        raise StudyError(
+            f"table: column {name!r} has {len(words)} different words in {len(column)} rows, and each would be a feature of its own. Leave "
+            f"out names and texts, or give at most {MOST_WORDS} words."
+        )
+    return {f"{name}={word}": column == word for word in words.tolist()}
 
 
 def _targets(column: Column) -> tuple[tuple[Any, ...], Column]:

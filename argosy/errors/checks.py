@@ -23,6 +23,7 @@ __all__ = [
     "check_no_iterator",
     "check_no_loader",
     "check_number",
+    "check_same_classes",
     "check_unmasked",
     "check_takes",
     "check_whole",
@@ -111,6 +112,20 @@ def check_factory(what: str, value: Any, kind: str) -> None:
             f"{what} must be a factory (a class, a function, a functools.partial) that builds {kind}; found "
             f"{shown(value)}. Each member builds its own, under its own seed: give functools.partial(Class, arguments)."
         )
+
+
+def check_same_classes(train: Any, val: Any) -> None:
+    """Raise StudyError where two Datasets tell their classes, as folders of images do, and these are numbered otherwise."""
+    there, here = getattr(train, "classes", None), getattr(val, "classes", None)
+    if isinstance(there, list | tuple) and isinstance(here, list | tuple) and list(there) != list(here):
+        raise StudyError(
+            f"Data.val has {len(here)} classes ({_some(here)}) and Data.train {len(there)} ({_some(there)}): the same number would mean another "
+            "class. Give both the same, as with argosy.data.image_folder(..., classes=train.classes)."
+        )
+
+
+def _some(classes: Any) -> str:
+    return ", ".join(map(str, classes[:5])) + (", …" if len(classes) > 5 else "")
 
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:

@@ -262,7 +262,10 @@ def open_sources(
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat)
-    return probed_splits(splits, data, seed=seed, heartbeat=heartbeat, shelf=shelf)
+    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
+    found = probed_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
+    prover.note_use(splits.values())
+    return found
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
@@ -339,10 +342,9 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
 
 
 def probed_splits(
-    splits: Mapping[str, Any], data: Data, *, seed: int, heartbeat: Heartbeat, shelf: Shelf | None
+    splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
 ) -> dict[str, Source]:
     """Return the sources of what `open_splits` has opened."""
-    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
     found: dict[str, Source] = {}
     for name, split in splits.items():
         source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)

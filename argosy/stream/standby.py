@@ -30,6 +30,7 @@ import cloudpickle
 
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.shelf import Shelf
 from argosy.stream.probing import Facts
 from argosy.stream.sources import (
@@ -87,10 +88,10 @@ def open_for(
     splits = open_splits(given, seed=seed, heartbeat=heartbeat)
 
     def learn() -> tuple[dict[str, Source], _Word]:
-        shelf = shelf_for(given, most_kept)
-        found = probed_splits(splits, given, seed=seed, heartbeat=heartbeat, shelf=shelf)
+        prover = Prover(shelf_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
+        found = probed_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
         facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
-        return found, _Word(facts=facts, skip_errors=given.on_error == "skip")
+        return found, _Word(facts=facts, skip_errors=prover.skip_errors)
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
         empty.dismiss()  # no loader workers

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,6 +35,23 @@ class Numbers:
 
 def read(stream: Any, **shelf: Any) -> None:
     open_sources(Data(train=stream), seed=0, shelf=Shelf(Path("rows"), **shelf))
+
+
+def read_on(folder: Path) -> None:
+    open_sources(Data(train=Numbers(3)), seed=0, shelf=Shelf(folder))
+
+
+class Classed(TensorDataset):
+    """Tells its classes, as a folder of images does."""
+
+    def __init__(self, *classes: str) -> None:
+        super().__init__(*ROWS.tensors)
+        self.classes = classes
+
+
+def dogs() -> Path:
+    Path("photos/dog").mkdir(parents=True)
+    return Path("photos")
 
 
 def written(name: str, text: str) -> Path:
@@ -82,5 +100,11 @@ CASES = {
     "a table with the target alone": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
     "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
     "a Parquet file without pyarrow": without_pyarrow,
+    "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
+    "classes that are numbered otherwise": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
+    "a table with an infinite value": lambda: data.table({"x": np.array([np.inf]), "y": np.zeros(1)}, target="y"),
+    "a table with dates": lambda: data.table({"x": np.zeros(1, "datetime64[D]"), "y": np.zeros(1)}, target="y"),
+    "a table with names": lambda: data.table({"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"),
+    "a stream on a disk that fails": lambda: read_on(written("rows", "")),
     "weights that are all 0": lambda: data.by_weight([0.0, 0.0], samples=3),
 }

@@ -4,7 +4,7 @@ Whatever a key says, samples of kept rows are prepared again at each opening and
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ class Prover:
     def facts(self, preparing: Preparing) -> Facts:
         """Return the facts of a split."""
         return self.finished(preparing, self._of_dataset(preparing))
+
+    def note_use(self, datasets: Iterable[Any]) -> None:
+        """Note what the first samples have changed in Datasets that this process may open again."""
+        for dataset in datasets:
+            key = self.keys.get(id(dataset))
+            if isinstance(key, Key):
+                key.note_use(dataset)
 
     def finished(self, preparing: Preparing, facts: Facts) -> Facts:
         """Return the facts of a split after `Data.then`, where there is that, from those of the Dataset's own samples."""
@@ -96,7 +103,6 @@ class Prover:
         """Return a folder for the rows, and how many of them it has room for; None where that is none."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
         count = shelf.room(facts.length * sample_bytes) // sample_bytes
-        key.note_use(preparing.dataset)
         folder = shelf.shelve(key, header_of(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
@@ -124,7 +130,6 @@ class Prover:
                 shelf.discard(folder)
                 return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
         assert layout is not None
-        key.note_use(preparing.dataset)
         complete = len(there) == header.length and bool(there.all())
         return Facts(
             length=header.length,
