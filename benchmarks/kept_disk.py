@@ -15,7 +15,7 @@ import argosy
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.kept.shelf import Shelf
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.order import split_order
 from argosy.stream.preparation import Preparation
 from argosy.stream.ring import Ring
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, required=True, help="that are delivered")
     options = parser.parse_args()
     data = argosy.Data(train=Several(options.train, options.times), keep=options.how != "anew")
-    shelf = Shelf(options.rows) if data.keep else None
-    sources = open_sources(data, seed=0, shelf=shelf)
+    cache = RowCache(options.rows) if data.keep else None
+    sources = open_sources(data, seed=0, cache=cache)
     sample_bytes = sources["train"].layout.sample_bytes
     keep(sources, options.samples * sample_bytes if options.how == "disk" else ALL_OF_IT)
     before = read_bytes()

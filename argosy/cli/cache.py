@@ -17,13 +17,11 @@ def cache(
     as_json: Json = False,
 ) -> None:
     """List prepared samples that are kept for later runs, or delete them; Data(keep=False) keeps none."""
-    from argosy.stream.kept.shelf import Shelf
+    from argosy.stream.kept.cache import RowCache
     from argosy.views.tables import kept_table
 
-    shelf = Shelf()
-    entries = shelf.entries()
-    for entry in entries if clear else ():
-        shelf.discard(entry.folder)
+    kept = RowCache()
+    entries = kept.entries()
     rows = [
         {
             "dataset": entry.header.subject,
@@ -36,10 +34,10 @@ def cache(
         for entry in entries
     ]
     for entry in entries if clear else ():
-        shelf.discard(entry.folder)
+        kept.discard(entry.folder)
     if as_json:
-        write({"folder": str(shelf.folder), "deleted" if clear else "kept": rows})
+        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows})
     elif not rows:
-        write(f"Nothing is kept in {shelf.folder}.")
+        write(f"Nothing is kept in {kept.folder}.")
     else:
-        show(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {shelf.folder}"))
+        show(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {kept.folder}"))

@@ -15,8 +15,8 @@ from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
-from argosy.stream.kept.shelf import Shelf
 from argosy.stream.kept.spool import Spool
 from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import unflatten
@@ -129,8 +129,8 @@ def _opened(data: Data, seed: int, split: str) -> Source:
     heartbeat = Heartbeat.private()
     found = open_split(data, split, seed=seed, heartbeat=heartbeat)
     # What a run has kept is read; to keep more is for runs, which have a budget.
-    shelf = Shelf(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
-    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
+    cache = RowCache(most_bytes=None if isinstance(found, Spool) else 0) if data.keep else None
+    prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
     source = probed(found, split, data, prover, seed=seed, heartbeat=heartbeat)
     keep({split: source}, most_bytes=0)
     return source

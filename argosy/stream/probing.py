@@ -10,7 +10,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
-from argosy.stream.kept.shelf import Shelved
+from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.samples import THROWN, generator_states, refusal
 
@@ -35,7 +35,7 @@ class Facts:
     """Whether this is validation on the training samples."""
     constant: bool = False
     """Whether samples may be kept: one of the first drew nothing, and is the same under another seed."""
-    shelved: Shelved | None = None
+    location: Location | None = None
     """Where samples are kept; None where they are not."""
     keeping: str = ""
     """What is kept, or why nothing is, in words."""

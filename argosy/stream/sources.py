@@ -17,9 +17,9 @@ from argosy.errors import StudyError
 from argosy.errors.checks import check_no_loader, is_map_style, shown
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Finishing, Prover
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.shelf import Shelf
 from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
@@ -167,9 +167,9 @@ class DatasetSource(Source):
     def keep(self, rows: Rows) -> None:
         """Keep samples in these rows from now on, and take from there those that they have."""
         self.kept = rows
-        shelved = self.facts.shelved
-        if shelved is not None and shelved.witnesses is not None:
-            self._witnesses = Witnesses(shelved.witnesses, Roots(shelved.roots))
+        location = self.facts.location
+        if location is not None and location.witnesses is not None:
+            self._witnesses = Witnesses(location.witnesses, Roots(location.roots))
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Take the samples that are kept, and prepare the others."""
@@ -257,12 +257,12 @@ class DatasetSource(Source):
 
 
 def open_sources(
-    data: Data, *, seed: int, heartbeat: Heartbeat | None = None, shelf: Shelf | None = None
+    data: Data, *, seed: int, heartbeat: Heartbeat | None = None, cache: RowCache | None = None
 ) -> dict[str, Source]:
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     heartbeat = heartbeat or Heartbeat.private()
     splits = open_splits(data, seed=seed, heartbeat=heartbeat)
-    prover = Prover(shelf, skip_errors=data.on_error == "skip", keys={})
+    prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
     found = probed_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
     prover.note_use(splits.values())
     return found
@@ -276,9 +276,9 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
     kept: dict[str, Rows] = {}
     for source in sources.values():
         facts = source.facts
-        if not isinstance(source, DatasetSource) or facts.shelved is None:
+        if not isinstance(source, DatasetSource) or facts.location is None:
             continue
-        key = facts.shelved.folder or facts.shelved.name
+        key = facts.location.folder or facts.location.name
         if key not in kept:
             rows = _opened_rows(facts, most_bytes)
             if rows is None:
@@ -287,7 +287,7 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
             rows_bytes = rows.count * facts.kept_layout.sample_bytes
             if rows_bytes > most_bytes:
                 rows.come_from_disk()
-            most_bytes -= 0 if facts.shelved.folder else rows_bytes
+            most_bytes -= 0 if facts.location.folder else rows_bytes
         source.keep(kept[key])
 
 
@@ -299,13 +299,13 @@ def _note(text: str) -> None:
 
 def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
     """Return the rows of a split: those of its folder, or in memory where another machine has that open or it cannot be used."""
-    assert facts.shelved is not None
-    if facts.shelved.folder is not None:
+    assert facts.location is not None
+    if facts.location.folder is not None:
         try:
-            rows = Rows.open(Path(facts.shelved.folder), facts.kept_layout, facts.shelved.count)
+            rows = Rows.open(Path(facts.location.folder), facts.kept_layout, facts.location.count)
             if rows is not None:
                 return rows
-            _note(f"another machine is using {facts.shelved.folder}; samples are kept in memory, for this run.")
+            _note(f"another machine is using {facts.location.folder}; samples are kept in memory, for this run.")
         except OSError as error:
             _note(f"samples cannot be kept on disk ({error}); they are kept in memory, for this run.")
     count = min(facts.length, most_bytes // max(facts.kept_layout.sample_bytes, 1))
@@ -359,7 +359,7 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
         return opened
     if isinstance(opened, Spool):
         with heartbeat.busy(f"reading sample {{number}} of {split} into a file"):
-            facts = opened.facts(prover.shelf)
+            facts = opened.facts(prover.cache)
         read = ReadOnce(facts)
         preparing = _preparing(read, split, data, seed=seed, heartbeat=heartbeat)
         return told(read, split, prover.finished(preparing, facts), data, seed=seed, heartbeat=heartbeat)

@@ -30,8 +30,8 @@ import cloudpickle
 
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
-from argosy.stream.kept.shelf import Shelf
 from argosy.stream.probing import Facts
 from argosy.stream.sources import (
     ArraySource,
@@ -46,7 +46,7 @@ from argosy.stream.sources import (
 )
 from argosy.study import Data
 
-__all__ = ["held", "open_for", "shelf_for"]
+__all__ = ["held", "open_for", "cache_for"]
 
 MEMORY_DEVICES = 1
 """Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
@@ -79,7 +79,7 @@ def open_for(
     """
     if not loaders:
         given = data()
-        return open_sources(given, seed=seed, heartbeat=heartbeat, shelf=shelf_for(given, most_kept))
+        return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept))
     before = held()
     empty, word = _Standby.fork()
     if word is not None:
@@ -88,7 +88,7 @@ def open_for(
     splits = open_splits(given, seed=seed, heartbeat=heartbeat)
 
     def learn() -> tuple[dict[str, Source], _Word]:
-        prover = Prover(shelf_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
+        prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})
         found = probed_splits(splits, given, prover, seed=seed, heartbeat=heartbeat)
         facts = {name: source.facts if isinstance(source, DatasetSource) else None for name, source in found.items()}
         return found, _Word(facts=facts, skip_errors=prover.skip_errors)
@@ -125,9 +125,9 @@ def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat
     }
 
 
-def shelf_for(data: Data, most_bytes: int | None) -> Shelf | None:
+def cache_for(data: Data, most_bytes: int | None) -> RowCache | None:
     """Return where prepared samples of these data are kept; None where they are not."""
-    return Shelf(most_bytes=most_bytes) if data.keep else None
+    return RowCache(most_bytes=most_bytes) if data.keep else None
 
 
 class _Own:

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data, data
 from argosy.stream.kept import spool
+from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.shelf import Shelf, Shelved
 from argosy.stream.sources import open_sources
 
 __all__ = ["CASES"]
@@ -33,12 +33,12 @@ class Numbers:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
 
 
-def read(stream: Any, **shelf: Any) -> None:
-    open_sources(Data(train=stream), seed=0, shelf=Shelf(Path("rows"), **shelf))
+def read(stream: Any, **cache: Any) -> None:
+    open_sources(Data(train=stream), seed=0, cache=RowCache(Path("rows"), **cache))
 
 
 def read_on(folder: Path) -> None:
-    open_sources(Data(train=Numbers(3)), seed=0, shelf=Shelf(folder))
+    open_sources(Data(train=Numbers(3)), seed=0, cache=RowCache(folder))
 
 
 class Classed(TensorDataset):
@@ -62,7 +62,7 @@ def written(name: str, text: str) -> Path:
 
 def elsewhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rows, "open", lambda *_: None)
-    spool._rows(Shelved(name="a", folder="rows/a", count=3), object())  # type: ignore[arg-type]
+    spool._rows(Location(name="a", folder="rows/a", count=3), object())  # type: ignore[arg-type]
 
 
 def on_an_accelerator() -> None:

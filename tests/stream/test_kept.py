@@ -1,6 +1,7 @@
 """Samples for which nothing was drawn are prepared once, for all epochs, splits and runs, and are what they would have become anew."""
 
 import gc
+import json
 import random
 import re
 from dataclasses import replace
@@ -14,11 +15,12 @@ import torch
 from torch.utils.data import Dataset
 
 from argosy import Data
+from argosy.cli.app import app
 from argosy.stream.blocks import Block, Place
+from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.proof import PROVED
-from argosy.stream.kept.shelf import Shelf, Shelved
 from argosy.stream.sources import Filled, Source, keep, open_sources
-from argosy.stream.standby import shelf_for
+from argosy.stream.standby import cache_for
 
 LENGTH = 31
 ROOM = 2**20
@@ -129,11 +131,11 @@ def inplace(sample: Any) -> Any:
 
 
 def opened(
-    dataset: Any, *, room: int = ROOM, shelf: Shelf | None = None, memory: int = 0, **data: Any
+    dataset: Any, *, room: int = ROOM, cache: RowCache | None = None, memory: int = 0, **data: Any
 ) -> dict[str, Source]:
     """The splits of a study that has it as both."""
     given = Data(train=dataset, val=dataset, on_error="skip", **data)
-    sources = open_sources(given, seed=3, shelf=shelf or Shelf(most_bytes=room))
+    sources = open_sources(given, seed=3, cache=cache or RowCache(most_bytes=room))
     keep(sources, memory)
     return sources
 
@@ -210,7 +212,7 @@ def test_then_may_write_into_its_sample() -> None:
 
 def test_nothing_is_kept_that_was_not_to_be() -> None:
     sources = open_sources(
-        Data(train=Rows(), val=Rows(), keep=False), seed=3, shelf=shelf_for(Data(train=Rows(), keep=False), None)
+        Data(train=Rows(), val=Rows(), keep=False), seed=3, cache=cache_for(Data(train=Rows(), keep=False), None)
     )
     keep(sources, ROOM)
     for epoch in range(2):
@@ -230,11 +232,11 @@ def test_a_factory_given_for_both_is_called_once() -> None:
 
 
 def test_two_datasets_have_their_own_rows_and_arrays_none() -> None:
-    sources = open_sources(Data(train=Rows(), val=Sometimes()), seed=3, shelf=Shelf())
+    sources = open_sources(Data(train=Rows(), val=Sometimes()), seed=3, cache=RowCache())
     keep(sources, 0)
     assert sources["val"].kept is not sources["train"].kept is not None
     x = torch.zeros(4, 2)
-    arrays = open_sources(Data(arrays=(x,), val_arrays=(x,)), seed=3, shelf=Shelf())
+    arrays = open_sources(Data(arrays=(x,), val_arrays=(x,)), seed=3, cache=RowCache())
     keep(arrays, ROOM)
     assert arrays["val"].kept is None
 
@@ -242,14 +244,14 @@ def test_two_datasets_have_their_own_rows_and_arrays_none() -> None:
 def test_what_is_part_of_no_key_is_kept_in_memory_for_the_run() -> None:
     dataset = Handle()
     sources = opened(dataset)
-    assert sources["train"].facts.shelved == Shelved(
-        name=sources["train"].facts.shelved.name, folder=None, count=LENGTH
+    assert sources["train"].facts.location == Location(
+        name=sources["train"].facts.location.name, folder=None, count=LENGTH
     )
     assert "this run alone" in sources["train"].facts.keeping
     keep(sources, ROOM)
     fill(sources["train"], "train", np.arange(LENGTH), epoch=0)
     assert fill(sources["val"], "val", np.arange(LENGTH), epoch=0)[1].prepared == 0
-    assert not list(Shelf().folder.glob("*"))
+    assert not list(RowCache().folder.glob("*"))
     dataset.handle.close()
 
 
@@ -300,7 +302,7 @@ def test_a_part_that_is_there_is_completed() -> None:
 
 def test_rows_that_are_not_what_would_be_prepared_are_dropped_with_the_samples_number() -> None:
     filled_whole(opened(Rows()))
-    (entry,) = Shelf().entries()
+    (entry,) = RowCache().entries()
     rows = entry.folder / "rows.bin"
     rows.write_bytes(bytes(len(rows.read_bytes())))
     sources = opened(Rows())
@@ -327,7 +329,7 @@ def test_after_a_power_loss_only_what_was_flushed_is_trusted() -> None:
     assert sources["train"].kept is not None
     sources["train"].kept.commit()
     fill(sources["train"], "train", np.arange(5, 20), epoch=0)
-    (entry,) = Shelf().entries()
+    (entry,) = RowCache().entries()
     del sources
     gc.collect()
     (entry.folder / "boot").write_text("another kernel")
@@ -337,7 +339,7 @@ def test_after_a_power_loss_only_what_was_flushed_is_trusted() -> None:
 def test_rows_that_another_kernel_has_open_are_left_alone() -> None:
     first = opened(Rows())
     filled_whole(first)
-    (entry,) = Shelf().entries()
+    (entry,) = RowCache().entries()
     assert first["train"].kept is not None
     first["train"].kept.commit()
     (entry.folder / "boot").write_text("another kernel")
@@ -352,7 +354,7 @@ def test_a_full_disk_ends_keeping_and_nothing_else(small_disk: Path) -> None:
             return torch.full((8192,), float(super().__getitem__(index)[1]))
 
     for _ in range(2):
-        sources = opened(Wide(), shelf=Shelf(small_disk, most_bytes=2**30))
+        sources = opened(Wide(), cache=RowCache(small_disk, most_bytes=2**30))
         for epoch in range(2):
             found, filled = fill(sources["train"], "train", np.arange(LENGTH), epoch=epoch)
             assert torch.equal(found.leaves[0][:, 0], torch.arange(LENGTH).float())
@@ -360,8 +362,8 @@ def test_a_full_disk_ends_keeping_and_nothing_else(small_disk: Path) -> None:
 
 
 def test_a_folder_that_others_may_write_is_not_used() -> None:
-    Shelf().folder.mkdir(parents=True)
-    Shelf().folder.chmod(0o777)
+    RowCache().folder.mkdir(parents=True)
+    RowCache().folder.chmod(0o777)
     sources = opened(Rows())
     assert "other users may write" in sources["train"].facts.keeping
     assert filled_whole(sources) == LENGTH
@@ -376,7 +378,7 @@ def test_what_was_not_used_for_longest_goes_first() -> None:
     filled_whole(opened(kinds[3](), room=room))
     there = [opened(kind(), room=room)["train"].facts.keeping for kind in (kinds[0], kinds[3])]
     assert there == ["31 of 31 kept by earlier runs"] * 2
-    assert len(Shelf().entries()) == 3
+    assert len(RowCache().entries()) == 3
     assert "never prepared" not in there[0]
 
 
@@ -384,6 +386,16 @@ def test_without_a_budget_nothing_is_added_and_nothing_goes() -> None:
     filled_whole(opened(Rows()))
     assert "no room" in opened(Sometimes(), room=0)["train"].facts.keeping
     assert opened(Rows(), room=0)["train"].facts.keeping == "31 of 31 kept by earlier runs"
+
+
+def test_the_command_lists_what_is_kept_and_deletes_it(capfd: pytest.CaptureFixture[str]) -> None:
+    fill(opened(Rows())["train"], "train", np.arange(10), epoch=0)
+    for words, key in ([], "kept"), (["--clear"], "deleted"):
+        app(["cache", *words, "--json"], standalone_mode=False)
+        (row,) = json.loads(capfd.readouterr().out)[key]
+        assert (row["dataset"], row["samples"], row["of"]) == ("test_kept.Rows", 10, LENGTH)
+    app(["cache"], standalone_mode=False)
+    assert capfd.readouterr().out.startswith("Nothing is kept in ")
 
 
 def test_two_processes_build_one_file() -> None:

@@ -33,7 +33,7 @@ import argosy
 from argosy import Data
 from argosy.stream.blocks import Place
 from argosy.stream.kept import witnesses
-from argosy.stream.kept.shelf import Shelf
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.sources import Source, keep, open_sources
 
 LENGTH, ONE = 40, 17
@@ -549,9 +549,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     found.forget()
 
 
-def opened(dataset: Any, *, seed: int = 3, shelved: bool = True, split: str = "train", **data: Any) -> Source:
+def opened(dataset: Any, *, seed: int = 3, location: bool = True, split: str = "train", **data: Any) -> Source:
     given = Data(**{"train": dataset, split: dataset, **data})
-    sources = open_sources(given, seed=seed, shelf=Shelf(most_bytes=ROOM) if shelved else None)
+    sources = open_sources(given, seed=seed, cache=RowCache(most_bytes=ROOM) if location else None)
     keep(sources, 0)
     return sources[split]
 
@@ -575,7 +575,7 @@ def found_out(before: Callable[[], Any], mutate: Callable[[], object], after: Ca
     mutate()
     source = opened(after())
     found, prepared = filled(source)
-    truth, _ = filled(opened(after(), shelved=False))
+    truth, _ = filled(opened(after(), location=False))
     changed = (
         len(truth) if truth.shape != old.shape else int((truth != old).reshape(len(truth), -1).any(dim=1).sum().item())
     )
@@ -943,11 +943,13 @@ def test_two_folders_of_the_same_names_have_rows_of_their_own(desk: Desk) -> Non
     put(other / "17.bin", b"ab")
     kind = desk.module("files").Files
     for prepared in (LENGTH, 0):
-        sources = open_sources(Data(train=kind(str(one)), val=kind(str(other))), seed=3, shelf=Shelf(most_bytes=ROOM))
+        sources = open_sources(
+            Data(train=kind(str(one)), val=kind(str(other))), seed=3, cache=RowCache(most_bytes=ROOM)
+        )
         keep(sources, 0)
         for split, folder in (("train", one), ("val", other)):
             found = filled(sources[split])
-            assert torch.equal(found[0], filled(opened(kind(str(folder)), shelved=False))[0])
+            assert torch.equal(found[0], filled(opened(kind(str(folder)), location=False))[0])
             assert found[1] == prepared
 
 
@@ -958,7 +960,7 @@ def test_a_part_that_is_there_is_completed_elsewhere(desk: Desk) -> None:
     elsewhere = str(moved(folder))
     found, prepared = filled(opened(desk.module("files").Files(elsewhere)))
     assert prepared == LENGTH - 20
-    assert torch.equal(found, filled(opened(desk.module("files").Files(elsewhere), shelved=False))[0])
+    assert torch.equal(found, filled(opened(desk.module("files").Files(elsewhere), location=False))[0])
 
 
 def test_the_example_of_the_page_keeps_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -977,7 +979,7 @@ def test_the_example_of_the_page_keeps_what_it_says(tmp_path: Path, monkeypatch:
     monkeypatch.delitem(sys.modules, "images", raising=False)
     data = importlib.import_module("images").data
     for prepared in (LENGTH, 0):
-        sources = open_sources(data, seed=3, shelf=Shelf(most_bytes=ROOM))
+        sources = open_sources(data, seed=3, cache=RowCache(most_bytes=ROOM))
         keep(sources, 0)
         found, again = filled(sources["train"]), filled(sources["train"], epoch=1)
         assert (found[1], again[1]) == (prepared, 0)

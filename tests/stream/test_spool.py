@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 from argosy import Data
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block, Place
+from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import PROVED
-from argosy.stream.kept.shelf import Shelf
 from argosy.stream.sources import Source, keep, open_sources
 
 LENGTH = 41
@@ -85,7 +85,7 @@ def lines(tmp_path: Path) -> Path:
 
 
 def opened(stream: Any, **data: Any) -> Source:
-    sources = open_sources(Data(train=stream, **data), seed=3, shelf=Shelf())
+    sources = open_sources(Data(train=stream, **data), seed=3, cache=RowCache())
     keep(sources, 0)
     return sources["train"]
 
@@ -143,8 +143,8 @@ def test_then_draws_anew_in_each_epoch(lines: Path) -> None:
 def test_what_cannot_be_read_is_said_and_leaves_nothing(kind: type[Lines], words: str, lines: Path) -> None:
     with pytest.raises(StudyError, match=rf"^Data\.train: {words}"):
         opened(kind(lines))
-    assert not [path for path in Shelf().folder.glob("*") if path.is_dir()]
-    assert not list(Shelf().folder.glob(".*"))
+    assert not [path for path in RowCache().folder.glob("*") if path.is_dir()]
+    assert not list(RowCache().folder.glob(".*"))
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_nothing_to_read_is_said(tmp_path: Path) -> None:
 def test_without_room_it_is_said_how_much_was_read(lines: Path) -> None:
     sample = 3 * 4 + 8
     with pytest.raises(StudyError, match=r"no room for more than 10 samples of the Lines \(205 bytes\)"):
-        open_sources(Data(train=Lines(lines)), seed=3, shelf=Shelf(most_bytes=10 * sample + 5))
+        open_sources(Data(train=Lines(lines)), seed=3, cache=RowCache(most_bytes=10 * sample + 5))
 
 
 def test_a_disk_that_is_full_is_said(lines: Path, small_disk: Path) -> None:
@@ -167,13 +167,13 @@ def test_a_disk_that_is_full_is_said(lines: Path, small_disk: Path) -> None:
     with pytest.raises(
         StudyError, match=rf"the Wide gives cannot be written to {small_disk}: No space left on device\. Free some"
     ):
-        open_sources(Data(train=Wide(lines)), seed=3, shelf=Shelf(small_disk, most_bytes=2**30))
+        open_sources(Data(train=Wide(lines)), seed=3, cache=RowCache(small_disk, most_bytes=2**30))
     assert not list(small_disk.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_is_said(lines: Path, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"cannot be written to .*: Not a directory"):
-        open_sources(Data(train=Lines(lines)), seed=3, shelf=Shelf(lines / "rows"))
+        open_sources(Data(train=Lines(lines)), seed=3, cache=RowCache(lines / "rows"))
 
 
 def test_nothing_is_read_that_is_not_to_be_kept(lines: Path) -> None:
@@ -184,20 +184,20 @@ def test_nothing_is_read_that_is_not_to_be_kept(lines: Path) -> None:
 
 
 def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lines: Path) -> None:
-    Shelf().folder.mkdir(parents=True, mode=0o700)
-    (Shelf().folder / ".0123").mkdir()
-    (Shelf().folder / ".0123" / "leaf0").write_bytes(b"half")
-    os.utime(Shelf().folder / ".0123", (0, 0))
-    with Shelf().new() as other:
+    RowCache().folder.mkdir(parents=True, mode=0o700)
+    (RowCache().folder / ".0123").mkdir()
+    (RowCache().folder / ".0123" / "leaf0").write_bytes(b"half")
+    os.utime(RowCache().folder / ".0123", (0, 0))
+    with RowCache().new() as other:
         opened(Lines(lines))
         assert other.is_dir()  # another process is at it
-    assert not list(Shelf().folder.glob(".*"))
+    assert not list(RowCache().folder.glob(".*"))
 
 
 def test_two_splits_of_a_stream_within_a_tight_budget_keep_each_other(lines: Path) -> None:
     other = lines.with_name("other.txt")
     other.write_text(lines.read_text() * 2)
-    shelf = Shelf(most_bytes=2**25)
-    sources = open_sources(Data(train=Lines(lines), val=Lines(other)), seed=3, shelf=shelf)
+    cache = RowCache(most_bytes=2**25)
+    sources = open_sources(Data(train=Lines(lines), val=Lines(other)), seed=3, cache=cache)
     keep(sources, 0)
     assert [source.length for source in sources.values()] == [LENGTH, 2 * LENGTH]

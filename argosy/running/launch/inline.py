@@ -25,7 +25,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import Filled, keep, open_sources
-from argosy.stream.standby import shelf_for
+from argosy.stream.standby import cache_for
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
 from argosy.training.device.process_state import as_found
@@ -192,7 +192,7 @@ class _InlineFeeder:
     def _open(self) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
         given = files_of(study.data)
-        self.sources = open_sources(study.data, seed=study.seed, shelf=shelf_for(study.data, settings.keep_bytes))
+        self.sources = open_sources(study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes))
         self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}

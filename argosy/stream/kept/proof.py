@@ -14,9 +14,9 @@ import numpy as np
 from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits, sample_leaves
 from argosy.stream.code_digest import Opaque
+from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.rows import Rows, marked
-from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
 from argosy.stream.kept.witnesses import Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.probing import Facts, length_of, probe
@@ -37,7 +37,7 @@ DRAWN = (
 class Prover:
     """Learns the facts of the splits of one study's data."""
 
-    shelf: Shelf | None
+    cache: RowCache | None
     """Where rows are kept; None to keep none."""
     skip_errors: bool
     keys: dict[int, Key | Opaque]
@@ -60,10 +60,12 @@ class Prover:
             return facts
         finishing = Finishing(preparing, facts.layout)
         finished = probe(preparing.dataset, preparing.split, finishing, skip_errors=self.skip_errors)
-        return replace(finished, gathers=facts.gathers, shelved=facts.shelved, base=facts.layout, keeping=facts.keeping)
+        return replace(
+            finished, gathers=facts.gathers, location=facts.location, base=facts.layout, keeping=facts.keeping
+        )
 
     def _of_dataset(self, preparing: Preparing) -> Facts:
-        if self.shelf is None:
+        if self.cache is None:
             return self._probed(preparing)
         key = self.keys.get(id(preparing.dataset)) or _key(preparing.dataset)
         self.keys[id(preparing.dataset)] = key
@@ -75,14 +77,14 @@ class Prover:
                 else _drawn(facts)
             )
         try:
-            return self._kept(preparing, self.shelf, key)
+            return self._kept(preparing, self.cache, key)
         except (OSError, RunError) as error:
             return _in_memory(self._probed(preparing), key.name, str(error))
 
-    def _kept(self, preparing: Preparing, shelf: Shelf, key: Key) -> Facts:
-        found = shelf.look_up(key, length_of(preparing.dataset, preparing.split))
+    def _kept(self, preparing: Preparing, cache: RowCache, key: Key) -> Facts:
+        found = cache.look_up(key, length_of(preparing.dataset, preparing.split))
         if isinstance(found, Entry):
-            proved = self._proved(preparing, shelf, key, found)
+            proved = self._proved(preparing, cache, key, found)
             if isinstance(proved, Facts):
                 return proved
             why = proved
@@ -91,22 +93,22 @@ class Prover:
         facts = self._probed(preparing)
         if not facts.constant:
             return _drawn(facts)
-        begun = _begun(found, facts) or self._shelved(preparing, shelf, key, facts)
+        begun = _begun(found, facts) or self._created(preparing, cache, key, facts)
         if begun is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
         Witnesses(folder / NOTES, key.roots).add()
-        shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=key.place)
-        return replace(facts, shelved=shelved, keeping=f"prepared once and kept from now on ({why})")
+        location = Location(name=folder.name, folder=str(folder), count=count, roots=key.place)
+        return replace(facts, location=location, keeping=f"prepared once and kept from now on ({why})")
 
-    def _shelved(self, preparing: Preparing, shelf: Shelf, key: Key, facts: Facts) -> tuple[Path, int] | None:
+    def _created(self, preparing: Preparing, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
         """Return a folder for the rows, and how many of them it has room for; None where that is none."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
-        count = shelf.room(facts.length * sample_bytes) // sample_bytes
-        folder = shelf.shelve(key, header_of(key, facts, count), facts.layout) if count else None
+        count = cache.room(facts.length * sample_bytes) // sample_bytes
+        folder = cache.create(key, header_of(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
-    def _proved(self, preparing: Preparing, shelf: Shelf, key: Key, entry: Entry) -> Facts | str:
+    def _proved(self, preparing: Preparing, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
         """Return the facts that a header has, where kept rows are as they would be prepared now; else why not."""
         folder, header = entry.folder, entry.header
         there = marked(folder)[: header.count]
@@ -127,7 +129,7 @@ class Prover:
                 if rows is None:
                     return "another machine is using what was kept"
             if rows is None or not same_bits(leaves, rows.row(index)):
-                shelf.discard(folder)
+                cache.discard(folder)
                 return f"sample {index} is another one than the one that was kept, though nothing that decides it seems to have changed"
         assert layout is not None
         complete = len(there) == header.length and bool(there.all())
@@ -139,7 +141,7 @@ class Prover:
             seconds_per_sample=0.0 if complete else header.seconds_per_sample,
             files=files_in(preparing.dataset),
             constant=True,
-            shelved=Shelved(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
+            location=Location(name=folder.name, folder=str(folder), count=header.count, roots=key.place),
             keeping=f"{np.count_nonzero(there):,} of {header.length:,} kept by earlier runs",
         )
 
@@ -185,8 +187,8 @@ def _key(dataset: Any) -> Key | Opaque:
 
 
 def _in_memory(facts: Facts, name: str, why: str) -> Facts:
-    shelved = Shelved(name=name, folder=None, count=facts.length)
-    return replace(facts, shelved=shelved, keeping=f"prepared once and kept in memory, for this run alone: {why}")
+    location = Location(name=name, folder=None, count=facts.length)
+    return replace(facts, location=location, keeping=f"prepared once and kept in memory, for this run alone: {why}")
 
 
 def _drawn(facts: Facts) -> Facts:

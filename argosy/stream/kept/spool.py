@@ -19,10 +19,10 @@ from argosy.errors import StudyError, WorkerError
 from argosy.stream.blocks import Layout, Unfit, bytes_of, same_bits, sample_leaves
 from argosy.stream.code_digest import Opaque
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.proof import PROVED
 from argosy.stream.kept.rows import Rows
-from argosy.stream.kept.shelf import NOTES, Entry, Shelf, Shelved, header_of
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
 from argosy.stream.probing import Facts, fingerprint_of
@@ -44,33 +44,33 @@ class Spool:
     seed: int
     heartbeat: Heartbeat
 
-    def facts(self, shelf: Shelf | None) -> Facts:
+    def facts(self, cache: RowCache | None) -> Facts:
         """Return what is known of it once it was read, here or by an earlier run."""
-        if shelf is None:
+        if cache is None:
             raise StudyError(
                 f"Data.{self.split} is an iterable-style {self._kind}, which is read once into a file, and Data(keep=False) keeps "
                 "none. Leave keep out, or give a map-style Dataset."
             )
         try:
-            return self._facts(shelf)
+            return self._facts(cache)
         except OSError as error:  # of the folder of kept rows: what the stream raises is told as its sample's
             raise StudyError(
-                f"Data.{self.split}: what the {self._kind} gives cannot be written to {shelf.folder}: {error.strerror}. Free some space, or "
+                f"Data.{self.split}: what the {self._kind} gives cannot be written to {cache.folder}: {error.strerror}. Free some space, or "
                 "name a folder on another disk: ARGOSY_CACHE."
             ) from error
 
-    def _facts(self, shelf: Shelf) -> Facts:
+    def _facts(self, cache: RowCache) -> Facts:
         try:
             key = key_of(self.stream)
-            found = shelf.look_up(key)
+            found = cache.look_up(key)
         except Opaque as error:
             key, found = Key.of_one_run(self.stream), f"for this run alone, as {error} is part of it"
         if isinstance(found, Entry):
-            known = self._proved(shelf, found, key)
+            known = self._proved(cache, found, key)
             if known is not None:
                 return known
             found = "its first samples are others than they were"
-        return self._read(shelf, key, found)
+        return self._read(cache, key, found)
 
     @property
     def _kind(self) -> str:
@@ -96,7 +96,7 @@ class Spool:
         except THROWN as error:  # the user's code
             raise refusal(error, self.split, number) from error
 
-    def _proved(self, shelf: Shelf, entry: Entry, key: Key) -> Facts | None:
+    def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
         """Return the facts of rows that were kept, where the first samples are still the same."""
         header = entry.header
         layout: Layout | None = None
@@ -109,13 +109,13 @@ class Spool:
                 layout = None
                 break
         if layout is None:
-            shelf.discard(entry.folder)
+            cache.discard(entry.folder)
             return None
         return _known(layout, header.length, header.fingerprint, entry.folder, key, "read by an earlier run")
 
-    def _read(self, shelf: Shelf, key: Key, why: str) -> Facts:
+    def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
         """Read all of it into rows."""
-        with shelf.new() as folder, contextlib.ExitStack() as files:
+        with cache.new() as folder, contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             layout: Layout | None = None
             count, room = 0, 0
@@ -126,7 +126,7 @@ class Spool:
                 self._check(layout, leaves, tree, number)
                 wanted = (number + 1) * layout.sample_bytes
                 if wanted > room:
-                    room = shelf.room(2 * wanted + FEW_BYTES)
+                    room = cache.room(2 * wanted + FEW_BYTES)
                     self._check_room(number, wanted, room)
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(bytes_of(leaf))
@@ -138,7 +138,7 @@ class Spool:
             Witnesses(folder / NOTES, key.roots).add()
             fingerprint = fingerprint_of([first, last])
             facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
-            placed = shelf.place(folder, key, header_of(key, facts, count))
+            placed = cache.place(folder, key, header_of(key, facts, count))
             return _known(layout, count, fingerprint, placed, key, facts.keeping)
 
     def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, number: int) -> None:
@@ -176,20 +176,22 @@ class ReadOnce:
 
     def __getitem__(self, index: int) -> Any:
         layout = self.facts.kept_layout
-        return unflatten(_rows(self.facts.shelved, layout).row(index), layout.tree)
+        return unflatten(_rows(self.facts.location, layout).row(index), layout.tree)
 
 
 @functools.cache
-def _rows(shelved: Shelved, layout: Layout) -> Rows:
-    assert shelved.folder is not None
-    rows = Rows.open(Path(shelved.folder), layout, shelved.count)
+def _rows(location: Location, layout: Layout) -> Rows:
+    assert location.folder is not None
+    rows = Rows.open(Path(location.folder), layout, location.count)
     if rows is None:
         raise WorkerError(
-            f"another machine is using {shelved.folder}. Give each machine a folder of its own: ARGOSY_CACHE."
+            f"another machine is using {location.folder}. Give each machine a folder of its own: ARGOSY_CACHE."
         )
     return rows
 
 
 def _known(layout: Layout, count: int, fingerprint: str, folder: Path, key: Key, keeping: str) -> Facts:
-    shelved = Shelved(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
-    return Facts(length=count, layout=layout, fingerprint=fingerprint, constant=True, shelved=shelved, keeping=keeping)
+    location = Location(name=folder.name, folder=str(folder), count=count, roots=tuple(key.roots.folders))
+    return Facts(
+        length=count, layout=layout, fingerprint=fingerprint, constant=True, location=location, keeping=keeping
+    )

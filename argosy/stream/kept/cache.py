@@ -26,7 +26,7 @@ from argosy.stream.kept.keys import Key
 from argosy.stream.kept.rows import ROWS, Rows, marked
 from argosy.stream.kept.witnesses import Witnesses, fresh_record, stale
 
-__all__ = ["NOTES", "Entry", "Header", "Shelf", "Shelved", "header_of"]
+__all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "header_of"]
 
 VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
@@ -62,7 +62,7 @@ class Header:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelved:
+class Location:
     """Where the rows of one split are kept."""
 
     name: str
@@ -80,7 +80,7 @@ class Shelved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """Kept rows on the shelf, as `argosy cache` shows them."""
+    """Kept rows on the cache, as `argosy cache` shows them."""
 
     folder: Path
     header: Header
@@ -91,11 +91,14 @@ class Entry:
 
     @property
     def found(self) -> int:
-        """Number of samples that are there."""
-        return int(np.count_nonzero(marked(self.folder)))
+        """Number of samples that are there; 0 where another process has just taken them away."""
+        try:
+            return int(np.count_nonzero(marked(self.folder)))
+        except FileNotFoundError:
+            return 0
 
 
-class Shelf:
+class RowCache:
     """The kept rows of this user on this machine."""
 
     def __init__(self, folder: Path | None = None, *, most_bytes: int | None = None) -> None:
@@ -157,7 +160,7 @@ class Shelf:
             file.write(json.dumps(asdict(header)).encode())
         return replace(entry, folder=folder, header=header)
 
-    def shelve(self, key: Key, header: Header, layout: Layout) -> Path | None:
+    def create(self, key: Key, header: Header, layout: Layout) -> Path | None:
         """Make a folder for rows, or take the one that another process has made meanwhile; None for one of another kind. Raises OSError, RunError."""
         with self.new() as new:
             Rows.create(new, layout, header.count)
@@ -221,7 +224,7 @@ class Shelf:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
-        """Take rows from the shelf; runs that use them keep what they have open."""
+        """Take rows from the cache; runs that use them keep what they have open."""
         gone = self.folder / f".{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
             folder.rename(gone)
