@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 from argosy import Data
-from argosy.cli.app import app
 from argosy.stream.blocks import Block, Place
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.proof import PROVED
@@ -388,14 +388,12 @@ def test_without_a_budget_nothing_is_added_and_nothing_goes() -> None:
     assert opened(Rows(), room=0)["train"].facts.keeping == "31 of 31 kept by earlier runs"
 
 
-def test_the_command_lists_what_is_kept_and_deletes_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_what_is_kept_and_deletes_it(tmp_path: Path) -> None:
     fill(opened(Rows())["train"], "train", np.arange(10), epoch=0)
     for words, key in ([], "kept"), (["--clear"], "deleted"):
-        app(["cache", *words, "--json"], standalone_mode=False)
-        (row,) = json.loads(capfd.readouterr().out)[key]
+        (row,) = json.loads(forked.command(tmp_path, ["cache", *words, "--json"]).stdout)[key]
         assert (row["dataset"], row["samples"], row["of"]) == ("test_kept.Rows", 10, LENGTH)
-    app(["cache"], standalone_mode=False)
-    assert capfd.readouterr().out.startswith("Nothing is kept in ")
+    assert forked.command(tmp_path, ["cache"]).stdout.startswith("Nothing is kept in ")
 
 
 def test_two_processes_build_one_file() -> None:
