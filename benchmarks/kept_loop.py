@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from by_hand import ByHand
 from kept_networks import BATCH, MEMBERS, PIXELS, averaged
 from kept_photographs import Decoded
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 WORKERS = 2
@@ -87,41 +87,22 @@ def by_litdata(train: Path, out: Path) -> Iterable[Any]:
     return litdata.StreamingDataLoader(chunks, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
 
 
-class Trained:
-    """One network with its optimizer."""
-
-    def __init__(self, name: str) -> None:
-        torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
-        model, optimizer = MEMBERS[name]
-        self.name: str = name
-        self.model: nn.Module = model()
-        self.optimizer = optimizer(self.model.parameters())
-        self.loss = torch.zeros((), dtype=torch.float64)
-
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """One step of SGD."""
-        self.optimizer.zero_grad(set_to_none=True)
-        losses = functional.cross_entropy(self.model(x), y, reduction="none")
-        losses.mean().backward()
-        self.optimizer.step()
-        self.loss += losses.detach().double().sum()
-
-    def save(self, folder: Path) -> None:
-        """Write its state."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"{self.name}.pt")
+def seeded(name: str) -> ByHand:
+    """A network under the seed that Argosy publishes for it."""
+    torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
+    return ByHand(name, *MEMBERS[name])
 
 
-def train(batches: Iterable[Any], members: list[Trained], epochs: int) -> list[float]:
+def train(batches: Iterable[Any], members: list[ByHand], epochs: int) -> list[float]:
     """Step all members on all batches of each epoch; returns when the first step began and each epoch ended."""
     times: list[float] = []
     for _ in range(epochs):
         for batch in batches:
             if not times:
                 times.append(time.time())
-            x, y = averaged(batch)
+            inputs_and_classes = averaged(batch)
             for member in members:
-                member.step(x, y)
+                member.step(inputs_and_classes)
         times.append(time.time())
     return times
 
@@ -134,7 +115,7 @@ def main() -> None:
     parser.add_argument("--litdata", action="store_true", help="by way of LitData instead of the cache")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    members = [Trained(name) for name in MEMBERS]
+    members = [seeded(name) for name in MEMBERS]
     batches = (by_litdata if options.litdata else cached)(options.train, options.out)
     times = train(batches, members, options.epochs)
     for member in members:

@@ -16,45 +16,19 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import tally
 import torch
+from by_hand import ByHand
 from photographs import BATCH, normalize
 from sharing_study import FOLDER, PREPARED, TRAINED, Counted, study
 from together_loop import loader
-from torch.nn import functional
 
-import argosy
 from argosy.stream.death import die_with_parent
 from argosy.training.device.heap import keep_freed_memory
 
 WARM_UP_SECONDS = 1.0
-
-
-class Alone:
-    """One member, stepped by hand."""
-
-    def __init__(self, member: argosy.Member) -> None:
-        self.name = member.name
-        self.model = member.model()
-        self.optimizer = member.optimizer(self.model.parameters())
-        self.loss = torch.zeros((), dtype=torch.float64)
-
-    def step(self, batch: Any) -> None:
-        """One step of SGD."""
-        x, y = batch
-        self.optimizer.zero_grad(set_to_none=True)
-        losses = functional.cross_entropy(self.model(x), y, reduction="none")
-        losses.mean().backward()
-        self.optimizer.step()
-        self.loss += losses.detach().double().sum()
-
-    def save(self, folder: Path) -> None:
-        """Write its state."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save(state, folder / f"{self.name}.pt")
 
 
 def preparing(workers: int) -> Iterator[None]:
@@ -65,7 +39,7 @@ def preparing(workers: int) -> Iterator[None]:
             yield
 
 
-def training(members: list[Alone], out: Path) -> Iterator[None]:
+def training(members: list[ByHand], out: Path) -> Iterator[None]:
     """Epochs of the members' own training, a batch at a time."""
     tensors = torch.load(FOLDER / "tensors.pt", weights_only=True)
     while True:
@@ -117,7 +91,9 @@ def main() -> None:
     if part == "P":
         seconds = count(preparing(options.loaders), options.out, partial(tally.total, PREPARED))
     else:
-        members = [Alone(one) for one in study.members[int(part[1:]) :: options.trainers]]
+        members = [
+            ByHand(one.name, one.model, one.optimizer) for one in study.members[int(part[1:]) :: options.trainers]
+        ]
         batches = training(members, options.out)
         seconds = count(batches, options.out, partial(tally.own, TRAINED)) * len(members)
     written = options.out / f"{part}.writing"
