@@ -10,6 +10,7 @@ from argosy.designs.grid import grid as grid
 from argosy.designs.grid import replicate as replicate
 from argosy.errors import ArgosyError as ArgosyError
 from argosy.errors.spelling import meant
+from argosy.ragged import Ragged as Ragged
 from argosy.results.report import Report as Report
 from argosy.stopping import MaxEpochs as MaxEpochs
 from argosy.stopping import MaxSamples as MaxSamples
@@ -46,6 +47,7 @@ __all__ = [
     "MaxSteps",
     "Member",
     "Plateau",
+    "Ragged",
     "Report",
     "Search",
     "Study",

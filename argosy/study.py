@@ -26,6 +26,7 @@ from argosy.errors.checks import (
     shown,
 )
 from argosy.errors.spelling import known_keywords, meant
+from argosy.ragged import check_ragged
 from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
@@ -92,8 +93,12 @@ class Data:
     keep: bool = True
     """Whether samples for which nothing was drawn are prepared once for all: in later epochs, validation and other runs they are read
     from a file (``argosy cache``)."""
+    ragged: Any = None
+    """What of a sample is of unlike length: a tree like a sample, with an `argosy.Ragged` in place of each such tensor and None elsewhere,
+    as ``(Ragged(512), None)``. Batches are made of samples of like length then, and are as long as their longest."""
     on_device: Callable[[Any], Any] | None = None
-    """Deterministic work per sample, batch -> batch, done once per block and device for all members."""
+    """Deterministic work per sample, batch -> batch, done once per block and device for all members. What is `ragged` comes as a pair of
+    values, padded to its greatest length, and lengths ``[batch]``."""
     on_error: Literal["raise", "skip"] = "raise"
     """What a sample that raises does to the run: end it, or leave a counted hole."""
 
@@ -117,6 +122,12 @@ class Data:
             if self.train is None:
                 raise StudyError(
                     "Data.then works on samples of a Dataset, and Data has arrays=; let members augment= them."
+                )
+        if self.ragged is not None:
+            check_ragged(self.ragged)
+            if self.train is None or self.val_arrays is not None:
+                raise StudyError(
+                    "Data.ragged is for samples of a Dataset, and Data has arrays, of which all rows have one shape. Give train= and val=."
                 )
         if not isinstance(self.keep, bool):
             raise StudyError(f"Data.keep is {shown(self.keep)}; it must be True or False.")
@@ -152,6 +163,9 @@ class Member:
     optimizer: Callable[[Any], Any] | None = None
     """Parameters -> optimizer, e.g. ``partial(SGD, lr=0.1)``."""
     batch_size: int
+    batch_tokens: int | None = None
+    """With `Data.ragged`, the most that a batch may hold of what is of unlike length, padding included; `batch_size` is its most samples
+    then."""
     loss: Callable[[Any, Any], Any] | None = None
     """(output, target) -> per-sample losses ``[B]`` or their mean; by default cross-entropy."""
     schedule: Callable[[Any], Any] | None = None
@@ -206,6 +220,8 @@ class Member:
     def hyperparameters(self) -> dict[str, Any]:
         """Scalars bound in the member's partials, as ``optimizer.lr`` or ``model.hidden``, and its batch size."""
         found: dict[str, Any] = {"batch_size": self.batch_size}
+        if self.batch_tokens is not None:
+            found["batch_tokens"] = self.batch_tokens
         for name in FACTORIES:
             factory = getattr(self, name)
             if isinstance(factory, functools.partial):
@@ -280,6 +296,7 @@ class Study:
 
     def _check_member(self, member: Member) -> None:
         """Raise StudyError where a member and the study do not agree."""
+        self._check_tokens(member)
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
             raise StudyError(
@@ -302,6 +319,20 @@ class Study:
             raise StudyError(
                 f"member {member.name!r} moves the weights in its step, which validation must not: give it "
                 "validate=, (model, batch) -> loss."
+            )
+
+    def _check_tokens(self, member: Member) -> None:
+        if member.batch_tokens is None:
+            return
+        if self.data.ragged is None:
+            raise StudyError(
+                f"member {member.name!r} has batch_tokens, and all samples are of one length: leave it out, or declare in Data.ragged what is "
+                "of unlike length."
+            )
+        if member.batch_tokens < (longest := check_ragged(self.data.ragged)):
+            raise StudyError(
+                f"member {member.name!r}: batch_tokens is {member.batch_tokens}, and Data.ragged allows a sample of {longest}, which would fit "
+                "in no batch. Give at least as many."
             )
 
     def member(self, name: str) -> Member:
@@ -354,7 +385,7 @@ def _members(members: Any) -> tuple[Member, ...]:
 
 
 def _check_numbers(member: Member) -> None:
-    whole = {"batch_size": 1, "accumulate": 1, "eval_batch_size": 1, "seed": 0}
+    whole = {"batch_size": 1, "batch_tokens": 1, "accumulate": 1, "eval_batch_size": 1, "seed": 0}
     for name, least in whole.items():
         if name in ("batch_size", "accumulate") or getattr(member, name) is not None:
             check_whole(f"member {member.name!r}: {name}", getattr(member, name), least=least)

@@ -18,6 +18,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
+from argosy.stream.padding import fitted
 from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
@@ -139,7 +140,7 @@ def _opened(data: Data, seed: int, split: str) -> Source:
 def _batch(block: Block, preparation: Callable[[Any], Any] | None, device: torch.device) -> tuple[Any, Any]:
     """Return inputs, and the target on the host, or None where samples have none."""
     batch = unflatten(_leaves(block, device), block.tree)
-    inputs, target = inputs_and_target(batch if preparation is None else preparation(batch))
+    inputs, target = inputs_and_target(fitted(batch if preparation is None else preparation(batch)))
     return inputs, target.cpu() if isinstance(target, Tensor) else None
 
 

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "schedule": "scheduler lr_scheduler lr_schedule",
     "model": "net network module estimator model_init",
     "batch_size": "bs batch train_batch_size per_device_train_batch_size",
+    "batch_tokens": "max_tokens tokens_per_batch token_budget",
     "eval_batch_size": "val_batch_size valid_batch_size test_batch_size per_device_eval_batch_size",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accumulation accumulation_steps",
     "precision": "amp fp16 bf16 mixed_precision dtype",
@@ -63,8 +64,8 @@ ELSEWHERE = {
 }
 """Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
-    "argosy.Data": "train val arrays val_arrays then keep on_device on_error",
-    "argosy.Member": "model optimizer batch_size loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
+    "argosy.Data": "train val arrays val_arrays then keep ragged on_device on_error",
+    "argosy.Member": "model optimizer batch_size batch_tokens loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
     "argosy.Study": "members stop objective mode seed",
     "argosy.train": "directory devices loader_workers cores trackers progress time_limit nodes launcher policy fresh",
     "argosy.tune": "n_trials max_epochs space",
@@ -74,7 +75,7 @@ FOR_EXAMPLE = {"stop": "argosy.MaxEpochs(10)", "optimizer": "functools.partial(S
 """Examples for keywords for which other libraries have a number."""
 WITHOUT = {
     "shuffle": "every epoch is drawn anew from Study.seed",
-    "collate_fn": "samples are stacked as they are, so pad them in the dataset to one shape",
+    "collate_fn": "samples are stacked as they are, and those of unlike length are padded by Data(ragged=...)",
     "callbacks": "rules of argosy.stopping end a member, and trackers= or view= of argosy.train watch a run",
     "resume": "the same call on the same directory goes on where it was",
     "resume_from_checkpoint": "the same call on the same directory goes on where it was",

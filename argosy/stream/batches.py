@@ -8,6 +8,7 @@ its own, so that a block can be released before the next one comes and no batch 
 gets the batch after the last committed one.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -17,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.blocks import ALIGNMENT, Block
 from argosy.stream.order import WORD, Digest, Indices, Selection, running_sums, used_elements
-from argosy.stream.trees import map_leaves, unflatten
+from argosy.stream.padding import batch_of
+from argosy.stream.trees import map_leaves
 
-__all__ = ["Batch", "Carried", "Cutter", "sent"]
+__all__ = ["Batch", "Carried", "Cutter", "Elements", "InOrder", "sent"]
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -44,6 +46,8 @@ class Batch(NamedTuple):
     """Element of the member's sequence just after its last one."""
     sound: npt.NDArray[np.bool_] | None = None
     """Whether each element is a sample of `data`, where some were broken."""
+    elements: Indices | None = None
+    """Numbers of its elements in the member's sequence, where they are not simply those before `stop`."""
 
 
 class Carried(NamedTuple):
@@ -58,10 +62,91 @@ class Carried(NamedTuple):
     """Like `Batch.sound`."""
 
 
-class Cutter:
-    """Cutter of one member's batches in one epoch.
+class Cutter(ABC):
+    """Cutter of one member's batches in one epoch. The first `position` elements of its sequence are done."""
 
-    The first `position` elements of the sequence are done, and those of `carried`, which follow, are already gathered.
+    def __init__(
+        self, *, selection: Selection, order: Indices, batch_size: int, drop_last: bool, position: int = 0
+    ) -> None:
+        self.positions = selection.positions(order)
+        self.batch_size = batch_size
+        self.length = used_elements(selection.length, batch_size, drop_last=drop_last)
+        self.position = position
+        """Elements of the batches that were committed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every batch of the epoch was committed."""
+        return self.position >= self.length
+
+    @property
+    @abstractmethod
+    def gathered(self) -> int:
+        """Elements after `position` that another cutter need not see again, with what is `carried`; below 0 where it has to see some
+        before `position` again, though it has no batch to make of them."""
+
+    @property
+    @abstractmethod
+    def carried(self) -> Carried | None:
+        """What is gathered for the next batch, where that is worth keeping."""
+
+    def same(self, other: "Cutter") -> bool:
+        """Return whether both cut the same batches from here on, so that one of them can serve both."""
+        mine, theirs = (
+            (type(cutter), cutter.batch_size, cutter.length, cutter.position, cutter.gathered)
+            for cutter in (self, other)
+        )
+        if self.positions is None or other.positions is None:
+            return mine == theirs and self.positions is other.positions
+        return mine == theirs and np.array_equal(self.positions, other.positions)
+
+    @abstractmethod
+    def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
+        """Yield the batches that this block completes, after the last committed one; with `private`, they may be written into.
+
+        `after` is a batch that is under way and not committed yet: then the batches after that one.
+        """
+
+    @abstractmethod
+    def completions(self, block: Block, after: Batch | None = None) -> list[int]:
+        """Return, for each batch that `take` would yield, up to which element of the epoch's order it needs the stream."""
+
+    @abstractmethod
+    def commit(self, batch: Batch) -> None:
+        """Note that the batch was stepped on."""
+
+    @abstractmethod
+    def elements(self, batch: Batch) -> Indices:
+        """Return the numbers of a batch's elements in the member's sequence."""
+
+    def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
+        """Return the samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
+        whole = self.elements(batch)
+        size = len(whole)
+        start, stop = round(low * size), round(high * size)
+        sound = np.ones(size, np.bool_) if batch.sound is None else batch.sound
+        before, rows = int(sound[:start].sum()), int(sound[start:stop].sum())
+        elements = whole[start:stop][sound[start:stop]]
+        indices = order[elements if self.positions is None else self.positions[elements]]
+        data = map_leaves(itemgetter(slice(before, before + rows)), batch.data)
+        return Batch(data, rows, Digest.of(indices, elements), batch.stop)
+
+    def labels(self, block: Block) -> Indices:
+        """Return the class numbers of those rows of a block that become batches; broken rows have none."""
+        assert block.labels is not None
+        place = block.place
+        if self.positions is None:
+            rows = np.arange(max(min(place.rows, self.length - place.start), 0))
+        else:
+            first, stop = np.searchsorted(self.positions, [place.start, place.start + place.rows])
+            rows = self.positions[first : min(stop, self.length)] - place.start
+        return block.labels[rows[block.sound[rows]]]
+
+
+class InOrder(Cutter):
+    """Batches of a fixed size, in the order of the sequence.
+
+    The elements of `carried`, which follow the first `position`, are already gathered.
     """
 
     def __init__(
@@ -74,47 +159,27 @@ class Cutter:
         position: int = 0,
         carried: Carried | None = None,
     ) -> None:
-        self.positions = selection.positions(order)
-        self.batch_size = batch_size
-        self.length = used_elements(selection.length, batch_size, drop_last=drop_last)
-        self.position = position
-        """Elements of the batches that were committed."""
+        super().__init__(
+            selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
+        )
         self._open: _Gathering | None = None
         if carried is not None:
             self._open = _Gathering(position, self._end(position) - position, carried.leaves)
             self._open.add(carried)
 
     @property
-    def done(self) -> bool:
-        """Whether every batch of the epoch was committed."""
-        return self.position >= self.length
+    def gathered(self) -> int:
+        """Implement `Cutter.gathered`."""
+        return self._open.elements if self._open is not None and self._open.first == self.position else 0
 
     @property
     def carried(self) -> Carried | None:
-        """Elements gathered for the next batch; None while they follow a batch that is under way."""
+        """Implement `Cutter.carried`."""
         return self._open.carried() if self._open is not None and self._open.first == self.position else None
 
-    def same(self, other: "Cutter") -> bool:
-        """Return whether both cut the same batches from here on, so that one of them can serve both."""
-        mine, theirs = (
-            (
-                cutter.batch_size,
-                cutter.length,
-                cutter.position,
-                0 if cutter.carried is None else cutter.carried.elements,
-            )
-            for cutter in (self, other)
-        )
-        if self.positions is None or other.positions is None:
-            return mine == theirs and self.positions is other.positions
-        return mine == theirs and np.array_equal(self.positions, other.positions)
-
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
-        """Yield the batches that this block completes, after the last committed one; with `private`, they may be written into.
-
-        `after` is a batch that is under way and not committed yet: then the batches after that one.
-        """
-        elements = _Elements(self.positions, block)
+        """Implement `Cutter.take`."""
+        elements = Elements(self.positions, block)
         first = self.position if after is None else after.stop
         start = first + (self._open.elements if self._open is not None and self._open.first == first else 0)
         assert elements.first <= start or start >= self.length, (
@@ -132,20 +197,9 @@ class Cutter:
                 yield self._gathering(first, end, block).completed(piece, block, end, private=private)
             start = first = end
 
-    def labels(self, block: Block) -> Indices:
-        """Return the class numbers of those rows of a block that become batches; broken rows have none."""
-        assert block.labels is not None
-        place = block.place
-        if self.positions is None:
-            rows = np.arange(max(min(place.rows, self.length - place.start), 0))
-        else:
-            first, stop = np.searchsorted(self.positions, [place.start, place.start + place.rows])
-            rows = self.positions[first : min(stop, self.length)] - place.start
-        return block.labels[rows[block.sound[rows]]]
-
-    def completions(self, place: Place, after: Batch | None = None) -> list[int]:
-        """Return, for each batch that `take` would yield, up to which element of the epoch's order it needs the stream."""
-        found, stop = [], place.start + place.rows
+    def completions(self, block: Block, after: Batch | None = None) -> list[int]:
+        """Implement `Cutter.completions`."""
+        found, stop = [], block.place.start + block.place.rows
         first = self.position if after is None else after.stop
         while first < self.length:
             first = self._end(first)
@@ -155,20 +209,12 @@ class Cutter:
             found.append(element)
         return found
 
-    def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
-        """Return the samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
-        first = (batch.stop - 1) // self.batch_size * self.batch_size
-        size = batch.stop - first
-        start, stop = round(low * size), round(high * size)
-        sound = np.ones(size, np.bool_) if batch.sound is None else batch.sound
-        before, rows = int(sound[:start].sum()), int(sound[start:stop].sum())
-        elements = np.arange(first + start, first + stop)[sound[start:stop]]
-        indices = order[elements if self.positions is None else self.positions[elements]]
-        data = map_leaves(itemgetter(slice(before, before + rows)), batch.data)
-        return Batch(data, rows, Digest.of(indices, elements), batch.stop)
+    def elements(self, batch: Batch) -> Indices:
+        """Implement `Cutter.elements`."""
+        return np.arange((batch.stop - 1) // self.batch_size * self.batch_size, batch.stop)
 
     def commit(self, batch: Batch) -> None:
-        """Note that the batch was stepped on."""
+        """Implement `Cutter.commit`."""
         self.position = batch.stop
         if self._open is not None and self._open.first < batch.stop:
             self._open = None
@@ -183,7 +229,7 @@ class Cutter:
         return self._open
 
 
-class _Elements:
+class Elements:
     """The elements of a member's sequence that lie in one block."""
 
     def __init__(self, positions: Indices | None, block: Block) -> None:
@@ -205,7 +251,12 @@ class _Elements:
         """Return elements start … stop-1 as one batch, broken samples left out."""
         leaves, rows = self._leaves(start, stop, private=private)
         sound = self._sound(start, stop, rows)
-        return Batch(unflatten(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
+        return Batch(batch_of(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
+
+    def indices(self, start: int, stop: int) -> Indices:
+        """Return the index of the sample of each of elements start … stop-1."""
+        low, high = start - self.first, stop - self.first
+        return self.block.indices[slice(low, high) if self.rows is None else self.rows[low:high]]
 
     def piece(self, start: int, stop: int) -> Carried:
         """Return elements start … stop-1 as a part of a batch."""
@@ -260,7 +311,7 @@ class _Gathering:
     def completed(self, piece: Carried, block: Block, stop: int, *, private: bool) -> Batch:
         """Return the batch with its last piece, which is not added: it comes again if this batch is never committed."""
         rows = self._copy(piece)
-        data = unflatten([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
+        data = batch_of([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
         sound = None if rows == stop - self.first else self.sound
         return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 

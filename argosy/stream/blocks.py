@@ -106,7 +106,7 @@ class Layout:
             if tuple(leaf.shape) != shape:
                 raise Unfit(
                     f"has shape {tuple(leaf.shape)} in its element {number}, the first sample {shape}. Samples share one "
-                    "shape: pad or resize them in the dataset."
+                    "shape: resize them in the dataset, or let Data(ragged=...) pad what is of unlike length."
                 )
 
 

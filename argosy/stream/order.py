@@ -23,6 +23,8 @@ __all__ = [
     "sample_seed",
     "split_order",
     "used_elements",
+    "window_elements",
+    "window_order",
 ]
 
 Indices = npt.NDArray[np.int64]
@@ -33,6 +35,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 WORD = 2**64
 OPENING = -1
 """Used in place of a sample's index, in the seed under which a split is opened or read from beginning to end."""
+WINDOW = 64
+"""Full batches in a window, within which samples of unlike length are sorted: their lengths then differ by a 64th of all there are."""
 SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
 """Parts of preparation that draw, each under seeds of its own."""
 
@@ -44,6 +48,17 @@ def permutation(seed: int, epoch: int, length: int) -> Indices:
     """
     state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
     return state.permutation(length).astype(np.int64)
+
+
+def window_order(seed: int, epoch: int, window: int, count: int) -> Indices:
+    """Return the order of the `count` batches of one window of an epoch, int64 ``[count]``: a function of these numbers alone."""
+    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch, window])
+    return state.permutation(count).astype(np.int64)
+
+
+def window_elements(batch_size: int) -> int:
+    """Return how many elements of a member's sequence are sorted by length among each other."""
+    return WINDOW * batch_size
 
 
 def split_order(seed: int, split: str, epoch: int, length: int) -> Indices:

@@ -38,9 +38,11 @@ def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, b
 class Orders:
     """The order of each split's current epoch, cached; asked for blocks in the order of a leg."""
 
-    def __init__(self, seed: int, lengths: Mapping[str, int]) -> None:
+    def __init__(self, seed: int, lengths: Mapping[str, int], *, by_length: bool = False) -> None:
         self.seed = seed
         self.lengths = lengths
+        self.by_length = by_length
+        """Whether members cut batches of samples of like length."""
         self._at_hand: dict[str, tuple[int, Indices]] = {}
 
     def epoch(self, split: str, epoch: int) -> Indices:

@@ -24,6 +24,7 @@ from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import OPENING, Indices, sample_seed
+from argosy.stream.padding import PaddedThen, padding
 from argosy.stream.probing import Facts, confirm, fingerprint_of
 from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
 from argosy.study import Data
@@ -334,8 +335,10 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
             # One factory for both splits gets the seed of the training split, wherever it is called.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
     # Exactly TensorDataset: a subclass may prepare its samples.
-    if type(dataset) is TensorDataset and (data.then is None or split != "train"):
+    if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
         arrays = dataset.tensors
+    if data.ragged is not None:
+        dataset = padding(dataset, data.ragged)
     if arrays is None and dataset is not None and not is_map_style(dataset):
         return Spool(dataset, split, seed, heartbeat)
     return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
@@ -400,6 +403,8 @@ def reopened(
 
 def _preparing(dataset: Any, split: str, data: Data, *, seed: int, heartbeat: Heartbeat) -> Preparing:
     then = data.then if split == "train" else None
+    if then is not None and data.ragged is not None:
+        then = PaddedThen(then, data.ragged)
     return Preparing(dataset=dataset, split=split, seed=seed, heartbeat=heartbeat, watched=data.keep, then=then)
 
 

@@ -51,7 +51,7 @@ class Resume:
     @property
     def at_an_epochs_end(self) -> bool:
         """Whether nothing of the next epoch is behind it."""
-        return self.section == 0 and self.elements == 0
+        return self.section == 0 and self.elements == 0 and (self.checkpoint is None or self.checkpoint.position == 0)
 
 
 def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, Resume]:

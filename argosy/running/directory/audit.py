@@ -10,7 +10,7 @@ from argosy.errors import RunError
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.study_json import found_study
-from argosy.stream.order import Indices, Selection, split_order, used_elements
+from argosy.stream.order import Indices, Selection, split_order, used_elements, window_elements
 from argosy.stream.schedule import section_stop
 
 __all__ = ["audit"]
@@ -80,7 +80,7 @@ def _audit_member(
             elements = selection.length
             if split == "train":
                 stop = section_stop(ended.section, length, per_epoch)
-                elements = _elements(selection, order, stop, described)
+                elements = _elements(selection, order, stop, described, by_length=summary.get("ragged") is not None)
             expected = selection.digest(
                 order,
                 elements=elements,
@@ -94,10 +94,9 @@ def _audit_member(
     return found
 
 
-def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any]) -> int:
+def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any], *, by_length: bool) -> int:
     """Return how many elements of a member's sequence its batches have used up to position `stop` of the order."""
     positions, batch_size = selection.positions(order), int(described["batch_size"])
     passed = stop if positions is None else int(np.searchsorted(positions, stop))
-    if passed < selection.length:
-        return passed - passed % batch_size
-    return used_elements(selection.length, batch_size, drop_last=described.get("drop_last", False))
+    used = used_elements(selection.length, batch_size, drop_last=described.get("drop_last", False))
+    return used if passed >= used else passed - passed % (window_elements(batch_size) if by_length else batch_size)

@@ -29,7 +29,7 @@ __all__ = ["Identity"]
 
 LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """Keys that are known only once the data is open and the networks are built."""
-IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths")
+IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "ragged")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
 """Digest of two prepared samples of each split, and the data's name in messages."""
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")

@@ -19,6 +19,7 @@ __all__ = ["MEMBER_FIELDS", "NEWCOMERS", "describe", "found_study", "functions",
 
 MEMBER_FIELDS = (
     "batch_size",
+    "batch_tokens",
     "eval_batch_size",
     "drop_last",
     "schedule_per",
@@ -98,6 +99,7 @@ def summarize(
         "val_fingerprint": fingerprints.get("val"),
         "on_device": _spell(study.data.on_device),
         "then": _spell(study.data.then),
+        "ragged": None if study.data.ragged is None else repr(study.data.ragged),
         "stop": repr(study.stop),
         "members": {m.name: describe(m, measured.get(m.name)) for m in study.members},
     }

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from argosy.errors.traces import reason_of
-from argosy.stream.batches import Cutter
+from argosy.stream.batches import Cutter, InOrder
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
+from argosy.stream.padding import form_of
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.agreement import agree, largest
 from argosy.training.member.live import BatchLengths, LiveMember
@@ -124,7 +125,8 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
 
 def _attempted(lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool]) -> "Attempt":
     """Check these members as one program, first for equal bits. Where memory runs out, fewer of them are checked, down to two."""
-    exact, double = lives[0].backend.device.type == "cpu", True
+    # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.
+    exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
     while True:
         attempt = _attempt(lives, block, apart=apart, double=double and not exact, exact=exact)
         if attempt.crowded and len(lives) > 2:
@@ -228,7 +230,7 @@ def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: 
         seen = np.roll(order, -(number % count))[:-1].tolist() if apart else None
         selection = Selection.of(seen, len(order))
         twin.cutter, twin.val_cutter = (
-            Cutter(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
+            InOrder(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
         )
         twin.val = Validation(twin.member, twin.backend)
 

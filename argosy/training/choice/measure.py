@@ -19,7 +19,8 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.trees import flatten, unflatten
+from argosy.stream.padding import batch_of
+from argosy.stream.trees import flatten
 from argosy.training.choice.split_check import NO_SHARE, why_whole
 from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
@@ -120,7 +121,7 @@ def _try_loss(trial: Solo, block: Block) -> bool:
             data = member.augment(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
-            return trial.try_loss(batch.data, batch.rows, unflatten(list(block.leaves), block.tree))
+            return trial.try_loss(batch.data, batch.rows, batch_of(block.leaves, block.tree))
         return trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
 
 
@@ -339,7 +340,7 @@ class _Shown:
         self._numbers = torch.from_numpy(np.resize(block.sound.nonzero()[0][:different], rows))
         self._leaves = self._rows()
         self._versions = [leaf._version for leaf in self._leaves]
-        self.data = unflatten(self._leaves, block.tree)
+        self.data = batch_of(self._leaves, block.tree)
         self.rows = rows
 
     @property

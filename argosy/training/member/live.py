@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.stopping import Mode, better
-from argosy.stream.batches import Batch, Carried, Cutter
+from argosy.stream.batches import Batch, Carried, Cutter, InOrder
+from argosy.stream.by_length import ByLength
 from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
@@ -108,6 +109,8 @@ class LiveMember:
     order: Indices | None = None
     """Order of the current epoch."""
     _val_order: Indices | None = None
+    _by_length: bool = False
+    """Whether its batches are of samples of like length."""
     _carried: Carried | None = None
     """Loaded part of a batch, until the epoch begins."""
     _selections: dict[str, Selection] = field(default_factory=dict)
@@ -132,14 +135,27 @@ class LiveMember:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
         self.order = orders.epoch("train", stream_epoch)
-        self.cutter = Cutter(
-            selection=self._selection("train", member.subset, orders),
-            order=self.order,
-            batch_size=member.batch_size,
-            drop_last=member.drop_last,
-            position=position,
-            carried=carried,
-        )
+        selection = self._selection("train", member.subset, orders)
+        self._by_length = orders.by_length
+        if self._by_length:
+            self.cutter = ByLength(
+                selection=selection,
+                order=self.order,
+                batch_size=member.batch_size,
+                drop_last=member.drop_last,
+                tokens=member.batch_tokens,
+                drawn=(orders.seed, stream_epoch),
+                position=position,
+            )
+        else:
+            self.cutter = InOrder(
+                selection=selection,
+                order=self.order,
+                batch_size=member.batch_size,
+                drop_last=member.drop_last,
+                position=position,
+                carried=carried,
+            )
         if "val" in orders.lengths:
             self._val_order = orders.epoch("val", stream_epoch)
             self._selection("val", member.val_subset, orders)
@@ -149,12 +165,14 @@ class LiveMember:
         """Prepare the validation at the end of the coming section."""
         self.val = Validation(self.member, self.backend)
         if self._val_order is not None:
-            self.val_cutter = Cutter(
-                selection=self._selections["val"],
-                order=self._val_order,
-                batch_size=self.member.eval_batch_size or self.member.batch_size,
-                drop_last=False,
-            )
+            selection, size = self._selections["val"], self.member.eval_batch_size or self.member.batch_size
+            if self._by_length:
+                tokens = self.member.batch_tokens
+                self.val_cutter = ByLength(
+                    selection=selection, order=self._val_order, batch_size=size, drop_last=False, tokens=tokens
+                )
+            else:
+                self.val_cutter = InOrder(selection=selection, order=self._val_order, batch_size=size, drop_last=False)
         self.model.train()
 
     @property
@@ -196,9 +214,8 @@ class LiveMember:
 
     @property
     def carried(self) -> int:
-        """Number of elements after `position` that are gathered for the next batch."""
-        carried = None if self.cutter is None else self.cutter.carried
-        return 0 if carried is None else carried.elements
+        """Elements after `position` that are gathered for the next batch; below 0 where the stream has to bring some again (`Cutter.gathered`)."""
+        return 0 if self.cutter is None else self.cutter.gathered
 
     @property
     def diverged(self) -> bool:

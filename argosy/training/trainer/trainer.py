@@ -40,6 +40,7 @@ from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.padding import form_of
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
 from argosy.training.choice.fusion_group import Kind
@@ -141,7 +142,7 @@ class Trainer:
 
     def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
         """Set the number of samples of each split, and their layouts."""
-        self.orders = Orders(self.terms.seed, lengths)
+        self.orders = Orders(self.terms.seed, lengths, by_length=form_of(layouts["train"].tree) is not None)
         self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
     def enlist(self, members: Iterable[Member]) -> None:

@@ -8,8 +8,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
+import torch
+
 from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
+from argosy.stream.trees import flatten
 
 __all__ = ["Turn", "length_of", "own", "shared", "turns"]
 
@@ -44,10 +47,14 @@ def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
 
 
 def length_of(turn: Turn) -> int | None:
-    """Return the number of samples in each member's batch; None where they differ, or some have none."""
+    """Return the number of samples in each member's batch; None where the batches differ in shape, or some have none."""
     first = turn[0]
     if first is None or not first.rows:
         return None
-    if all(batch is first or (batch is not None and batch.rows == first.rows) for batch in turn):
+    if all(batch is first or (batch is not None and _shapes(batch) == _shapes(first)) for batch in turn):
         return first.rows
     return None
+
+
+def _shapes(batch: Batch) -> list[torch.Size]:
+    return [leaf.shape for leaf in flatten(batch.data)[0]]

@@ -72,7 +72,7 @@ class Shard:
     def ahead(self, block: Block) -> list[int]:
         """Implement `SplitProgram.ahead`."""
         assert self.live.cutter is not None
-        return self.live.cutter.completions(block.place, self._batch)
+        return self.live.cutter.completions(block, self._batch)
 
     def cut(self, block: Block) -> Iterator[Batch]:
         """Implement `Program.cut`, after the batch under way, if any."""

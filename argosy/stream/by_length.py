@@ -1,0 +1,194 @@
+"""Cut batches of samples of like length: a window of the member's sequence is sorted by length, cut, and its batches are shuffled.
+
+A window is so many elements of the sequence, whatever the blocks, so batches depend on nothing else: the windows follow the
+published order, the lengths are the samples' own, and the order of a window's batches is drawn from (study seed, stream epoch, window).
+Each element still is in one batch of its epoch. A window's samples are copied out of the blocks as they pass, and its batches are
+complete together with its last sample. Sorting within windows of the order as in Hugging Face's ``group_by_length``.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from argosy.stream.batches import Batch, Carried, Cutter, Elements, sent
+from argosy.stream.blocks import Block
+from argosy.stream.order import Digest, Indices, Selection, window_elements, window_order
+from argosy.stream.padding import Form, form_of, lengths_of, longest_of
+from argosy.stream.trees import Structure, unflatten
+
+__all__ = ["ByLength"]
+
+
+class ByLength(Cutter):
+    """Batches of samples of like length.
+
+    The first `position` elements are done, or are so many as the batches of the window hold that are done. To go on in the middle of a
+    window, the cutter has to see all of the window again.
+    """
+
+    def __init__(
+        self,
+        *,
+        selection: Selection,
+        order: Indices,
+        batch_size: int,
+        drop_last: bool,
+        tokens: int | None = None,
+        drawn: tuple[int, int] | None = None,
+        position: int = 0,
+    ) -> None:
+        """Cut batches of at most `batch_size` samples and, filled up to the longest, of at most so many `tokens`.
+
+        The order of batches is `drawn` from a seed and an epoch; without, it is that of their lengths.
+        """
+        super().__init__(
+            selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
+        )
+        self._tokens = tokens
+        self._drawn = drawn
+        self._size = window_elements(batch_size)
+        self._windows: deque[_Window] = deque()
+        self._seen = self.position + self.gathered
+        """Elements of the sequence that have passed."""
+
+    @property
+    def gathered(self) -> int:
+        """Implement `Cutter.gathered`."""
+        return 0 if self.done else self._window_start(self.position) - self.position
+
+    @property
+    def carried(self) -> Carried | None:
+        """Implement `Cutter.carried`: a window is too much to keep."""
+        return None
+
+    def same(self, other: Cutter) -> bool:
+        """Implement `Cutter.same`."""
+        return (
+            isinstance(other, ByLength)
+            and (self._tokens, self._drawn, self._seen) == (other._tokens, other._drawn, other._seen)
+            and super().same(other)
+        )
+
+    def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
+        """Implement `Cutter.take`; every batch is a copy."""
+        for window, number in self._completed(block, after):
+            yield window.batch(number, block.tree)
+
+    def completions(self, block: Block, after: Batch | None = None) -> list[int]:
+        """Implement `Cutter.completions`."""
+        ends = [min(window.first + window.size, self.length) for window, _ in self._completed(block, after)]
+        return ends if self.positions is None else [int(self.positions[end - 1]) + 1 for end in ends]
+
+    def elements(self, batch: Batch) -> Indices:
+        """Implement `Cutter.elements`."""
+        assert batch.elements is not None
+        return batch.elements
+
+    def commit(self, batch: Batch) -> None:
+        """Implement `Cutter.commit`."""
+        self.position = batch.stop
+        while self._windows and self._windows[0].first + self._windows[0].size <= self.position:
+            self._windows.popleft()
+
+    def _window_start(self, position: int) -> int:
+        return position - position % self._size
+
+    def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["_Window", int]]:
+        """Yield the windows that are complete with this block, with the number of each batch after `after` or the last committed one."""
+        self._gather(block)
+        done = self.position if after is None else after.stop
+        for window in list(self._windows):
+            if window.complete:
+                yield from ((window, number) for number, stop in enumerate(window.stops) if stop > done)
+
+    def _gather(self, block: Block) -> None:
+        """Copy what has not passed before into its window."""
+        elements, stop = Elements(self.positions, block), self.length
+        assert elements.first <= self._seen or self._seen >= stop, (
+            f"the stream skipped elements {self._seen} to {elements.first}"
+        )
+        stop = min(stop, elements.stop)
+        while self._seen < stop:
+            first = self._window_start(self._seen)
+            if first == self._seen:
+                self._windows.append(_Window(first, min(self._size, self.length - first), block))
+            window, end = self._windows[-1], min(first + self._size, stop)
+            window.add(elements.piece(self._seen, end), elements.indices(self._seen, end))
+            self._seen = end
+            if window.complete:
+                count = window.cut(form_of(block.tree), self.batch_size, self._tokens)
+                if self._drawn is not None:
+                    window.arrange(window_order(*self._drawn, first // self._size, count))
+
+
+class _Window:
+    """Consecutive elements of a sequence, in memory of their own."""
+
+    def __init__(self, first: int, size: int, like: Block) -> None:
+        self.first = first
+        self.size = size
+        self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like.leaves]
+        self.indices = np.empty(size, np.int64)
+        self.sound = np.zeros(size, np.bool_)
+        self.batches: list[Indices] = []
+        """Elements of each batch, counted from `first`, ascending; set by `cut`."""
+        self.stops: list[int] = []
+        """Elements of the sequence up to the end of each batch."""
+        self._elements = 0
+        self._rows = 0
+        self._lengths: Mapping[int, Indices] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all elements are there."""
+        return self._elements == self.size
+
+    def add(self, piece: Carried, indices: Indices) -> None:
+        """Append a piece."""
+        start, stop = self._elements, self._elements + piece.elements
+        rows = len(piece.leaves[0])
+        for target, leaf in zip(self.leaves, piece.leaves, strict=True):
+            target[self._rows : self._rows + rows].copy_(leaf)
+        self.indices[start:stop] = indices
+        self.sound[start:stop] = True if piece.sound is None else piece.sound
+        self._elements, self._rows = stop, self._rows + rows
+
+    def cut(self, form: Form | None, batch_size: int, tokens: int | None) -> int:
+        """Cut the window into batches, the longest samples last; returns their number. Waits for the device."""
+        lengths = np.zeros(self.size, np.int64)
+        if form is not None:
+            leaves = [leaf[: self._rows] for leaf in self.leaves]
+            self._lengths = lengths_of(leaves, form)
+            lengths[self.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
+        order = np.argsort(lengths, kind="stable")
+        bounds = [0]
+        for element, length in enumerate(lengths[order].tolist()):
+            count = element - bounds[-1]
+            if count == batch_size or (tokens is not None and count and (count + 1) * length > tokens):
+                bounds.append(element)
+        self.batches = [np.sort(part) for part in np.split(order, bounds[1:])]
+        self.arrange(np.arange(len(self.batches)))
+        return len(self.batches)
+
+    def arrange(self, order: Indices) -> None:
+        """Set the order of the batches."""
+        self.batches = [self.batches[number] for number in order.tolist()]
+        self.stops = (self.first + np.cumsum([len(batch) for batch in self.batches])).tolist()
+
+    def batch(self, number: int, tree: Structure) -> Batch:
+        """Return one batch, broken samples left out."""
+        elements = self.batches[number]
+        sound = self.sound[elements]
+        rows = (np.cumsum(self.sound) - 1)[elements[sound]]
+        chosen = sent(torch.from_numpy(rows), self.leaves[0].device)
+        form = form_of(tree)
+        if form is None:
+            data = unflatten([leaf.index_select(0, chosen) for leaf in self.leaves], tree)
+        else:
+            longest = longest_of({leaf: lengths[rows] for leaf, lengths in self._lengths.items()})
+            data = form.batch(self.leaves, longest, chosen)
+        places = self.first + elements
+        digest = Digest.of(self.indices[elements[sound]], places[sound])
+        return Batch(data, len(rows), digest, self.stops[number], None if sound.all() else sound, places)

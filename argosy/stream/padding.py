@@ -1,0 +1,260 @@
+"""Samples of unlike length on their way: padded to one shape, with their lengths beside them, until batches are cut.
+
+In the stream a leaf of unlike length is a `Padded`, so blocks, kept rows and exchanges carry it as they carry any two tensors. A batch
+has one tensor in its place again, as long as the longest of its own samples (`fitted`).
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from argosy.errors.checks import is_map_style
+from argosy.ragged import Ragged
+from argosy.stream.blocks import Unfit, sample_leaves
+from argosy.stream.trees import Structure, described, flatten, unflatten
+
+__all__ = [
+    "Form",
+    "Padded",
+    "PaddedThen",
+    "batch_of",
+    "fitted",
+    "form_of",
+    "lengths_of",
+    "longest_of",
+    "padded",
+    "padding",
+    "unpadded",
+]
+
+
+class Padded(NamedTuple):
+    """A leaf of unlike length, in the stream."""
+
+    values: Any
+    """``[max_length, …]``, in a block ``[rows, max_length, …]``."""
+    length: Any
+    """How much of it is the sample's, int64 ``[]``, in a block ``[rows]``."""
+
+
+class Mask(NamedTuple):
+    """The place of a mask, in the stream."""
+
+    length: Any
+    """As `Padded.length`."""
+
+
+# ---- samples
+
+
+def padded(sample: Any, ragged: Any) -> Any:
+    """Return a sample with a `Padded` wherever `ragged` has a Ragged, and its masks; raises Unfit for one that is not built so."""
+    if ragged is None:
+        return sample
+    if isinstance(ragged, Ragged):
+        return _padded_leaf(sample, ragged)
+    if isinstance(ragged, Mapping):
+        if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
+            raise _unlike(sample, ragged)
+        found = {key: padded(value, ragged.get(key)) for key, value in sample.items()}
+        return found | {one.mask: Mask(found[key].length) for key, one in ragged.items() if _has_mask(one)}
+    if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
+        raise _unlike(sample, ragged)
+    parts = [padded(value, one) for value, one in zip(sample, ragged, strict=True)]
+    return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+
+
+def unpadded(sample: Any) -> Any:
+    """Return a sample as it was before `padded`."""
+    if isinstance(sample, Padded):
+        return sample.values[: int(sample.length)]
+    if isinstance(sample, Mapping):
+        return {key: unpadded(value) for key, value in sample.items() if not isinstance(value, Mask)}
+    if isinstance(sample, tuple | list):
+        parts = [unpadded(value) for value in sample]
+        return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
+    return sample
+
+
+def _has_mask(one: Any) -> bool:
+    return isinstance(one, Ragged) and one.mask is not None
+
+
+def _padded_leaf(leaf: Any, ragged: Ragged) -> Padded:
+    values = _tensor(leaf)
+    length = len(values)
+    if length > ragged.max_length:
+        raise Unfit(
+            f"has a length of {length}, and Data.ragged allows {ragged.max_length}. Shorten it in the dataset, or raise max_length."
+        )
+    whole = torch.full((ragged.max_length, *values.shape[1:]), ragged.pad, dtype=values.dtype)
+    if whole.numel() > values.numel() and float(whole.view(-1)[-1]) != ragged.pad:
+        raise Unfit(
+            f"has {values.dtype} in what Data.ragged pads with {ragged.pad}, which that cannot hold. Choose another pad=."
+        )
+    whole[:length] = values
+    return Padded(whole, length)
+
+
+def _tensor(leaf: Any) -> torch.Tensor:
+    if isinstance(leaf, list) and leaf and all(isinstance(one, int | float) for one in leaf):
+        leaf = np.array(leaf)  # as tokenizers give them
+    leaves, tree = sample_leaves(leaf)
+    if tree is not None or not leaves[0].dim():
+        found = described(tree) if tree is not None else "a single number"
+        raise Unfit(
+            f"has {found} where Data.ragged has a Ragged; that is for a tensor of at least one dimension. Return one."
+        )
+    return leaves[0]
+
+
+def _unlike(sample: Any, ragged: Any) -> Unfit:
+    return Unfit(
+        f"is built as {described(flatten(sample)[1])}, and Data.ragged as {described(flatten(ragged)[1])}. Build it as a sample is, with None for "
+        "what has one shape."
+    )
+
+
+# ---- what gives samples
+
+
+@dataclass(frozen=True)
+class PaddedSamples:
+    """A Dataset with its samples padded."""
+
+    dataset: Any
+    ragged: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return padded(self.dataset[index], self.ragged)
+
+
+class PaddedLists(PaddedSamples):
+    """The same, of a Dataset that gives several samples at once."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [padded(sample, self.ragged) for sample in self.dataset.__getitems__(indices)]
+
+
+@dataclass(frozen=True)
+class PaddedStream:
+    """What gives samples one after another, with its samples padded."""
+
+    stream: Any
+    ragged: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return (padded(sample, self.ragged) for sample in self.stream)
+
+
+def padding(dataset: Any, ragged: Any) -> Any:
+    """Return a Dataset, map-style or not, with its samples padded."""
+    if not is_map_style(dataset):
+        return PaddedStream(dataset, ragged)
+    return (PaddedLists if hasattr(dataset, "__getitems__") else PaddedSamples)(dataset, ragged)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedThen:
+    """`Data.then` for padded samples: it gets them as the Dataset has them, and may change their lengths."""
+
+    then: Callable[[Any], Any]
+    ragged: Any
+
+    def __call__(self, sample: Any) -> Any:
+        return padded(self.then(unpadded(sample)), self.ragged)
+
+
+# ---- batches
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the leaves of padded samples become those of a batch."""
+
+    parts: tuple[tuple[int | None, int | None], ...]
+    """For each leaf of the batch, the leaves of its values and of its lengths; a mask has no values, other leaves have no lengths."""
+    tree: Structure
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return which leaves are lengths."""
+        return tuple(dict.fromkeys(length for _, length in self.parts if length is not None))
+
+    def batch(
+        self, leaves: Sequence[torch.Tensor], longest: Mapping[int, int], rows: torch.Tensor | None = None
+    ) -> Any:
+        """Return the batch of these leaves, each ``[rows, …]``, or of some of their rows; `longest` has the greatest of each leaf of lengths.
+
+        What is cut is copied: a network shall find the same memory whatever block its batch came in.
+        """
+
+        def chosen(leaf: torch.Tensor) -> torch.Tensor:
+            return leaf if rows is None else leaf.index_select(0, rows)
+
+        made = []
+        for values, length in self.parts:
+            if length is None:
+                assert values is not None
+                made.append(chosen(leaves[values]))
+            elif values is None:
+                numbers = torch.arange(longest[length], device=leaves[length].device)
+                made.append((numbers < chosen(leaves[length])[:, None]).long())
+            else:
+                cut = chosen(leaves[values][:, : longest[length]])
+                made.append(cut.clone(memory_format=torch.contiguous_format) if rows is None else cut)
+        return unflatten(made, self.tree)
+
+
+@functools.lru_cache(maxsize=1024)
+def form_of(tree: Structure) -> Form | None:
+    """Return the form of batches of such samples; None where nothing is padded."""
+    numbers = iter(range(_leaves_in(tree)))
+    parts: list[tuple[int | None, int | None]] = []
+    batch = _batch_tree(tree, numbers, parts)
+    return None if all(length is None for _, length in parts) else Form(tuple(parts), batch)
+
+
+def _batch_tree(tree: Structure, numbers: Iterator[int], parts: list[tuple[int | None, int | None]]) -> Structure:
+    if tree is None:
+        parts.append((next(numbers), None))
+        return None
+    kind, keys, children = tree
+    if kind in (Padded, Mask):
+        values = next(numbers) if kind is Padded else None
+        parts.append((values, next(numbers)))
+        return None
+    return kind, keys, tuple(_batch_tree(child, numbers, parts) for child in children)
+
+
+def _leaves_in(tree: Structure) -> int:
+    return 1 if tree is None else sum(map(_leaves_in, tree[2]))
+
+
+def lengths_of(leaves: Sequence[torch.Tensor], form: Form) -> dict[int, npt.NDArray[np.int64]]:
+    """Return each leaf of lengths in host memory. Waits for the device."""
+    return {number: leaves[number].cpu().numpy() for number in form.lengths}
+
+
+def longest_of(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
+    """Return the greatest of each leaf of lengths: at least 1, which networks can compute with."""
+    return {number: max(int(found.max(initial=0)), 1) for number, found in lengths.items()}
+
+
+def batch_of(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:
+    """Return the batch that these leaves of samples make, each ``[rows, …]``."""
+    form = form_of(tree)
+    return unflatten(leaves, tree) if form is None else form.batch(leaves, longest_of(lengths_of(leaves, form)))
+
+
+def fitted(samples: Any) -> Any:
+    """Return the batch that samples make which are stacked already."""
+    return batch_of(*flatten(samples))
