@@ -191,9 +191,16 @@ class Checkpoint(Event):
     """Elements of the member's sequence of that epoch that it has finished."""
     carried: int = 0
     """Elements after these that the file itself holds, of a batch that is not full yet."""
+    again: int = 0
+    """Elements before `position` that the stream has to bring again, of a window that is not finished."""
     best: Name | None = None
     """File with the weights of the best section so far; None where no section has ended."""
     best_sha256: str | None = None
+
+    @property
+    def reaches(self) -> int:
+        """Elements of the sequence that the stream need not bring to a member that goes on from this file."""
+        return self.position + self.carried - self.again
 
 
 @dataclass(frozen=True, kw_only=True)

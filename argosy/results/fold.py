@@ -138,7 +138,7 @@ class MemberState:
         self.status, self.reason, self.device = "training", "", event.device
         self.forget_from(event.epoch, event.section)
         here = (event.epoch, event.position)
-        self.saved = [c for c in self.saved if (c.epoch, c.position + c.carried) <= here]
+        self.saved = [c for c in self.saved if (c.epoch, c.reaches) <= here]
 
     def retry(self) -> None:
         """Continue from the newest file.

@@ -82,13 +82,17 @@ class Cutter(ABC):
     @property
     @abstractmethod
     def gathered(self) -> int:
-        """Elements after `position` that another cutter need not see again, with what is `carried`; below 0 where it has to see some
-        before `position` again, though it has no batch to make of them."""
+        """Elements after `position` that are gathered for the next batch; 0 while they follow a batch that is under way."""
 
     @property
     @abstractmethod
     def carried(self) -> Carried | None:
-        """What is gathered for the next batch, where that is worth keeping."""
+        """What is gathered for the next batch; with it another cutter goes on after these elements."""
+
+    @property
+    def again(self) -> int:
+        """Elements before `position` that another cutter has to see again to go on from there."""
+        return 0
 
     def same(self, other: "Cutter") -> bool:
         """Return whether both cut the same batches from here on, so that one of them can serve both."""

@@ -50,18 +50,23 @@ class ByLength(Cutter):
         self._drawn = drawn
         self._size = window_elements(batch_size)
         self._windows: deque[_Window] = deque()
-        self._seen = self.position + self.gathered
+        self._seen = self.position - self.again
         """Elements of the sequence that have passed."""
 
     @property
     def gathered(self) -> int:
-        """Implement `Cutter.gathered`."""
-        return 0 if self.done else self._window_start(self.position) - self.position
+        """Implement `Cutter.gathered`: a window is too much to carry."""
+        return 0
 
     @property
     def carried(self) -> Carried | None:
-        """Implement `Cutter.carried`: a window is too much to keep."""
+        """Implement `Cutter.carried`."""
         return None
+
+    @property
+    def again(self) -> int:
+        """Implement `Cutter.again`."""
+        return 0 if self.done else self.position % self._size
 
     def same(self, other: Cutter) -> bool:
         """Implement `Cutter.same`."""
@@ -92,9 +97,6 @@ class ByLength(Cutter):
         while self._windows and self._windows[0].first + self._windows[0].size <= self.position:
             self._windows.popleft()
 
-    def _window_start(self, position: int) -> int:
-        return position - position % self._size
-
     def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["_Window", int]]:
         """Yield the windows that are complete with this block, with the number of each batch after `after` or the last committed one."""
         self._gather(block)
@@ -111,7 +113,7 @@ class ByLength(Cutter):
         )
         stop = min(stop, elements.stop)
         while self._seen < stop:
-            first = self._window_start(self._seen)
+            first = self._seen - self._seen % self._size
             if first == self._seen:
                 self._windows.append(_Window(first, min(self._size, self.length - first), block))
             window, end = self._windows[-1], min(first + self._size, stop)

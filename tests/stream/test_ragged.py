@@ -75,7 +75,7 @@ def test_each_element_is_in_one_batch_whatever_the_blocks(size, batch_size, toke
     more = {"tokens": tokens, "subset": subset, "drop_last": drop_last}
     found = cutter(order, batch_size, **more)
     cut = [batch for block in of_texts(order, size, tuple(holes)) for batch in stepped(found, block)]
-    assert found.done and found.gathered == 0
+    assert found.done and found.again == 0
     selection = Selection.of(subset, LENGTH)
     used = selection.length - (selection.length % batch_size if drop_last else 0)
     elements = np.concatenate([batch.elements for batch in cut]) if cut else np.empty(0, np.int64)
@@ -110,8 +110,8 @@ def test_a_cutter_goes_on_where_another_has_stopped(size, batch_size, stop) -> N
         for batch in itertools.islice(first.take(block), max(stop - len(done), 0)):
             first.commit(batch)
             done.append(batch)
-    seen = first.position + first.gathered
-    assert first.done or 0 <= first.position - seen < window_elements(batch_size)
+    seen = first.position - first.again
+    assert first.done or 0 <= first.again < window_elements(batch_size)
     second = cutter(order, batch_size, position=first.position)
     rest = [b for block in of_texts(order, size)[seen // size :] for b in stepped(second, block)]
     assert [b.data["label"].tolist() for b in (*done, *rest)] == [b.data["label"].tolist() for b in found]

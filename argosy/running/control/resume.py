@@ -46,7 +46,7 @@ class Resume:
     @property
     def elements(self) -> int:
         """Elements of its sequence of that epoch that the stream need not bring again."""
-        return self.checkpoint.position + self.checkpoint.carried if self.checkpoint else 0
+        return self.checkpoint.reaches if self.checkpoint else 0
 
     @property
     def at_an_epochs_end(self) -> bool:

@@ -78,12 +78,12 @@ class Files:
 
         Raises CheckpointError for a state that could not be loaded again.
         """
-        position, elements, newest = live.position, live.carried if carried else min(live.carried, 0), self.newest
+        position, elements, newest = live.position, live.carried if carried else 0, self.newest
         here = (live.epoch, live.section, position, elements)
         if newest is not None and (newest.epoch, newest.section, newest.position, newest.carried) == here:
             return None
         section = f".{live.section}" if live.section else ""
-        file = f"e{live.epoch:04d}{section}-s{position:07d}{f'{elements:+}' if elements else ''}.pt"
+        file = f"e{live.epoch:04d}{section}-s{position:07d}{f'+{elements}' if elements else ''}.pt"
         state = checkpoint.plain(live.state_dict(carried=carried))
         items = [(state, self.folder / file)]
         best = newest.best if newest else None
@@ -100,6 +100,7 @@ class Files:
             section=live.section,
             position=position,
             carried=elements,
+            again=live.again,
             best=best,
             best_sha256=newest.best_sha256 if newest else None,
         )

@@ -214,8 +214,13 @@ class LiveMember:
 
     @property
     def carried(self) -> int:
-        """Elements after `position` that are gathered for the next batch; below 0 where the stream has to bring some again (`Cutter.gathered`)."""
+        """Number of elements after `position` that are gathered for the next batch."""
         return 0 if self.cutter is None else self.cutter.gathered
+
+    @property
+    def again(self) -> int:
+        """Number of elements before `position` that the stream has to bring again to one that goes on from there."""
+        return 0 if self.cutter is None else self.cutter.again
 
     @property
     def diverged(self) -> bool:

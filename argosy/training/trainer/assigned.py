@@ -86,7 +86,7 @@ class AssignedMember:
             epoch=self.live.epoch,
             section=self.live.section,
             stream_epoch=self.stream_epoch,
-            position=self.live.position + self.live.carried,
+            position=self.live.position + self.live.carried - self.live.again,
             threads=torch.get_num_threads(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
             notes=start.notes,

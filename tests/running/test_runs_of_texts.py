@@ -1,0 +1,128 @@
+"""Runs over samples of unlike length: what a plain loop makes of them, whatever steps them and wherever they were interrupted."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import evidence
+import forked
+import pytest
+import seats
+import texts
+import torch
+
+import argosy
+from argosy.protocol.events import Saved
+from argosy.results.fold import RunState
+from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import read_journal
+
+SCRIPT = """
+import sys, argosy, studies, texts
+directory, launcher, devices, workers, nodes = sys.argv[1:]
+slow = {"augment": studies.dawdle}
+study = texts.study(texts.member("a", **slow), texts.member("b", batch_size=3, batch_tokens=60, **slow), sort=texts.Lines, length=400)
+argosy.train(study, directory=directory, launcher=launcher, devices=devices, loader_workers=int(workers), nodes=int(nodes),
+             numerics="exact", checkpoint_seconds=0.0)
+"""
+
+
+def fleet() -> list[argosy.Member]:
+    return [
+        texts.member("plain"),
+        texts.member("bag", attends=False, batch_size=5, drop_last=True),
+        texts.member("budget", batch_size=8, batch_tokens=64),
+        texts.member("bootstrap", batch_size=3, subset=[3, 3, 5, *range(40, 430)]),
+    ]
+
+
+@pytest.mark.parametrize(("sections", "block_size"), [(1, 64), (3, 100)])
+def test_members_are_what_a_plain_loop_makes_of_them(tmp_path: Path, sections: int, block_size: int) -> None:
+    wanted = texts.study(*fleet(), validations_per_epoch=sections)
+    how: dict[str, Any] = {"launcher": "inline", "numerics": "exact", "block_size": block_size}
+    argosy.train(wanted, directory=tmp_path, **how)
+    assert audit(tmp_path) == []
+    for member in wanted.members:
+        found = evidence.results_of(tmp_path, member.name)
+        weights, losses = texts.reference(member, wanted, 2)
+        assert found["weights"] == weights, member.name
+        state = RunState.of(read_journal(tmp_path)).members[member.name]
+        assert [row.metrics["val_loss"] for row in state.sections][sections - 1 :: sections] == losses
+
+
+def test_padding_to_the_longest_of_all_gives_the_same_losses(tmp_path: Path) -> None:
+    names = [member.name for member in fleet()]
+    reports = [
+        argosy.train(
+            texts.study(
+                *(texts.member(m.name, batch_size=m.batch_size, batch_tokens=m.batch_tokens, **more) for m in fleet())
+            ),
+            directory=tmp_path / name,
+            launcher="inline",
+            numerics="exact",
+        )
+        for name, more in {"cut": {}, "full": {"augment": texts.filled_up}}.items()
+    ]
+    for name in names:
+        cut, full = (report.member(name).metrics["train_loss"] for report in reports)
+        assert cut == pytest.approx(full, abs=1e-9), name
+
+
+def test_members_that_span_devices_or_share_a_program_are_what_they_are_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [texts.member(name, batch_size=6, **more) for name, more in {"a": {}, "b": {"batch_tokens": 90}}.items()]
+    members += [texts.member(name, attends=False) for name in ("like", "other", "third")]
+    wanted = texts.study(*members, validations_per_epoch=2)
+    alone = {}
+    for member in members:
+        one = texts.study(member, validations_per_epoch=2)
+        argosy.train(one, directory=tmp_path / member.name, launcher="inline", devices="cpu:1", numerics="exact")
+        alone[member.name] = seats.weights(tmp_path / member.name, member.name)
+
+    def seat(name: str, asked: int) -> dict[int, float]:
+        return {"a": {0: 0.5, 1: 0.3, 2: 0.2}, "b": {0: 0.6, 1: 0.4}}.get(name, {2: 1.0})
+
+    report = seats.train(tmp_path / "run", monkeypatch, seat, wanted, packing="auto")
+    assert audit(tmp_path / "run") == []
+    seats.check(tmp_path / "run", alone)
+    assert any({"like", "other", "third"} in map(set, packed.programs) for packed in report.packs), "nothing was fused"
+
+
+def test_a_stream_of_texts_killed_within_a_window_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    def begun(directory: Path, launcher: str, *place: object) -> forked.Forked:
+        return forked.script(SCRIPT, str(directory), launcher, *map(str, place), err=2)
+
+    assert begun(tmp_path / "whole", "inline", "cpu:1", 0, 1).wait() == 0
+    run = tmp_path / "run"
+
+    def saved() -> list[Saved]:
+        journal = run / "journal.jsonl"
+        return [e for e in read_journal(run) if isinstance(e, Saved)] if journal.exists() else []
+
+    for place in [("cpu:2", 2, 1), ("cpu:1", 1, 1), ("cpu:1", 3, 2)]:
+        before, process = len(saved()), begun(run, "processes", *place)
+        while len(saved()) < before + 8 and process.poll() is None:
+            time.sleep(0.02)
+        assert process.poll() is None, "it was over before it was killed"
+        process.kill()
+        process.wait()
+    assert any(event.checkpoint.again for event in saved()), "no kill was within a window"
+    assert begun(run, "processes", "cpu:2", 2, 1).wait() == 0
+    assert evidence.results(run) == evidence.results(tmp_path / "whole")
+    assert audit(run) == []
+
+
+def dropped(sample: Any) -> Any:
+    """For `Data.then`: leaves out some tokens."""
+    text, label = sample
+    ids = text["ids"]
+    return {"ids": ids[torch.rand(len(ids)) < 0.8]} if len(ids) > 4 else text, label
+
+
+def test_random_work_gets_samples_as_they_are_and_may_change_their_lengths(tmp_path: Path) -> None:
+    for sort in (texts.Texts, texts.Lines):
+        wanted = texts.study(texts.member("a"), then=dropped, sort=sort)
+        argosy.train(wanted, directory=tmp_path / sort.__name__, launcher="inline", numerics="exact")
+        assert audit(tmp_path / sort.__name__) == []
+    assert evidence.results(tmp_path / "Texts") == evidence.results(tmp_path / "Lines")
