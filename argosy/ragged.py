@@ -44,8 +44,8 @@ def check_ragged(ragged: Any) -> int:
     found = list(_ragged_in(ragged, named=False))
     if not found:
         raise StudyError(
-            f"Data.ragged is {shown(ragged)}, without an argosy.Ragged. Build it as a sample is, with argosy.Ragged(max_length) in place of "
-            "what is of unlike length and None elsewhere: (argosy.Ragged(512), None)."
+            "Data.ragged has no argosy.Ragged. Build it as a sample is, with argosy.Ragged(max_length) in place of what is of unlike length, "
+            "or leave it out."
         )
     return max(one.max_length for one in found)
 
@@ -56,7 +56,7 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
         for one in ragged.values():
             if isinstance(one, Ragged) and one.mask in ragged:
                 raise StudyError(
-                    f"Data.ragged: {one.mask!r} is to be a mask, and an entry of samples as well. Choose another mask="
+                    f"Data.ragged: {one.mask!r} is to be a mask, and is given by itself as well. Leave one of them out."
                 )
             yield from _ragged_in(one, named=True)
     elif isinstance(ragged, tuple | list):
@@ -71,6 +71,6 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
         yield ragged
     elif ragged is not None:
         raise StudyError(
-            f"Data.ragged has {shown(ragged)}; it is built as a sample is, with an argosy.Ragged in place of what is of unlike length and "
-            "None elsewhere."
+            f"Data.ragged has {shown(ragged)} in it. For each part of a sample give argosy.Ragged(max_length), where it is of unlike length, "
+            "or None."
         )

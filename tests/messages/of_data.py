@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from argosy import Data, data
+from argosy import Data, Member, Ragged, Study, data
 from argosy.stream.kept import spool
 from argosy.stream.kept.cache import Location, RowCache
 from argosy.stream.kept.rows import Rows
@@ -47,6 +47,11 @@ class Classed(TensorDataset):
     def __init__(self, *classes: str) -> None:
         super().__init__(*ROWS.tensors)
         self.classes = classes
+
+
+def budgeted(*, ragged: Any) -> None:
+    member = Member("a", model=nn.Identity, optimizer=torch.optim.SGD, batch_size=8, batch_tokens=100)
+    Study(data=Data(train=ROWS, ragged=ragged), members=[member])
 
 
 def dogs() -> Path:
@@ -106,5 +111,13 @@ CASES = {
     "a table with dates": lambda: data.table({"x": np.zeros(1, "datetime64[D]"), "y": np.zeros(1)}, target="y"),
     "a table with names": lambda: data.table({"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"),
     "a stream on a disk that fails": lambda: read_on(written("rows", "")),
+    "a mask without a name": lambda: Ragged(8, mask=True),  # type: ignore[arg-type]
+    "nothing that is ragged": lambda: Data(train=ROWS, ragged=(None, None)),
+    "something else that is ragged": lambda: Data(train=ROWS, ragged=(8, None)),
+    "a mask that is given twice": lambda: Data(train=ROWS, ragged={"x": Ragged(8, mask="m"), "m": Ragged(8)}),
+    "a mask where samples have no names": lambda: Data(train=ROWS, ragged=(Ragged(8, mask="m"), None)),
+    "arrays that are ragged": lambda: Data(arrays=ROWS.tensors, ragged=(Ragged(8), None)),
+    "a budget of tokens for samples of one length": lambda: budgeted(ragged=None),
+    "a budget of tokens below a sample": lambda: budgeted(ragged=(Ragged(101), None)),
     "weights that are all 0": lambda: data.by_weight([0.0, 0.0], samples=3),
 }
