@@ -71,6 +71,6 @@ def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
         yield ragged
     elif ragged is not None:
         raise StudyError(
-            f"Data.ragged has {shown(ragged)} in it. For each part of a sample give argosy.Ragged(max_length), where it is of unlike length, "
+            f"Data.ragged has {shown(ragged)} in it. Give argosy.Ragged(max_length) for what is of unlike length, "
             "or None."
         )
