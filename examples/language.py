@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import argosy
 
-LENGTH = 64
+LENGTH = 256
 
 if not Path("val.jsonl").exists():  # your own files, with {"text": ...} in each line
     lines = [json.dumps({"text": part}) for topic in topics.values() for part in topic.split("\n\n") if len(part) > 40]
@@ -22,10 +22,9 @@ if not Path("val.jsonl").exists():  # your own files, with {"text": ...} in each
 
 
 def windows(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Bytes, and those that follow them; what is padded does not count."""
-    text = list(record["text"].encode())[: LENGTH + 1]
-    padded = torch.tensor(text + [-100] * (LENGTH + 1 - len(text)))
-    return padded[:-1].clamp(min=0), padded[1:]
+    """Bytes, and those that follow them."""
+    text = torch.tensor(list(record["text"].encode())[: LENGTH + 1])
+    return text[:-1], text[1:]
 
 
 class Model(nn.Module):
@@ -41,7 +40,7 @@ class Model(nn.Module):
 
 
 def bytewise(output: Tensor, target: Tensor) -> Tensor:
-    """Mean loss of each line's bytes, ``[B]``."""
+    """Mean loss of each line's bytes, ``[B]``; what a batch is filled up with does not count."""
     return functional.cross_entropy(output, target, reduction="none").sum(1) / (target >= 0).sum(1)
 
 
@@ -52,7 +51,10 @@ def gru(width: int) -> argosy.Member:
 
 
 train, val = (argosy.data.json_lines(f"{split}.jsonl", make=windows) for split in ("train", "val"))
-study = argosy.Study(data=argosy.Data(train=train, val=val), members=[gru(16), gru(32)], stop=argosy.MaxEpochs(1))
+ragged = argosy.Ragged(LENGTH), argosy.Ragged(LENGTH, pad=-100)
+study = argosy.Study(
+    data=argosy.Data(train=train, val=val, ragged=ragged), members=[gru(16), gru(32)], stop=argosy.MaxEpochs(1)
+)
 
 if __name__ == "__main__":
     for row in argosy.train(study, directory="runs/language").rows:

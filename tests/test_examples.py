@@ -24,7 +24,7 @@ from argosy.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"
-DATA = ("photos", "csv_folds", "language", "streaming", "heads")
+DATA = ("photos", "csv_folds", "language", "boxes", "streaming", "heads")
 """Stories of data as people have them: each on a screen, with its model."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -106,6 +106,11 @@ def test_lines_of_json_are_language_models(play: Callable[..., list[str]]) -> No
     lines = play("language.py")
     assert [line.split(":")[0] for line in lines] == ["gru-32", "gru-16"]
     assert all(1 < numbers(line)[0] < 60 for line in lines)  # of 256 bytes
+
+
+def test_pictures_have_boxes(play: Callable[..., list[str]]) -> None:
+    (line,) = play("boxes.py")
+    assert numbers(line)[0] < 3
 
 
 def test_a_stream_is_a_sweep(play: Callable[..., list[str]]) -> None:

@@ -1,6 +1,7 @@
 """Runs over samples of unlike length: what a plain loop makes of them, whatever steps them and wherever they were interrupted."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,22 @@ def test_random_work_gets_samples_as_they_are_and_may_change_their_lengths(tmp_p
         argosy.train(wanted, directory=tmp_path / sort.__name__, launcher="inline", numerics="exact")
         assert audit(tmp_path / sort.__name__) == []
     assert evidence.results(tmp_path / "Texts") == evidence.results(tmp_path / "Lines")
+
+
+def shifted(batch: Any) -> Any:
+    """For `Data.on_device`: other labels; texts pass through."""
+    text, labels = batch
+    return text, 1 - labels
+
+
+def test_work_on_the_device_passes_on_what_is_ragged(tmp_path: Path) -> None:
+    for name, on_device in {"as-they-are": None, "shifted": shifted}.items():
+        wanted = texts.study(texts.member("a"), stop=argosy.MaxEpochs(1))
+        wanted = replace(wanted, data=replace(wanted.data, on_device=on_device))
+        report = argosy.train(wanted, directory=tmp_path / name, launcher="inline", numerics="exact")
+        predicted = report.predict(wanted.data.val)
+        labels = torch.tensor([wanted.data.val[index][1] for index in range(len(wanted.data.val))])
+        right = (predicted.argmax(1) == labels).double().mean()
+        accuracy = report.member("a").metrics["val_accuracy"]
+        assert float(right) == pytest.approx(accuracy if on_device is None else 1 - accuracy)
+    assert evidence.results(tmp_path / "shifted") != evidence.results(tmp_path / "as-they-are")
