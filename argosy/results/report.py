@@ -59,6 +59,7 @@ class MemberResult:
     metrics: dict[str, float]
     """Metrics of the section with the best objective; empty before the first section's end."""
     best_epoch: int | None
+    """Epoch of that section, from 1."""
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
@@ -82,7 +83,7 @@ class MemberResult:
             reason=state.reason,
             epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
             metrics=dict(best.metrics) if best else {},
-            best_epoch=best.epoch if best else None,
+            best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
             as_alone=state.as_alone,

@@ -43,8 +43,8 @@ class TrialResult:
     """Epochs of each of its members."""
     metrics: Mapping[str, float]
     """Metrics of the section with the best objective; means of sections that all members have ended, none where one has failed."""
-    best_section: tuple[int, int] | None = None
-    """Epoch and section that the metrics of a mean are of."""
+    best_epochs: float | None = None
+    """Finished epochs of each member in the section that the metrics of a mean are of."""
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
@@ -72,7 +72,7 @@ class TrialResult:
             reason=f"{last.name}: {last.reason}" if wrong else last.reason,
             epochs=int(epochs) if epochs == int(epochs) else epochs,
             metrics={metric: _mean(row[metric] for row in rows) for metric in (rows[0] if rows else ())},
-            best_section=None if best is None else (members[0].sections[best].epoch, members[0].sections[best].section),
+            best_epochs=None if best is None else members[0].sections[best].epochs,
         )
 
 
@@ -338,17 +338,17 @@ def _first_comparison(told: Told) -> float | None:
 def _found(best: TrialResult, run: Report, told: Told) -> float | None:
     """Return when the best trial had ended its best section."""
     ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
-    if best.best_section is not None:
+    if best.best_epochs is not None:
         first: dict[str, float] = {}
         for seconds, event in ended:
-            if event.member in best.members and (event.epoch, event.section) == best.best_section:
+            if event.member in best.members and event.epochs == best.best_epochs:
                 first.setdefault(event.member, seconds)
         return max(first.values())
     until = run.member(best.name).best_epoch
     here = [
         s
         for s, event in ended
-        if event.best and event.member == best.name and until is not None and event.epoch <= until
+        if event.best and event.member == best.name and until is not None and event.epoch < until
     ]
     return here[-1] if here else None
 
