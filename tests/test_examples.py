@@ -37,7 +37,7 @@ def play(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", partial(typed, subprocess.run))
     for stage in ("train", "tune"):
-        monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1"))
+        monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1", quiet=True))
 
     def run(name: str, *arguments: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", [name, *arguments])

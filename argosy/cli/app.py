@@ -17,7 +17,17 @@ from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import steer as steering_cli
-from argosy.cli.options import Address, Commands, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
+from argosy.cli.options import (
+    Address,
+    Commands,
+    Directory,
+    Fresh,
+    LauncherName,
+    SearchFile,
+    Track,
+    Verbose,
+    takes_settings,
+)
 from argosy.cli.report import RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
@@ -61,6 +71,7 @@ def run(
     launcher: LauncherName = "auto",
     address: Address = None,
     track: Track = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -78,7 +89,7 @@ def run(
         names = [name for name in fresh or () if name]
         how: dict[str, Any] = {"fresh": names, "track": track or ()}
         report = _train(study, chosen, directory, launcher=opened, quiet=as_json, **how)
-    _finish(report, as_json=as_json)
+    _finish(report, as_json=as_json, verbose=verbose)
     raise typer.Exit(_exit_code(report))
 
 
@@ -95,6 +106,7 @@ def tune(
     launcher: LauncherName = "auto",
     address: Address = None,
     track: Track = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -116,7 +128,7 @@ def tune(
     if as_json:
         write(report.to_json())
     else:
-        print_search(report, typed())
+        print_search(report, typed(), verbose=verbose)
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
@@ -125,6 +137,7 @@ def tune(
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
     compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -147,7 +160,7 @@ def demo(
         write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
     else:
         for report in reports.values():
-            _finish(report, as_json=as_json)
+            _finish(report, as_json=as_json, verbose=verbose)
         if ratio is not None:
             write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
@@ -337,11 +350,11 @@ def _view(*, quiet: bool) -> "View | None":
     return Terminal(console())
 
 
-def _finish(report: "Report", *, as_json: bool) -> None:
+def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
     if as_json:
         write(report.to_json())
     else:
-        print_report(report, typed())
+        print_report(report, typed(), f"{typed()} --retry-failed", verbose=verbose)
 
 
 def _exit_code(report: "Report") -> int:

@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import studies
 import voyages
 from rich.console import Console
 
 import argosy
+from argosy.results.answer import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport, TrialResult
-from argosy.views.endings import what_next, what_next_of_search
 from argosy.views.output import show
 from argosy.views.tables import report_table, search_table
 
@@ -28,25 +29,41 @@ def report(tmp_path: Path) -> Report:
 @pytest.mark.tampers
 def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report) -> None:
     command = "argosy run study.py --dir run"
-    done = what_next(report, command)
-    assert str(report.directory) in done
-    assert f"argosy report {report.directory} --open" in done
-    assert f"{command} --retry-failed" in done
+    done = ended(report, command)
+    assert f"Everything is in {report.directory}\n" in done
+    assert f"Curves, devices: argosy report {report.directory} --open" in done
+    assert f"Mended:          {command} --retry-failed" in done
     failed = next(row for row in report.rows if row.status == "failed")
-    assert str(failed.folder / "log.txt") in done
+    assert f"Logs: {failed.folder / 'log.txt'}" in done
     assert "Go on:" not in done
-    assert f"Go on:           {command}" in what_next(replace(report, status="paused"), command)
-    running = what_next(replace(report, status="running"), command)
-    assert f"argosy report {report.directory} --open --live" in running
+    assert f"Go on:           {command}" in ended(replace(report, status="paused"), command)
+    running = ended(replace(report, status="running"), command)
+    assert f"Watch it:        argosy report {report.directory} --open --live" in running
     assert "Go on:" not in running
+
+
+def ended(report: Report, command: str) -> str:
+    """As a command ends on a run."""
+    return report.answer(again=command, mended=f"{command} --retry-failed").text(400, 50)
 
 
 @pytest.mark.tampers
 def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Report) -> None:
     failed = next(row for row in report.rows if row.status == "failed")
-    assert f"less {failed.folder / 'log.txt'}" in what_next_of_search(searched(report), "argosy tune search.py")
+    assert f"Logs: {failed.folder / 'log.txt'}" in f"{searched(report)}"
     rows = tuple(row for row in report.rows if row is not failed)
-    assert "less" not in what_next_of_search(searched(replace(report, rows=rows)), "argosy tune search.py")
+    assert "Logs" not in f"{searched(replace(report, rows=rows))}"
+
+
+@pytest.mark.tampers
+def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert str(report) == repr(report) == report.answer().text(*size_of_output())
+    study = studies.study(60, fleet=[studies.member("one")], epochs=1)
+    for quiet in (False, True):
+        again = argosy.train(study, directory=tmp_path / "one", launcher="inline", devices="cpu:1", quiet=quiet)
+        assert capsys.readouterr().out == ("" if quiet else f"{again}\n")
 
 
 def searched(report: Report) -> SearchReport:
@@ -75,7 +92,8 @@ def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest
     show(search_table(searched(strange)))
     told = capsys.readouterr().out
     assert told.count("iou[cat]") == 2
-    assert told.count("no [/x] in :x:") == len(rows) + sum(row.failed for row in rows)
+    assert told.count("no [/x] in :x:") == len(rows)
+    assert f"'{rows[-1].name}' failed: no [/x] in :x:" in f"{strange}"
     assert "lr[0]" in told
 
 

@@ -191,7 +191,7 @@ def test_a_run_with_progress_says_where_it_is_on_stderr(
     monkeypatch.setattr(terminal, "FIRST_LINES", 10_000)
     slow = studies.member("slow", augment=studies.dawdle, batch_size=4)
     study = studies.study(90, fleet=[*PAIR, slow], epochs=2)
-    argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True)
+    argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=True, quiet=True)
     told = capsys.readouterr()
     assert told.out == ""
     assert " of all epochs" in told.err

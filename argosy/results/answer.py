@@ -1,0 +1,135 @@
+"""What a person wants to know first of a run or of a search: the best, what failed and why, one table, what to do next."""
+
+import math
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.errors.wording import as_html, html_table, shortened, told, visible
+
+__all__ = ["Answer", "counted", "size_of_output"]
+
+MOST_ROWS = 10
+"""Rows of the table; the others are folded."""
+FEWEST_ROWS = 3
+MOST_LINES = 1000
+"""Lines of a file or a pipe."""
+MOST_FAILURES = 5
+"""Failed members that are named with their reasons."""
+MOST_ACTIONS = 3
+WITHOUT_TERMINAL = 160
+"""Columns of a file or a pipe."""
+SHORTEST_NAME = 12
+LABEL = 17
+"""Columns of the words before what is to be typed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The end of a run or a search, for a terminal and for a notebook."""
+
+    best: tuple[str, ...]
+    """Name, metric, value and epoch of the best; then how to load it."""
+    failures: tuple[str, ...]
+    """Each failed member and why."""
+    logs: str
+    """Where the log of a failed member is."""
+    columns: tuple[str, ...]
+    """The name, and then the others, the most important first: as many are shown as there is room for."""
+    rows: tuple[tuple[Any, ...], ...]
+    """Best first."""
+    everything: str
+    """Shows the other rows if it is typed."""
+    note: str
+    """What the figures mean, where that has to be said."""
+    state: str
+    """What became of the run, of how many members; and where everything is."""
+    actions: tuple[tuple[str, str], ...]
+    """What there is to do, and what to type for it; the most urgent first."""
+
+    def text(self, width: int, height: int) -> str:
+        """Return the answer as text: words are never broken, and the table leaves room for the best in a low terminal."""
+        head = [[*self.best], self._failed(width)]
+        actions = [f"{f'{label}:':<{LABEL}}{what}" for label, what in self.actions[:MOST_ACTIONS]]
+        end = [self.state, *(line for one in actions for line in _wrapped(one, width, " " * LABEL))]
+        note = _wrapped(self.note, width)
+        lines = [*head[0], *head[1], *note, *end]
+        # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
+        room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
+        shown = self.rows[: min(max(room, FEWEST_ROWS), MOST_ROWS)]
+        table = [*_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
+        return visible("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
+
+    def html(self) -> str:
+        """Return the answer for a notebook: with all columns, and with the other rows behind a click."""
+        best, *how = self.best
+        said = "".join(f"<p>{as_html(line)}</p>" for line in (*how, *self._failed(WITHOUT_TERMINAL)))
+        first, others = self.rows[:MOST_ROWS], self.rows[MOST_ROWS:]
+        folded = (
+            f"<details><summary>{as_html(self._folded(MOST_ROWS)[0])}</summary>{html_table(self.columns, others)}</details>"
+            if others
+            else ""
+        )
+        table = f"{html_table(self.columns, first)}{folded}" if first else ""
+        return f"<p><b>{as_html(best)}</b></p>{said}{table}<p>{as_html(self.note)}</p><p>{as_html(self.state)}</p>"
+
+    def _failed(self, width: int) -> list[str]:
+        lines = [line for one in self.failures[:MOST_FAILURES] for line in _wrapped(one, width, "  ")]
+        more = len(self.failures) - MOST_FAILURES
+        return [
+            *lines,
+            *([f"and {more} more failed or diverged"] if more > 0 else []),
+            *([self.logs] if self.logs else []),
+        ]
+
+    def _folded(self, shown: int) -> list[str]:
+        more = len(self.rows) - shown
+        return [f"and {more} more: {self.everything}"] if more > 0 else []
+
+
+def counted(statuses: Sequence[str]) -> str:
+    """Return how many there are of each status.
+
+    >>> counted(["done", "failed", "done"])
+    '2 done, 1 failed'
+    """
+    return ", ".join(f"{count} {status}" for status, count in Counter(statuses).most_common())
+
+
+def size_of_output() -> tuple[int, int]:
+    """Return the columns and lines of the terminal that output goes to."""
+    return shutil.get_terminal_size((WITHOUT_TERMINAL, MOST_LINES))
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[str]:
+    """Return a head and the rows: names to the left, and as many columns beside them as there is room for."""
+    cells = [columns, *([told(value) for value in row] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    names = min(widths[0], max(width // 2, SHORTEST_NAME))
+    taken, count = names, 1
+    while count < len(columns) and taken + 2 + widths[count] <= width:
+        taken, count = taken + 2 + widths[count], count + 1
+    names = min(widths[0], names + width - taken)
+    labels = [columns[0], *_labels([row[0] for row in cells[1:]], names)]
+    return [
+        "  ".join(
+            [f"{label:<{names}}", *(f"{cell:>{widths[at]}}" for at, cell in enumerate(row[1:count], start=1))]
+        ).rstrip()
+        for label, row in zip(labels, cells, strict=True)
+    ]
+
+
+def _labels(names: Sequence[str], width: int) -> list[str]:
+    if max(map(len, names)) <= width:
+        return [*names]
+    short = shortened(names, width)
+    return [short[name] for name in names]

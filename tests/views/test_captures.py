@@ -1,0 +1,76 @@
+"""What people see, letter by letter. After a change that is meant, delete the file: the next run of its test writes it, and fails once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import studies
+import voyages
+
+import argosy
+from argosy.protocol.events import Event, MemberEnded
+
+FOLDER = Path(__file__).parent / "captures"
+REASON = 'Traceback (most recent call last):\n  File "nets.py", line 12, in forward\n    return x.view(3)\nRuntimeError: shape [3] is invalid'
+WRONG = {
+    1: ("failed", REASON),
+    3: ("diverged", "its training loss is not a number after 9 steps"),
+    4: ("failed", REASON),
+}
+SIZES = [(80, 24), (200, 50)]
+
+
+def timeline(study: argosy.Study, *, end: bool) -> Iterator[tuple[float, Event]]:
+    """A run of six epochs in which three members fail; after four of them, one that goes on."""
+    names = list(study.names)
+    wrong = {names[number]: ended for number, ended in WRONG.items()}
+    for seconds, event in voyages.scheduler(study, epochs=6 if end else 4, end=end):
+        if not (isinstance(event, MemberEnded) and event.member in wrong):
+            yield seconds, event
+        if isinstance(event, MemberEnded) and event.member == names[-1]:
+            yield from ((seconds, MemberEnded(member=n, status=s, reason=why)) for n, (s, why) in wrong.items())
+    if not end:
+        yield from ((41.0, MemberEnded(member=n, status=s, reason=why)) for n, (s, why) in wrong.items())
+
+
+def captured(name: str, text: str) -> None:
+    """Compare with the text of that name."""
+    path = FOLDER / f"{name}.txt"
+    if not path.exists():
+        path.write_text(f"{text}\n")
+        pytest.fail(f"{path} was written; read it, and run the test again")
+    assert text == path.read_text().removesuffix("\n")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a person who types commands: paths are relative to it."""
+    monkeypatch.chdir(tmp_path)
+    return Path("runs/study")
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize("count", [5, 100])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_end_of_a_run(here: Path, count: int, width: int, height: int) -> None:
+    study = voyages.asked(count, epochs=6)
+    voyages.leave(here, study, timeline(study, end=True))
+    answer = argosy.load(here).answer(again="argosy run study.py", mended="argosy run study.py --retry-failed")
+    text = answer.text(width, height)
+    assert text.startswith("Best: ")
+    lines = sum(-(-len(line) // width) for line in text.splitlines())
+    assert lines < height, "the best is still there when the prompt is"
+    captured(f"end-{count}-{width}", text)
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_end_of_a_run_of_folds(here: Path, width: int) -> None:
+    fleet = [
+        *argosy.replicate(studies.member("small"), seeds=3),
+        *argosy.replicate(studies.member("large", hidden=32), seeds=3),
+        studies.member("once"),
+    ]
+    study = studies.study(voyages.LENGTH, fleet=fleet, epochs=6)
+    voyages.leave(here, study, voyages.scheduler(study, epochs=6))
+    captured(f"end-seeds-{width}", argosy.load(here).answer().text(width, 24))
