@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argosy.errors.wording import as_html, html_table, shortened, told, visible
+from argosy.errors.wording import as_html, html_table, text_table, visible
 
 __all__ = ["Answer", "counted", "size_of_output"]
 
@@ -22,7 +22,6 @@ MOST_FAILURES = 5
 MOST_ACTIONS = 3
 WITHOUT_TERMINAL = 160
 """Columns of a file or a pipe."""
-SHORTEST_NAME = 12
 LABEL = 17
 """Columns of the words before what is to be typed."""
 
@@ -60,7 +59,7 @@ class Answer:
         # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
         room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
         shown = self.rows[: min(max(room, FEWEST_ROWS), MOST_ROWS)]
-        table = [*_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
+        table = [*text_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
         return visible("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
 
     def html(self) -> str:
@@ -108,28 +107,3 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[str]:
-    """Return a head and the rows: names to the left, and as many columns beside them as there is room for."""
-    cells = [columns, *([told(value) for value in row] for row in rows)]
-    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
-    names = min(widths[0], max(width // 2, SHORTEST_NAME))
-    taken, count = names, 1
-    while count < len(columns) and taken + 2 + widths[count] <= width:
-        taken, count = taken + 2 + widths[count], count + 1
-    names = min(widths[0], names + width - taken)
-    labels = [columns[0], *_labels([row[0] for row in cells[1:]], names)]
-    return [
-        "  ".join(
-            [f"{label:<{names}}", *(f"{cell:>{widths[at]}}" for at, cell in enumerate(row[1:count], start=1))]
-        ).rstrip()
-        for label, row in zip(labels, cells, strict=True)
-    ]
-
-
-def _labels(names: Sequence[str], width: int) -> list[str]:
-    if max(map(len, names)) <= width:
-        return [*names]
-    short = shortened(names, width)
-    return [short[name] for name in names]

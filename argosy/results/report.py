@@ -354,7 +354,8 @@ class Report:
 
     def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
         """Return the table of members, without hyper-parameters that are equal in all."""
-        metrics = dict.fromkeys(name for row in self.rows for name in row.metrics if name not in (self.objective, "lr"))
+        found = dict.fromkeys(name for row in self.rows for name in row.metrics if name not in (self.objective, "lr"))
+        metrics = sorted(found, key=lambda name: not name.startswith("val_"))
         differ = differing({row.name: row.hyperparameters for row in self.rows})
         rows = [
             [

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import studies
 import voyages
+from test_screen import drawn, seen
 
 import argosy
 from argosy.protocol.events import Event, MemberEnded
+from argosy.protocol.feeder import Flowing
+from argosy.protocol.trainer import Progress
 
 FOLDER = Path(__file__).parent / "captures"
 REASON = 'Traceback (most recent call last):\n  File "nets.py", line 12, in forward\n    return x.view(3)\nRuntimeError: shape [3] is invalid'
@@ -74,3 +78,24 @@ def test_the_end_of_a_run_of_folds(here: Path, width: int) -> None:
     study = studies.study(voyages.LENGTH, fleet=fleet, epochs=6)
     voyages.leave(here, study, voyages.scheduler(study, epochs=6))
     captured(f"end-seeds-{width}", argosy.load(here).answer().text(width, 24))
+
+
+@pytest.mark.parametrize("count", [5, 100])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_live_view(count: int, width: int, height: int) -> None:
+    study = voyages.asked(count, epochs=6)
+    trains = [name for number, name in enumerate(study.names) if number not in WRONG]
+    busy = {"waiting_seconds": 1.0, "busy_seconds": 9.0, "samples": 1, "rows": 500, "training_seconds": 9.0}
+    heard: list[tuple[float, str, Any]] = [
+        (
+            at,
+            "cpu:0",
+            Progress(blocks=1, samples=dict.fromkeys(trains, rows), losses=dict.fromkeys(trains, 0.25), gauge=busy),
+        )
+        for at, rows in ((42.0, 10), (44.0, 100))
+    ]
+    heard.append((44.0, "feeder-0", Flowing(gauge={**voyages.FEEDER, "to_train": {"mean": 0.94}})))
+    lines = drawn(seen(study, timeline(study, end=False), more=heard, now=45.0), width, height)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    captured(f"live-{count}-{width}x{height}", "\n".join(line.rstrip() for line in lines))

@@ -73,9 +73,9 @@ def test_the_screen_knows_who_was_added_and_the_last_known_losses(
     console.print(terminal.draw(view.watch.screen(Phase.TRAINING), 120, 30))
     shown = console.file.getvalue()
     assert "late" in shown
-    assert "1.2500" in shown
-    assert "0.7500" in shown
-    assert "2.5000" not in shown, "where it trained before"
+    assert "1.25" in shown
+    assert "0.75" in shown
+    assert " 2.5 " not in shown, "where it trained before"
     assert "nan" not in shown
 
 
