@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from argosy.cli import cache as cache_cli
 from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
+from argosy.cli import runs as runs_cli
 from argosy.cli import steer as steering_cli
 from argosy.cli.options import (
     Address,
@@ -37,6 +38,7 @@ from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
 from argosy.settings import Settings
 from argosy.study import Study
 from argosy.tuning.search import Store
+from argosy.version import __version__
 from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
 from argosy.views.timeline import write_timeline
 
@@ -46,23 +48,7 @@ if TYPE_CHECKING:
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Train a whole fleet of networks as one job.",
-)
 
-app.command("simulate")(planning_cli.simulate)
-for command in (
-    *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, cache_cli.cache, doctor_cli.doctor),
-):
-    app.command()(command)
-
-
-@app.command(cls=RunCommand)
 @takes_settings()
 def run(
     study_file: StudyFile,
@@ -93,7 +79,6 @@ def run(
     raise typer.Exit(_exit_code(report))
 
 
-@app.command()
 @takes_settings(but=("policy", "preparing_nodes", "packing", "retry_failed"))
 def tune(
     search_file: SearchFile,
@@ -132,7 +117,6 @@ def tune(
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
-@app.command()
 @takes_settings("devices")
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
@@ -166,7 +150,6 @@ def demo(
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
-@app.command()
 @takes_settings("devices", "policy")
 def plan(
     study_file: StudyFile,
@@ -215,7 +198,6 @@ def plan(
     write(f"Train there:     {shlex.join(train_there)}")
 
 
-@app.command()
 @takes_settings("devices")
 def profile(
     study_file: StudyFile,
@@ -253,6 +235,36 @@ def profile(
         show(pairs_table(found))
     plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
     write(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        write(f"argosy {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Train a whole fleet of networks as one job."""
+
+
+PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "Train": (run, tune),
+    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, reporting_cli.audit),
+    "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
+    "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
+    "Foresee": (plan, profile, planning_cli.simulate),
+}
+"""Commands by their part of ``--help``, in the order in which people come to need them."""
+
+app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.callback()(_options)
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        app.command(cls=RunCommand if _command is run else None, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:

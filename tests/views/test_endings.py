@@ -1,6 +1,8 @@
 """How commands end, and what a notebook shows of a report."""
 
 import io
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 import studies
 import voyages
 from rich.console import Console
+from typer.testing import CliRunner
 
 import argosy
+from argosy.cli.app import app
+from argosy.cli.runs import runs
 from argosy.results.answer import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
@@ -156,3 +161,36 @@ def test_the_time_between_two_drivers_is_nobodys(tmp_path: Path) -> None:
     voyages.leave(tmp_path / "run", study, iter([*killed, *later]))
     *_, (seconds, _) = timeline(tmp_path / "run")
     assert seconds == pytest.approx(killed[-1][0] + 22.0)
+
+
+@pytest.mark.tampers
+def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs()
+    assert capsys.readouterr().out == "There is no run in runs. Begin one:  argosy run study.py\n"
+    study = voyages.asked(2, epochs=2)
+    for number, (name, end) in enumerate({"whole": True, "killed": False}.items()):
+        voyages.leave(Path("runs", name), study, voyages.scheduler(study, epochs=2, end=end))
+        os.utime(Path("runs", name, "journal.jsonl"), (1e9 + number, 1e9 + number))
+    Path("runs/torn").mkdir()
+    Path("runs/torn/journal.jsonl").write_text("no event\n")
+    runs()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in said[:4]] == [
+        ["run", "status"],
+        ["torn", "unreadable"],
+        ["killed", "interrupted"],
+        ["whole", "done"],
+    ]
+    assert "line 1 is no event" in said[1]
+    assert said[3].endswith("  residual-network-depth=2-hidden=9-lr=0.0500, val_loss 0.3333 at epoch 2 of 2")
+
+
+def test_help_begins_with_what_people_use_and_the_version_is_said() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    first = [line.split()[1] for line in said.splitlines() if re.match(r"│ [a-z]+ ", line)]
+    assert first[:4] == ["run", "tune", "runs", "status"]
+    assert first[-1] == "simulate"
+    assert CliRunner().invoke(app, ["--version"]).output == f"argosy {argosy.__version__}\n"
