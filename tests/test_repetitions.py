@@ -96,7 +96,10 @@ def test_pairs_show_what_seeds_hide() -> None:
     assert found.configurations[0].metrics["val_loss"].holds_zero, "seeds differ by more than networks"
     (comparison,) = found.comparisons
     assert comparison.distinguishable
-    assert str(comparison) == "val_loss, b minus a: 1.015 ± 0.021"
+    assert str(comparison) == "val_loss is higher by 1.015 with b than with a (b minus a, 4 pairs: 1.015 ± 0.021)."
+    assert str(found.compare("a", "b")).startswith(
+        "val_loss is lower by 1.015 with a than with b (a minus b, 4 pairs: -1.015"
+    )
     assert found.compare("a", "b").first_minus_second.mean == -comparison.first_minus_second.mean
 
 
@@ -107,7 +110,19 @@ def test_a_comparison_is_the_first_minus_the_second() -> None:
     compared = found.compare("gelu", "relu")
     assert compared.first_minus_second.mean == pytest.approx(-0.15)
     assert compared.to_json()["first_minus_second"] == compared.first_minus_second.mean
-    assert str(compared) == "val_loss, gelu minus relu: not distinguishable (-0.15 ± 0.64)"
+    assert str(compared) == "val_loss: gelu and relu are not distinguishable (gelu minus relu, 2 pairs: -0.15 ± 0.64)."
+    assert (
+        str(found)
+        == f"{found!r}"
+        == (
+            "gelu: val_loss 0.2 ± 1.3, 2 of 2 done\nrelu: val_loss 0.35 ± 0.64, 2 of 2 done\n"
+            "val_loss: relu and gelu are not distinguishable (relu minus gelu, 2 pairs: 0.15 ± 0.64)."
+        )
+    )
+    few = repetitions({"relu": {0: {"val_loss": 0.3}}, "gelu": {0: {"val_loss": 0.1}}}).compare("gelu", "relu")
+    assert (
+        str(few) == "val_loss: too few repetitions are done in both to tell gelu from relu (gelu minus relu, 1 pair)."
+    )
     (worse,) = found.comparisons
     assert (worse.first, worse.second) == ("relu", "gelu"), "each of the others minus the best"
 

@@ -46,14 +46,17 @@ class Answer:
     """What the figures mean, where that has to be said."""
     state: str
     """What became of the run, of how many members; and where everything is."""
+    limit: str
+    """What holds the members up and what would help; empty if nothing but their own steps does."""
     actions: tuple[tuple[str, str], ...]
     """What there is to do, and what to type for it; the most urgent first."""
 
     def text(self, width: int, height: int) -> str:
-        """Return the answer as text: words are never broken, and the table leaves room for the best in a low terminal."""
+        """Return the answer as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
         head = [[*self.best], self._failed(width)]
-        actions = [f"{f'{label}:':<{LABEL}}{what}" for label, what in self.actions[:MOST_ACTIONS]]
-        end = [self.state, *(line for one in actions for line in _wrapped(one, width, " " * LABEL))]
+        limit = _wrapped(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
+        actions = self.actions[: MOST_ACTIONS - bool(limit)]
+        end = [self.state, *limit, *(f"{f'{label}:':<{LABEL}}{what}" for label, what in actions)]
         note = _wrapped(self.note, width)
         lines = [*head[0], *head[1], *note, *end]
         # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.

@@ -339,6 +339,7 @@ class Report:
             everything=f"argosy report {shlex.quote(str(self.directory))} --verbose",
             note="" if means is None else means.text,
             state=f"{self.status}{took}{why}: {counted([row.status for row in self.rows])}. Everything is in {self.directory}",
+            limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
             actions=self._actions(again, mended),
         )
 
@@ -376,11 +377,9 @@ class Report:
         if self.status == "running":
             stop = f"argosy stop {folder} NAME; Ctrl-C where it runs saves all"
             return ("Watch it", f"{page[1]} --live"), ("Stop a member", stop)
-        limits = self.diagnosis is not None and self.diagnosis.stage != "training"
         return (
             *([("Go on", again)] if self.status != "done" else []),
             *([("Mended", mended)] if any(row.status == "failed" for row in self.rows) else []),
-            *([("Bottleneck", self.diagnosis.verdict)] if limits and self.diagnosis else []),
             *([page] if any(row.metrics for row in self.rows) else []),
         )
 

@@ -228,8 +228,9 @@ class SearchReport:
         epoch = self.run.member(best.members[0]).best_epoch if one else f"{best.best_epochs:g}"
         parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
         load = "report.best().load()" if one else "report.run.ensemble(members=report.best_trial.members)"
+        value = f"{best.metrics[self.run.objective]:.4g}{'' if one else f', mean of {len(best.members)},'}"
         lines = (
-            f"Best: {best.name}, {self.run.objective} {best.metrics[self.run.objective]:.4g} at epoch {epoch} of {best.epochs:g}",
+            f"Best: {best.name}, {self.run.objective} {value} at epoch {epoch} of {best.epochs:g}",
             f"With: {parameters}",
             f"Load it: {load}, of what argosy.tune returns",
         )

@@ -1,12 +1,14 @@
 """What people see, letter by letter. After a change that is meant, delete the file: the next run of its test writes it, and fails once."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import studies
 import voyages
+from test_endings import searched
 from test_screen import drawn, seen
 
 import argosy
@@ -99,3 +101,13 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
     assert len(lines) < height
     assert max(map(len, lines)) <= width
     captured(f"live-{count}-{width}x{height}", "\n".join(line.rstrip() for line in lines))
+
+
+@pytest.mark.tampers
+def test_the_end_of_a_search(here: Path) -> None:
+    study = voyages.asked(14, epochs=6)
+    voyages.leave(here, study, timeline(study, end=True))
+    search = searched(argosy.load(here))
+    captured("end-search-80", search.answer(again="argosy tune search.py").text(80, 24))
+    paused = replace(search, run=replace(search.run, status="paused"))
+    assert "\nGo on:           argosy tune search.py\n" in paused.answer(again="argosy tune search.py").text(80, 24)
