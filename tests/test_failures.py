@@ -62,7 +62,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
         assert wild.endswith(". Lower its learning rate, or clip its gradients.")
         assert {one.filename for one in told} == {__file__}
-    shown = report.answer().text(200, 50)
+    shown = report.ending().text(200, 50)
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
     assert "'wild' diverged: its training loss is not a number after " in shown
     argosy.load(tmp_path)  # says nothing: who loads a report looks at it

@@ -41,6 +41,10 @@ class Fitted:
     feature_names_in_: npt.NDArray[Any] | None = field(repr=False)
     """Names of X's columns, which later tables must have in the same order; None if X had none."""
 
+    def __repr__(self) -> str:
+        best, objective = self.report.best(), self.report.objective
+        return f"Fitted: {best.name}, {objective} {best.metrics[objective]:.4g}, the best of {len(self.report.rows)}"
+
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return a class for each sample ``[N]``; if targets are numbers, the network's outputs."""
         outputs = self._outputs(X)

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
-from argosy.results.answer import size_of_output
+from argosy.results.ending import size_of_output
 from argosy.views.output import Json, show, write
 
 if TYPE_CHECKING:
@@ -116,17 +116,17 @@ def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:
         show(search_table(found))
         show(report_table(found.run))
         write("")
-    write(found.answer(again=command).text(*size_of_output()))
+    write(found.ending(again=command).text(*size_of_output()))
 
 
 def print_report(found: "Report", again: str, mended: str, *, verbose: bool) -> None:
-    """For people: the answer; before it, where it is asked for, what all of it cost."""
+    """For people: the ending; before it, where it is asked for, what all of it cost."""
     if verbose:
         from argosy.views.tables import report_table
 
         show(report_table(found))
         write("")
-    write(found.answer(again=again, mended=mended).text(*size_of_output()))
+    write(found.ending(again=again, mended=mended).text(*size_of_output()))
 
 
 class RunCommand(TyperCommand):

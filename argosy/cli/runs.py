@@ -8,7 +8,7 @@ import typer
 
 from argosy.errors import ArgosyError
 from argosy.errors.wording import text_table
-from argosy.results.answer import size_of_output
+from argosy.results.ending import size_of_output
 from argosy.views.output import Json, write
 
 __all__ = ["runs"]
@@ -38,7 +38,7 @@ def _row(journal: Path) -> dict[str, Any]:
     changed = time.strftime("%F %H:%M", time.localtime(journal.stat().st_mtime))
     try:
         found = load(journal.parent)
-        status, best = found.status, (search_of(found) or found).answer().best[0].removeprefix("Best: ")
+        status, best = found.status, (search_of(found) or found).ending().best[0].removeprefix("Best: ")
     except ArgosyError as error:
         status, best = "unreadable", f"{error}"  # the other runs are listed all the same
     return {"run": journal.parent.name, "status": status, "changed": changed, "best": best}

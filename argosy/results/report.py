@@ -15,8 +15,8 @@ from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import cause, differing, last_line, lasting
 from argosy.protocol.events import SharingChosen
 from argosy.protocol.packs import Packed
-from argosy.results.answer import Answer, counted, size_of_output
 from argosy.results.diagnosis import Diagnosis, diagnose
+from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import WRONG, MemberState, RunState
 from argosy.results.legs import LegResult, gauges_of, legs_of
 from argosy.results.means import Means
@@ -313,9 +313,9 @@ class Report:
             for row in self.rows
         ]
 
-    def answer(
+    def ending(
         self, *, again: str = "the same call again", mended: str = "the same call with retry_failed=True"
-    ) -> Answer:
+    ) -> Ending:
         """Return what is shown at the end of a run: the best, what failed and why, one table, and what to do.
 
         `again` is what continues the run, and `mended` what trains failed members further. ``print(report)`` shows it.
@@ -328,7 +328,7 @@ class Report:
             rows = [*rows, *([row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single)]
         took = f" after {lasting(self.seconds)}" if self.seconds and not self.killed_drivers else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
-        return Answer(
+        return Ending(
             best=self._best(),
             failures=tuple(row.failure for row in self.rows if row.failed),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
@@ -384,13 +384,13 @@ class Report:
         )
 
     def __str__(self) -> str:
-        return self.answer().text(*size_of_output())
+        return self.ending().text(*size_of_output())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""
-        return self.answer().html()
+        return self.ending().html()
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as a plain value."""

@@ -17,7 +17,7 @@ from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line, lasting, told
 from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
 from argosy.protocol.packs import Packed
-from argosy.results.answer import Answer, counted, size_of_output
+from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.ranking import rank
 from argosy.results.report import MemberResult, Report
@@ -193,7 +193,7 @@ class SearchReport:
             for row in self.rows
         ]
 
-    def answer(self, *, again: str = "the same call again") -> Answer:
+    def ending(self, *, again: str = "the same call again") -> Ending:
         """Return what is shown at the end of a search: the best trial, what failed and why, the trials, and what to do.
 
         `again` is what continues it. ``print(report)`` shows it.
@@ -213,7 +213,7 @@ class SearchReport:
             "done": (further, ("Curves, devices", page)),
         }
         return replace(
-            run.answer(),
+            run.ending(),
             best=found,
             columns=columns,
             rows=rows,
@@ -251,13 +251,13 @@ class SearchReport:
         return ("trial", self.run.objective, *names, "epochs", "status", *sources), rows
 
     def __str__(self) -> str:
-        return self.answer().text(*size_of_output())
+        return self.ending().text(*size_of_output())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""
-        return self.answer().html()
+        return self.ending().html()
 
     def write_plots(self, path: str | Path) -> None:
         """Write one page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.

@@ -61,8 +61,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_end_of_a_run(here: Path, count: int, width: int, height: int) -> None:
     study = voyages.asked(count, epochs=6)
     voyages.leave(here, study, timeline(study, end=True))
-    answer = argosy.load(here).answer(again="argosy run study.py", mended="argosy run study.py --retry-failed")
-    text = answer.text(width, height)
+    ending = argosy.load(here).ending(again="argosy run study.py", mended="argosy run study.py --retry-failed")
+    text = ending.text(width, height)
     assert text.startswith("Best: ")
     lines = sum(-(-len(line) // width) for line in text.splitlines())
     assert lines < height, "the best is still there when the prompt is"
@@ -79,7 +79,7 @@ def test_the_end_of_a_run_of_folds(here: Path, width: int) -> None:
     ]
     study = studies.study(voyages.LENGTH, fleet=fleet, epochs=6)
     voyages.leave(here, study, voyages.scheduler(study, epochs=6))
-    captured(f"end-seeds-{width}", argosy.load(here).answer().text(width, 24))
+    captured(f"end-seeds-{width}", argosy.load(here).ending().text(width, 24))
 
 
 @pytest.mark.parametrize("count", [5, 100])
@@ -108,6 +108,6 @@ def test_the_end_of_a_search(here: Path) -> None:
     study = voyages.asked(14, epochs=6)
     voyages.leave(here, study, timeline(study, end=True))
     search = searched(argosy.load(here))
-    captured("end-search-80", search.answer(again="argosy tune search.py").text(80, 24))
+    captured("end-search-80", search.ending(again="argosy tune search.py").text(80, 24))
     paused = replace(search, run=replace(search.run, status="paused"))
-    assert "\nGo on:           argosy tune search.py\n" in paused.answer(again="argosy tune search.py").text(80, 24)
+    assert "\nGo on:           argosy tune search.py\n" in paused.ending(again="argosy tune search.py").text(80, 24)

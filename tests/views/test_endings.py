@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import argosy
 from argosy.cli.app import app
 from argosy.cli.runs import runs
-from argosy.results.answer import size_of_output
+from argosy.results.ending import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport, TrialResult
@@ -49,7 +49,7 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
 
 def ended(report: Report, command: str) -> str:
     """As a command ends on a run."""
-    return report.answer(again=command, mended=f"{command} --retry-failed").text(400, 50)
+    return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
 
 
 @pytest.mark.tampers
@@ -64,7 +64,7 @@ def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Repo
 def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
     report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert str(report) == repr(report) == report.answer().text(*size_of_output())
+    assert str(report) == repr(report) == report.ending().text(*size_of_output())
     study = studies.study(60, fleet=[studies.member("one")], epochs=1)
     for quiet in (False, True):
         again = argosy.train(study, directory=tmp_path / "one", launcher="inline", devices="cpu:1", quiet=quiet)
@@ -151,6 +151,9 @@ def test_a_notebook_shows_the_table_without_what_all_have_in_common(report: Repo
     assert "<th>model.hidden</th>" in html
     assert "<th>batch_size</th>" not in html
     assert "ValueError: too wide" in html
+    many = replace(report, rows=report.rows * 5)._repr_html_()
+    assert "<details><summary>and 15 more: " in many
+    assert many.count("<table>") == 2
 
 
 @pytest.mark.tampers

@@ -10,7 +10,7 @@ from typing import Any
 
 from argosy.errors.wording import as_html, html_table, text_table, visible
 
-__all__ = ["Answer", "counted", "size_of_output"]
+__all__ = ["Ending", "counted", "size_of_output"]
 
 MOST_ROWS = 10
 """Rows of the table; the others are folded."""
@@ -27,7 +27,7 @@ LABEL = 17
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Ending:
     """The end of a run or a search, for a terminal and for a notebook."""
 
     best: tuple[str, ...]
@@ -52,12 +52,8 @@ class Answer:
     """What there is to do, and what to type for it; the most urgent first."""
 
     def text(self, width: int, height: int) -> str:
-        """Return the answer as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
-        head = [[*self.best], self._failed(width)]
-        limit = _wrapped(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
-        actions = self.actions[: MOST_ACTIONS - bool(limit)]
-        end = [self.state, *limit, *(f"{f'{label}:':<{LABEL}}{what}" for label, what in actions)]
-        note = _wrapped(self.note, width)
+        """Return the ending as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
+        head, end, note = [[*self.best], self._failed(width)], self._end(width), _wrapped(self.note, width)
         lines = [*head[0], *head[1], *note, *end]
         # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
         room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
@@ -66,9 +62,12 @@ class Answer:
         return visible("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
 
     def html(self) -> str:
-        """Return the answer for a notebook: with all columns, and with the other rows behind a click."""
+        """Return the ending for a notebook: with all columns, and with the other rows behind a click."""
         best, *how = self.best
-        said = "".join(f"<p>{as_html(line)}</p>" for line in (*how, *self._failed(WITHOUT_TERMINAL)))
+        said, end = (
+            "".join(f"<p>{as_html(line)}</p>" for line in lines)
+            for lines in ((*how, *self._failed(WITHOUT_TERMINAL)), (self.note, *self._end(WITHOUT_TERMINAL)))
+        )
         first, others = self.rows[:MOST_ROWS], self.rows[MOST_ROWS:]
         folded = (
             f"<details><summary>{as_html(self._folded(MOST_ROWS)[0])}</summary>{html_table(self.columns, others)}</details>"
@@ -76,7 +75,12 @@ class Answer:
             else ""
         )
         table = f"{html_table(self.columns, first)}{folded}" if first else ""
-        return f"<p><b>{as_html(best)}</b></p>{said}{table}<p>{as_html(self.note)}</p><p>{as_html(self.state)}</p>"
+        return f"<p><b>{as_html(best)}</b></p>{said}{table}{end}"
+
+    def _end(self, width: int) -> list[str]:
+        limit = _wrapped(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
+        actions = self.actions[: MOST_ACTIONS - bool(limit)]
+        return [self.state, *limit, *(f"{f'{label}:':<{LABEL}}{what}" for label, what in actions)]
 
     def _failed(self, width: int) -> list[str]:
         lines = [line for one in self.failures[:MOST_FAILURES] for line in _wrapped(one, width, "  ")]
