@@ -87,7 +87,7 @@ class Screen:
     counts: Mapping[str, int]
     """Members by status."""
     bottleneck: Diagnosis | None
-    """None if it is too early to tell."""
+    """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
     berths: tuple[Berth, ...]
     attention: tuple[str, ...]
     """What went wrong, newest first."""
@@ -113,7 +113,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     left = _epochs_left(study, states, begun)
     to_come = question.expected() if question.expected is not None else sum(left.values())
     epochs = sum(member.epochs + begun[name] for name, member in states.items())
-    seconds = now - question.began
+    seconds, limit = now - question.began, diagnose(news.gauges.items())
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
@@ -125,7 +125,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         to_come=to_come,
         seconds_left=left_seconds,
         counts=Counter(member.status for member in states.values()),
-        bottleneck=diagnose(news.gauges.items()),
+        bottleneck=limit if limit is not None and limit.stage != "training" else None,
         berths=_berths(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
