@@ -43,6 +43,7 @@ from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
 from argosy.views.bar import progress_bar
+from argosy.views.output import write
 from argosy.views.trackers import Tracked
 
 __all__ = [
@@ -96,6 +97,7 @@ def train(
     threads: int = 1,
     retry_failed: bool = False,
     raise_on_failure: bool = False,
+    quiet: bool = False,
     progress: bool = False,
     trackers: Sequence[Tracker | str] = (),
     view: View | None = None,
@@ -104,6 +106,7 @@ def train(
 
     By default the directory is ``runs/`` and the name of the script, ``runs/argosy`` in a notebook. With ``fresh=True`` the run
     begins anew, and what was in the directory is kept beside it; with names, as ``fresh=["mlp"]``, these members do.
+    A script prints the report at the end, unless it is `quiet`; a notebook shows what its cell returns.
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
     anything else that watches. Trackers, as ``["tensorboard"]``, get all figures; they are named in `argosy.tracking`.
     Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
@@ -136,6 +139,7 @@ def train(
         set_aside(folder)
     names = [fresh] if isinstance(fresh, str) else () if isinstance(fresh, bool) else fresh
     report = run(study, settings, folder, fresh=names, launcher=place, view=watching, trackers=trackers)
+    _tell(report, quiet=quiet)
     (raise_failures if raise_on_failure else warn_of_failures)(report.rows)
     return report
 
@@ -145,6 +149,12 @@ def _script() -> str:
     file = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(file or "argosy")
     return path.resolve().parent.name if path.stem == "__main__" else path.stem
+
+
+def _tell(report: Report | SearchReport, *, quiet: bool) -> None:
+    """Print the report of a script's run; an interpreter and a notebook show what a call returns."""
+    if not quiet and hasattr(sys.modules["__main__"], "__file__"):
+        write(f"{report}")
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:
@@ -237,6 +247,7 @@ def tune(
     storage: str | None = None,
     study_name: str | None = None,
     raise_on_failure: bool = False,
+    quiet: bool = False,
     launcher: Launcher | str = "processes",
     progress: bool = False,
     trackers: Sequence[Tracker | str] = (),
@@ -248,7 +259,7 @@ def tune(
     What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
     same directory, by default ``runs/`` and the name of the script with ``-search``, goes on, and with more `n_trials` or
     `max_epochs` further than before; with `fresh` it begins anew, and what was there is kept. Optuna's storage is a file in the
-    directory, or at any URL that Optuna knows, under `study_name`. Raises what `train` raises; of trials that failed or diverged
+    directory, or at any URL that Optuna knows, under `study_name`. A script prints the report, unless it is `quiet`. Raises what `train` raises; of trials that failed or diverged
     one MemberFailed warning names the first.
     """
     search = Search(
@@ -277,6 +288,7 @@ def tune(
     if fresh:
         set_aside(folder)
     report = run_search(search, chosen, folder, store=store, launcher=place, **watching)
+    _tell(report, quiet=quiet)
     (raise_failures if raise_on_failure else warn_of_trials)(report.run.rows)
     return report
 

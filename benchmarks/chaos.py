@@ -142,7 +142,7 @@ def inline(directory: Path, kind: str) -> dict[str, object]:
     """What comes out of the study of the edges in one process, to which nothing happens."""
     fleet = [*studies.members(), studies.member("slow")]
     study = studies.study(LENGTH, data=studies.data(kind, LENGTH), fleet=fleet, epochs=EPOCHS)
-    argosy.train(study, directory=directory, launcher="inline", numerics="exact")
+    argosy.train(study, quiet=True, directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 

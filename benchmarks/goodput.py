@@ -26,7 +26,7 @@ SCRIPT = """
 import sys, argosy, studies
 members = [studies.member(f"m{{n:02}}", hidden=16 + 24 * n, batch_size=16 + 4 * (n % 5), lr=0.01) for n in range(12)]
 study = studies.study({length}, fleet=members, epochs={epochs}, val=200)
-argosy.train(study, directory=sys.argv[1], {settings}, checkpoint_seconds=2, numerics="exact", hang_seconds={hang_seconds})
+argosy.train(study, quiet=True, directory=sys.argv[1], {settings}, checkpoint_seconds=2, numerics="exact", hang_seconds={hang_seconds})
 """
 SETTINGS = 'devices="cpu:2", loader_workers=1'
 WALL = 1.4

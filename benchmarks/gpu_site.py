@@ -42,7 +42,7 @@ class Site:
 
     def train(self, study: argosy.Study, run: str, *, devices: str | None = None, **settings: Any) -> Path:
         """Train, or go on; returns the run's folder."""
-        argosy.train(study, directory=self.folder / run, devices=devices or self.devices, **settings)
+        argosy.train(study, quiet=True, directory=self.folder / run, devices=devices or self.devices, **settings)
         return self.folder / run
 
 

@@ -38,7 +38,7 @@ stop = argosy.Plateau("val_loss", patience=1) | argosy.MaxEpochs({epochs})
 members = [studies.member(f"m{{n:03}}", hidden=dice.randint(4, 128), batch_size=dice.choice([8, 12, 20, 33, 50]),
                           lr=10 ** dice.uniform(-3, -0.5)) for n in range({members})]
 study = argosy.Study(data=argosy.Data(train=studies.Vectors({length}), val=studies.Vectors(100)), members=members, stop=stop)
-argosy.train(study, directory=sys.argv[1], {settings}, checkpoint_seconds=5, hang_seconds={hang_seconds})
+argosy.train(study, quiet=True, directory=sys.argv[1], {settings}, checkpoint_seconds=5, hang_seconds={hang_seconds})
 """
 SETTINGS = 'devices="cpu:2", loader_workers=1'
 ROLES = ("driver", "trainer", "feeder", "server")

@@ -54,6 +54,7 @@ def searched(model: str, packs: str, *, warm: bool, most: int, device: str, nume
             max_epochs=most,
             objective="val_accuracy",
             mode="max",
+            quiet=True,
             directory=Path(folder) / "search",
             devices=devices,
             numerics=numerics,

@@ -92,7 +92,7 @@ def seconds(kind: str, *, watched: bool) -> tuple[float, float]:
     spent: list[float] = []
     own: list[float] = []
     with tempfile.TemporaryDirectory() as folder, timed(watched=watched, spent=spent, own=own):
-        argosy.train(study, directory=folder, launcher="inline", devices="cpu:1", packing="interleaved")
+        argosy.train(study, quiet=True, directory=folder, launcher="inline", devices="cpu:1", packing="interleaved")
     return sum(spent), sum(own)
 
 

@@ -124,6 +124,7 @@ def sail(found: Sequence[Network], policy: str, devices: int, directory: Path) -
     POLICIES[policy] = asked = Asked(WATCHED[policy])
     report = argosy.train(
         study(found),
+        quiet=True,
         directory=directory,
         policy=policy,
         devices=f"cpu:{devices}",

@@ -47,7 +47,7 @@ def run(packing: Literal["auto", "interleaved"]) -> dict[str, Any]:
     """Seconds and CPU seconds of a run, best loss of each member, and what was chosen."""
     with tempfile.TemporaryDirectory(prefix="argosy-packing-") as folder:
         began = time.perf_counter()
-        report = argosy.train(study(), directory=Path(folder) / "run", devices="cpu:1", packing=packing)
+        report = argosy.train(study(), quiet=True, directory=Path(folder) / "run", devices="cpu:1", packing=packing)
         seconds = time.perf_counter() - began
         assert {row.status for row in report.rows} == {"done"}
         return {

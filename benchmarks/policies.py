@@ -77,7 +77,7 @@ def data(length: int) -> argosy.Data:
 def train(policy: str, directory: Path, length: int) -> dict[str, Any]:
     """One run, and its figures."""
     study = studies.study(data=data(length), fleet=fleet())
-    report = argosy.train(study, directory=directory, policy=policy, numerics="exact")
+    report = argosy.train(study, quiet=True, directory=directory, policy=policy, numerics="exact")
     assert {row.status for row in report.rows} == {"done"}, report.reason
     past = Hindsight.of(timeline(directory))
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]

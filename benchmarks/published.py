@@ -58,6 +58,7 @@ def rate(nodes: int, side: str, *, seconds: float, folder: Path) -> float:
     directory = folder / f"{side}-{nodes}"
     argosy.train(
         published_nodes.study(nodes, link=LINK, epochs=epochs),
+        quiet=True,
         directory=directory,
         nodes=nodes,
         devices="cpu:1",

@@ -124,7 +124,7 @@ def trained(texts: Sequence[str], members: Sequence[argosy.Member], *, ragged: b
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         os.environ["ARGOSY_CACHE"] = cache
         began = time.perf_counter()
-        report = argosy.train(study, directory=folder, launcher="inline", devices="cpu:1")
+        report = argosy.train(study, directory=folder, launcher="inline", devices="cpu:1", quiet=True)
         seconds = time.perf_counter() - began
         if found := audit(Path(folder)):
             sys.exit("\n".join(found))

@@ -46,7 +46,7 @@ def train(seeds: Sequence[int], asked: argparse.Namespace) -> dict[str, float]:
     )
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        report = argosy.train(study, directory=Path(folder) / "run", devices="cpu:2", packing=asked.packing)
+        report = argosy.train(study, quiet=True, directory=Path(folder) / "run", devices="cpu:2", packing=asked.packing)
         whole = time.perf_counter() - began
         assert all(row.status == "done" for row in report.rows)
         times = [(at, event) for at, event in timeline(report.directory)]

@@ -92,13 +92,13 @@ def built(parameters: Mapping[str, Any]) -> argosy.Member:
 
 def trained(study: Callable[[], argosy.Study], directory: Path, **how: Any) -> None:
     """Run a study."""
-    argosy.train(study(), directory=directory, **how)
+    argosy.train(study(), quiet=True, directory=directory, **how)
 
 
 def searched(directory: Path, **how: Any) -> None:
     """Run a search of twelve trials."""
     space = {"hidden": CategoricalDistribution([32, 64]), "lr": FloatDistribution(1e-4, 1e-2, log=True)}
-    argosy.tune(built, space, data=digits(), n_trials=12, max_epochs=9, seed=1, directory=directory, **how)
+    argosy.tune(built, space, data=digits(), n_trials=12, max_epochs=9, seed=1, quiet=True, directory=directory, **how)
 
 
 RUNS: Mapping[str, Callable[..., None]] = {

@@ -64,6 +64,7 @@ def search(trials: int, spent: dict[str, float]) -> dict[str, float]:
             max_epochs=1,
             scheduler="random",
             n_trials=trials,
+            quiet=True,
             directory=Path(folder) / "search",
             launcher="inline",
             devices="cpu:1",

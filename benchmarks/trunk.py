@@ -94,7 +94,7 @@ def by_argosy(
     study = argosy.Study(data=argosy.Data(train=data), members=members, stop=argosy.MaxEpochs(epochs))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        report = argosy.train(study, directory=folder, launcher="inline", devices="cpu:1")
+        report = argosy.train(study, quiet=True, directory=folder, launcher="inline", devices="cpu:1")
         seconds = time.perf_counter() - began
         return seconds, {row.name: list(row.load().parameters())[-2].detach() for row in report.rows}
 

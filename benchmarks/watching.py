@@ -220,7 +220,7 @@ def train(watcher: Callable[[Path], AbstractContextManager[Settings]], asked: ar
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         directory = Path(folder) / "run"
         with watcher(directory) as watched:
-            report = argosy.train(asked, directory=directory, **settings, **watched)
+            report = argosy.train(asked, quiet=True, directory=directory, **settings, **watched)
             ended = time.time()
         rows = [report.member(name) for name in asked.names]
         assert all(row.status == "done" for row in rows), [row.reason for row in rows]

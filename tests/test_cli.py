@@ -69,7 +69,8 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
     assert "Nothing is left to do." in argosy(folder, "audit", "runs/x").stdout
     assert "has ended (done)" in argosy(folder, "stop", "runs/x", "a", code=2).stderr
-    assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
+    assert "prepared 1.0 times" not in argosy(folder, "report", "runs/x").stdout
+    assert "prepared 1.0 times" in argosy(folder, "report", "runs/x", "--verbose").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
     assert "there is no tracker 'comet'" in untracked.stderr
 
@@ -185,7 +186,7 @@ def test_every_keyword_of_train_is_a_flag() -> None:
     }
     keywords = set(inspect.signature(argosy.api.train).parameters)
     # A command that had failures has told them, and says so by its exit code.
-    keywords -= {"study", "view", "progress", "directory", "trackers", "raise_on_failure"}
+    keywords -= {"study", "view", "progress", "directory", "trackers", "raise_on_failure", "quiet"}
     assert {f"--{keyword.replace('_', '-')}" for keyword in keywords} <= flags
     assert {"--dir", "--json", "--track"} <= flags
 
@@ -276,11 +277,17 @@ def test_a_script_needs_no_guard_and_runs_once(tmp_path: Path) -> None:
         STUDY
         + "print('script runs')\nprint(argosy.train(study, directory='run').best().load().layers[0].in_features)\n"
     )
-    assert run_script(tmp_path, text).split() == ["script", "runs", "6"]
+    said = run_script(tmp_path, text)
+    assert said.startswith("script runs\nBest: ")
+    assert (said.count("script runs"), said.count("Best: ")) == (1, 1)
+    assert said.endswith("\n6\n")
 
 
 def test_functions_of_a_notebook_travel(tmp_path: Path) -> None:
-    text = STUDY.replace("partial(Net, 4)", "lambda: Net(4)") + "print(argosy.train(study, directory='run').status)\n"
+    text = (
+        STUDY.replace("partial(Net, 4)", "lambda: Net(4)")
+        + "print(argosy.train(study, directory='run', quiet=True).status)\n"
+    )
     assert run_script(tmp_path, text, stdin=True).split() == ["done"]
 
 

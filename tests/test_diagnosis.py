@@ -74,7 +74,7 @@ def test_the_faster_stage_is_not_accused_by_a_queue_that_never_fills() -> None:
     found = diagnose([("feeder-0", quick), ("cpu:0", {**TRAINER, "rows": 25_000, "training_seconds": 1.0})])
     assert found is not None
     assert found.stage == "training"
-    assert found.verdict.startswith("training: members take 25,000 samples/s, preparation could deliver 393,000")
+    assert found.verdict.startswith("training: members take 25,000 samples/s each, preparation could deliver 393,000")
 
 
 def test_too_early_to_tell() -> None:

@@ -37,7 +37,7 @@ def play(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", partial(typed, subprocess.run))
     for stage in ("train", "tune"):
-        monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1"))
+        monkeypatch.setattr(api, stage, partial(getattr(api, stage), launcher="inline", devices="cpu:1", quiet=True))
 
     def run(name: str, *arguments: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -232,6 +232,6 @@ def test_stories_are_as_long_as_the_recipes_say() -> None:
     assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
         name: length(EXAMPLES / name) for name, _, _ in rows
     }
-    assert len(rows) == 19
+    assert len(rows) == 20
     assert all(length(EXAMPLES / f"{name}.py")[0] <= 40 for name in DATA)
     assert length(EXAMPLES / "ensemble.py")[1] <= 12

@@ -2,7 +2,6 @@
 
 import doctest
 import inspect
-import io
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import studies
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import SGD
 
 import argosy
 from argosy.errors import MemberError, MemberFailed, RunError, wording
-from argosy.views.tables import report_table
 
 
 class Failing(nn.Module):
@@ -65,9 +62,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
         assert wild.endswith(". Lower its learning rate, or clip its gradients.")
         assert {one.filename for one in told} == {__file__}
-    console = Console(file=io.StringIO(), width=200)
-    console.print(report_table(report))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = report.ending().text(200, 50)
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
     assert "'wild' diverged: its training loss is not a number after " in shown
     argosy.load(tmp_path)  # says nothing: who loads a report looks at it

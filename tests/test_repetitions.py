@@ -1,7 +1,6 @@
 """Networks that several members repeat: intervals that hold what they promise, and comparisons in pairs."""
 
 import doctest
-import io
 import json
 import math
 import random
@@ -12,7 +11,6 @@ from pathlib import Path
 import evidence
 import pytest
 import studies
-from rich.console import Console
 from scipy import stats
 
 import argosy
@@ -22,8 +20,6 @@ from argosy.results.intervals import Interval, t_quantile
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Repetitions
 from argosy.study import Repetition
-from argosy.views.endings import what_next
-from argosy.views.tables import report_table
 
 TRUTH = {"small": 0.30, "large": 0.28, "twin": 0.28}
 """What the mean over all seeds would be."""
@@ -100,7 +96,10 @@ def test_pairs_show_what_seeds_hide() -> None:
     assert found.configurations[0].metrics["val_loss"].holds_zero, "seeds differ by more than networks"
     (comparison,) = found.comparisons
     assert comparison.distinguishable
-    assert str(comparison) == "val_loss, b minus a: 1.015 ± 0.021"
+    assert str(comparison) == "val_loss is higher by 1.015 with b than with a (b minus a, 4 pairs: 1.015 ± 0.021)."
+    assert str(found.compare("a", "b")).startswith(
+        "val_loss is lower by 1.015 with a than with b (a minus b, 4 pairs: -1.015"
+    )
     assert found.compare("a", "b").first_minus_second.mean == -comparison.first_minus_second.mean
 
 
@@ -111,7 +110,19 @@ def test_a_comparison_is_the_first_minus_the_second() -> None:
     compared = found.compare("gelu", "relu")
     assert compared.first_minus_second.mean == pytest.approx(-0.15)
     assert compared.to_json()["first_minus_second"] == compared.first_minus_second.mean
-    assert str(compared) == "val_loss, gelu minus relu: not distinguishable (-0.15 ± 0.64)"
+    assert str(compared) == "val_loss: gelu and relu are not distinguishable (gelu minus relu, 2 pairs: -0.15 ± 0.64)."
+    assert (
+        str(found)
+        == f"{found!r}"
+        == (
+            "gelu: val_loss 0.2 ± 1.3, 2 of 2 done\nrelu: val_loss 0.35 ± 0.64, 2 of 2 done\n"
+            "val_loss: relu and gelu are not distinguishable (relu minus gelu, 2 pairs: 0.15 ± 0.64)."
+        )
+    )
+    few = repetitions({"relu": {0: {"val_loss": 0.3}}, "gelu": {0: {"val_loss": 0.1}}}).compare("gelu", "relu")
+    assert (
+        str(few) == "val_loss: too few repetitions are done in both to tell gelu from relu (gelu minus relu, 1 pair)."
+    )
     (worse,) = found.comparisons
     assert (worse.first, worse.second) == ("relu", "gelu"), "each of the others minus the best"
 
@@ -205,9 +216,7 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     assert report.compare("good", "same", "val_accuracy").told == "not distinguishable (0 ± 0)"
     assert [row["counted"] for row in report.to_json()["configurations"]] == [3, 3, 3]
 
-    console = Console(file=io.StringIO(), width=200)
-    console.print(report_table(report))
-    shown = console.file.getvalue()
+    shown = f"{report}"
     assert "3 of 3" in shown
     best = min(report.repetitions.configurations, key=lambda one: one.metrics["val_loss"].mean)
     assert "Best: once, val_loss " in shown, "as lucky as its twin, and nothing else is known of it"
@@ -215,8 +224,7 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     repeated = replace(report, rows=tuple(row for row in report.rows if row.repetition is not None))
     assert str(repeated.leader) == f"{best.name}, val_loss {best.metrics['val_loss']}, mean of 3"
     assert repeated.best().metrics["val_loss"] < best.metrics["val_loss"].mean
-    ending = what_next(repeated, "argosy run study.py")
-    assert f"Best networks:   argosy.load('{tmp_path}', study=study).ensemble(members=['{best.name}'])" in ending
+    assert f"Load it: argosy.load('{tmp_path}', study=study).ensemble(members=['{best.name}'])" in f"{repeated}"
     whole = argosy.load(tmp_path, study=study)
     assert {*whole.ensemble(members=["good", "once"]).names} == {"once", *(f"good-seed={seed}" for seed in range(3))}
     with pytest.raises(argosy.ArgosyError, match="no member 'bad'"):
@@ -244,6 +252,4 @@ def test_a_run_without_replicates_says_nothing_of_them(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "study.json").read_text())
     del found["members"]["one"]["repetition"]  # as an earlier version wrote it
     (tmp_path / "study.json").write_text(json.dumps(found))
-    console = Console(file=io.StringIO(), width=200)
-    console.print(report_table(argosy.load(tmp_path)))
-    assert "configuration" not in console.file.getvalue()
+    assert "configuration" not in f"{argosy.load(tmp_path)}"

@@ -18,7 +18,6 @@ from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
-from argosy.views.endings import what_next
 from argosy.views.html.predictions import predictions
 from argosy.views.html.report import write_report
 from argosy.views.html.savings import savings
@@ -131,6 +130,11 @@ def printed(report: Report) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
+def ended(report: Report, command: str = "argosy run") -> str:
+    """As the command ends that was run on it."""
+    return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
+
+
 def pack(*programs: int, reason: str = "", **seconds: float) -> Packed:
     """Programs of so many members each; seconds of a sample by members in a program, as s1=…"""
     names = iter(f"m{number}" for number in range(100))
@@ -214,27 +218,31 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
         lambda r: printed(replace(r, killed_drivers=1)),
         printed,
     ),
-    ("Best: ", printed, lambda r: printed(replace(r, rows=tuple(replace(row, metrics={}) for row in r.rows)))),
+    (
+        "Best: none yet, because no member has a val_loss that counts",
+        lambda r: ended(replace(r, rows=tuple(replace(row, metrics={}) for row in r.rows))),
+        ended,
+    ),
     (
         " diverged: its loss",
-        lambda r: printed(with_status(r, "diverged")),
-        lambda r: printed(with_status(r, "stopped")),
+        lambda r: ended(with_status(r, "diverged")),
+        lambda r: ended(with_status(r, "stopped")),
     ),
     (
         "Mended: ",
-        lambda r: what_next(with_status(r, "failed"), "argosy run"),
-        lambda r: what_next(with_status(r, "diverged"), "argosy run"),
+        lambda r: ended(with_status(r, "failed"), "argosy run"),
+        lambda r: ended(with_status(r, "diverged"), "argosy run"),
     ),
     (
         "Go on: ",
-        lambda r: what_next(replace(r, status="paused"), "argosy run"),
-        lambda r: what_next(replace(r, status="done"), "argosy run"),
+        lambda r: ended(replace(r, status="paused"), "argosy run"),
+        lambda r: ended(replace(r, status="done"), "argosy run"),
     ),
-    ("Watch it: ", lambda r: what_next(replace(r, status="running"), "x"), lambda r: what_next(r, "x")),
+    ("Watch it: ", lambda r: ended(replace(r, status="running"), "x"), lambda r: ended(r, "x")),
     (
-        "Best network: ",
-        lambda r: what_next(r, "x"),
-        lambda r: what_next(replace(r, rows=tuple(replace(row, metrics={}) for row in r.rows)), "x"),
+        "Load it: ",
+        lambda r: ended(r, "x"),
+        lambda r: ended(replace(r, rows=tuple(replace(row, metrics={}) for row in r.rows)), "x"),
     ),
 ]
 
@@ -265,7 +273,7 @@ def searched(report: Report, **figures: Any) -> str:
 OF_SEARCHES: Sequence[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("All could be compared after 2.0 s", {"first_comparison_seconds": 2.0}, {"first_comparison_seconds": None}),
     ("Stepping trials alike as one program saved", {"packed_seconds": 100.0}, {"packed_seconds": 0.1}),
-    ("Best, found after 3.0 s", {"best_seconds": 3.0}, {"best_seconds": None}),
+    ("The best one was found after 3.0 s", {"best_seconds": 3.0}, {"best_seconds": None}),
 ]
 
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from argosy.errors import wording
-from argosy.errors.wording import differing, html_table, last_line, shortened, spelled
+from argosy.errors.wording import differing, html_table, last_line, shortened, spelled, text_table
 from argosy.views.output import finite
 
 
 def test_the_examples_hold() -> None:
     found = doctest.testmod(wording)
-    assert (found.failed, found.attempted) == (0, 7)
+    assert (found.failed, found.attempted) == (0, 8)
 
 
 def test_members_are_told_by_what_differs() -> None:
@@ -77,3 +77,17 @@ def test_json_has_no_nan() -> None:
         "b": [None, "x"],
         "c": 3,
     }
+
+
+@given(
+    st.lists(st.text("ab=-.1", min_size=1, max_size=60), min_size=1, max_size=12, unique=True),
+    st.lists(st.floats(allow_nan=False), min_size=1, max_size=9),
+    st.integers(30, 200),
+)
+def test_a_table_fits_its_room_and_tells_names_apart(names: list[str], values: list[float], width: int) -> None:
+    columns = ["configuration", *(f"metric{number}" for number in range(len(values)))]
+    head, *lines = text_table(columns, [[name, *values] for name in names], width)
+    assert max(map(len, (head, *lines))) <= width
+    shown = len(head.split()) - 1
+    first = [line.rsplit(None, shown)[0] if shown else line for line in lines]
+    assert len({*first}) == len(names)

@@ -41,6 +41,10 @@ class Fitted:
     feature_names_in_: npt.NDArray[Any] | None = field(repr=False)
     """Names of X's columns, which later tables must have in the same order; None if X had none."""
 
+    def __repr__(self) -> str:
+        best, objective = self.report.best(), self.report.objective
+        return f"Fitted: {best.name}, {objective} {best.metrics[objective]:.4g}, the best of {len(self.report.rows)}"
+
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return a class for each sample ``[N]``; if targets are numbers, the network's outputs."""
         outputs = self._outputs(X)
@@ -97,7 +101,7 @@ def fit(
     Networks get float32, or int64 if all of X is whole numbers or flags. Targets that are not floats are classes, of
     any kind; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
     out. Without a directory nothing of the run is kept except the return value. `settings` are those of `argosy.train`,
-    and errors are the same; also MemberError if no member has finished an epoch. Column names of a table are kept, and
+    which prints nothing here, and errors are the same; also MemberError if no member has finished an epoch. Column names of a table are kept, and
     checked in `predict`.
     """
     names = _names(X)
@@ -112,6 +116,7 @@ def fit(
         stop=stop or MaxEpochs(10),
         seed=seed,
     )
+    settings = {"quiet": True, **settings}
     if directory is not None:
         return _fitted(train(study, directory=directory, **settings), classes, names)
     with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:

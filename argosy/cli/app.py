@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +16,19 @@ from argosy.cli import cache as cache_cli
 from argosy.cli import doctor as doctor_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
+from argosy.cli import runs as runs_cli
 from argosy.cli import steer as steering_cli
-from argosy.cli.options import Address, Commands, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
+from argosy.cli.options import (
+    Address,
+    Commands,
+    Directory,
+    Fresh,
+    LauncherName,
+    SearchFile,
+    Track,
+    Verbose,
+    takes_settings,
+)
 from argosy.cli.report import RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
@@ -27,6 +38,7 @@ from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
 from argosy.settings import Settings
 from argosy.study import Study
 from argosy.tuning.search import Store
+from argosy.version import __version__
 from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
 from argosy.views.timeline import write_timeline
 
@@ -36,23 +48,7 @@ if TYPE_CHECKING:
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
 
-app = typer.Typer(
-    cls=Commands,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Train a whole fleet of networks as one job.",
-)
 
-app.command("simulate")(planning_cli.simulate)
-for command in (
-    *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, cache_cli.cache, doctor_cli.doctor),
-):
-    app.command()(command)
-
-
-@app.command(cls=RunCommand)
 @takes_settings()
 def run(
     study_file: StudyFile,
@@ -61,6 +57,7 @@ def run(
     launcher: LauncherName = "auto",
     address: Address = None,
     track: Track = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -78,11 +75,10 @@ def run(
         names = [name for name in fresh or () if name]
         how: dict[str, Any] = {"fresh": names, "track": track or ()}
         report = _train(study, chosen, directory, launcher=opened, quiet=as_json, **how)
-    _finish(report, as_json=as_json)
+    _finish(report, as_json=as_json, verbose=verbose)
     raise typer.Exit(_exit_code(report))
 
 
-@app.command()
 @takes_settings(but=("policy", "preparing_nodes", "packing", "retry_failed"))
 def tune(
     search_file: SearchFile,
@@ -95,6 +91,7 @@ def tune(
     launcher: LauncherName = "auto",
     address: Address = None,
     track: Track = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -116,15 +113,15 @@ def tune(
     if as_json:
         write(report.to_json())
     else:
-        print_search(report, typed())
+        print_search(report, typed(), verbose=verbose)
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
-@app.command()
 @takes_settings("devices")
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
     compare: Annotated[bool, typer.Option(help="Also run the same study under policy solo, and time both.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -147,13 +144,12 @@ def demo(
         write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
     else:
         for report in reports.values():
-            _finish(report, as_json=as_json)
+            _finish(report, as_json=as_json, verbose=verbose)
         if ratio is not None:
             write(f"The same study with a pipeline for each member took {ratio:.2f} times as long.")
     raise typer.Exit(max(_exit_code(report) for report in reports.values()))
 
 
-@app.command()
 @takes_settings("devices", "policy")
 def plan(
     study_file: StudyFile,
@@ -202,7 +198,6 @@ def plan(
     write(f"Train there:     {shlex.join(train_there)}")
 
 
-@app.command()
 @takes_settings("devices")
 def profile(
     study_file: StudyFile,
@@ -240,6 +235,36 @@ def profile(
         show(pairs_table(found))
     plan_it = shlex.join(["argosy", "plan", str(study_file), "--cluster", "2x4x80GB", "--profiles", str(out)])
     write(f"\nWritten:         {out}\nPlan a cluster:  {plan_it}")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        write(f"argosy {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Train a whole fleet of networks as one job."""
+
+
+PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "Train": (run, tune),
+    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, reporting_cli.audit),
+    "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
+    "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
+    "Foresee": (plan, profile, planning_cli.simulate),
+}
+"""Commands by their part of ``--help``, in the order in which people come to need them."""
+
+app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.callback()(_options)
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        app.command(cls=RunCommand if _command is run else None, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:
@@ -337,11 +362,11 @@ def _view(*, quiet: bool) -> "View | None":
     return Terminal(console())
 
 
-def _finish(report: "Report", *, as_json: bool) -> None:
+def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
     if as_json:
         write(report.to_json())
     else:
-        print_report(report, typed())
+        print_report(report, typed(), f"{typed()} --retry-failed", verbose=verbose)
 
 
 def _exit_code(report: "Report") -> int:

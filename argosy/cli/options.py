@@ -12,7 +12,17 @@ from typer.core import TyperGroup
 from argosy.errors.spelling import OWNERS, flag_meant, word_of
 from argosy.settings import Settings
 
-__all__ = ["Address", "Commands", "Directory", "Fresh", "LauncherName", "SearchFile", "Track", "takes_settings"]
+__all__ = [
+    "Address",
+    "Commands",
+    "Directory",
+    "Fresh",
+    "LauncherName",
+    "SearchFile",
+    "Track",
+    "Verbose",
+    "takes_settings",
+]
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -44,6 +54,9 @@ Address = Annotated[
 ]
 Track = Annotated[
     list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Also what it cost and why: programs, waits, predictions, every row.")
 ]
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 OF_MEMBERS = {owner: OWNERS[owner] for owner in ("argosy.Data", "argosy.Member")}

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
+from argosy.results.ending import size_of_output
 from argosy.views.output import Json, show, write
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ BEGUN_BY = "the command that began it"
 def status(
     directory: RunDirectory,
     wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Say where a run is, from its journal alone."""
@@ -38,7 +41,7 @@ def status(
         wait_for_section(directory)
     found = load(directory)
     if not as_json:
-        _print(found)
+        _print(found, verbose=verbose)
         return
     rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
     search = search_of(found)
@@ -51,6 +54,7 @@ def report(
     html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html.")] = False,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
@@ -59,7 +63,7 @@ def report(
     if not (html or open_ or live):
         found = load(directory)
         if not as_json:
-            _print(found)
+            _print(found, verbose=verbose)
         else:
             write((search_of(found) or found).to_json())
         return
@@ -91,34 +95,38 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-def _print(found: "Report") -> None:
+def _print(found: "Report", *, verbose: bool) -> None:
     """For people who come to a directory: a search as its trials, any other run as its members."""
     from argosy.running.directory.loading import search_of
 
     search = search_of(found)
     if search is None:
-        print_report(found, BEGUN_BY)
+        print_report(found, BEGUN_BY, f"{BEGUN_BY}, with --retry-failed", verbose=verbose)
     else:
         folder = shlex.quote(str(found.directory))
-        print_search(search, f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)")
+        again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
+        print_search(search, again, verbose=verbose)
 
 
-def print_search(found: "SearchReport", command: str) -> None:
+def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:
     """The same of a search."""
-    from argosy.views.endings import what_next_of_search
-    from argosy.views.tables import search_table
+    if verbose:
+        from argosy.views.tables import report_table, search_table
 
-    show(search_table(found))
-    write(f"\n{what_next_of_search(found, command)}")
+        show(search_table(found))
+        show(report_table(found.run))
+        write("")
+    write(found.ending(again=command).text(*size_of_output()))
 
 
-def print_report(found: "Report", command: str) -> None:
-    """For people: the tables, where everything is, and what to type next."""
-    from argosy.views.endings import what_next
-    from argosy.views.tables import report_table
+def print_report(found: "Report", again: str, mended: str, *, verbose: bool) -> None:
+    """For people: the ending; before it, where it is asked for, what all of it cost."""
+    if verbose:
+        from argosy.views.tables import report_table
 
-    show(report_table(found))
-    write(f"\n{what_next(found, command)}")
+        show(report_table(found))
+        write("")
+    write(found.ending(again=again, mended=mended).text(*size_of_output()))
 
 
 class RunCommand(TyperCommand):
@@ -148,7 +156,14 @@ def typed() -> str:
     """The command as it was typed, but for what is done once."""
     words = _fresh_with_names(sys.argv[1:])
     return shlex.join(
-        ["argosy", *(word for word in words if word != "--retry-failed" and not word.startswith("--fresh="))]
+        [
+            "argosy",
+            *(
+                word
+                for word in words
+                if word not in ("--retry-failed", "--verbose") and not word.startswith("--fresh=")
+            ),
+        ]
     )
 
 

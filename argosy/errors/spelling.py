@@ -44,6 +44,7 @@ ELSEWHERE = {
     "cores": "n_jobs jobs num_cpus cpus",
     "trackers": "logger loggers log report_to tracker",
     "progress": "verbose progress_bar enable_progress_bar disable_tqdm",
+    "quiet": "silent",
     "time_limit": "timeout max_time",
     "nodes": "num_nodes",
     "launcher": "strategy backend",

@@ -16,6 +16,7 @@ __all__ = [
     "shortened",
     "sized",
     "spelled",
+    "text_table",
     "told",
     "visible",
 ]
@@ -27,6 +28,8 @@ LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
 """Parts of the names of files that are not the user's own."""
 PARTS = re.compile("-(?=[^-=]*=)")
 """Separator of the parts of a name as grids make them."""
+SHORTEST_NAME = 12
+"""Columns of a table that names always have."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -182,6 +185,27 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     head = "".join(f"<th>{as_html(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[str]:
+    """Return a head and the rows as lines: names first, shortened if they have to be, and as many columns as there is room for.
+
+    >>> text_table(["member", "loss", "status"], [["mlp", 0.5, "done"], ["cnn-8", 12.0, "done"]], 16)
+    ['member  loss', 'mlp      0.5', 'cnn-8     12']
+    """
+    cells = [columns, *([told(value) for value in row] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    taken, count = min(widths[0], max(width // 2, SHORTEST_NAME)), 1
+    while count < len(columns) and taken + 2 + widths[count] <= width:
+        taken, count = taken + 2 + widths[count], count + 1
+    room = width - sum(2 + one for one in widths[1:count])
+    names = [row[0] for row in cells[1:]]
+    short = shortened(names, room) if widths[0] > room else {name: name for name in names}
+    first = min(widths[0], max(room, SHORTEST_NAME))
+    return [
+        "  ".join([f"{name:<{first}}", *map(str.rjust, row[1:count], widths[1:])]).rstrip()
+        for name, row in zip((columns[0], *(short[name] for name in names)), cells, strict=True)
+    ]
 
 
 def _cell(value: Any) -> str:

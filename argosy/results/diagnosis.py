@@ -198,7 +198,7 @@ def _together(preparing: Sequence[NodeFlow]) -> float:
 
 
 def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    said = f"training: members take {found.taking_rate:,.0f} samples/s, preparation could deliver {found.preparing_rate:,.0f}: "
+    said = f"training: members take {found.taking_rate:,.0f} samples/s each, preparation could deliver {found.preparing_rate:,.0f}: "
     if found.preparing_rate > CLEARLY * found.taking_rate:
         return f"{said}more or faster devices would help, more loader workers would not"
     return f"{said}both are about as fast, so more devices alone would not help"
@@ -208,7 +208,7 @@ def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
     sent = flow.exchanged_bytes / flow.seconds / 1e6
     said = (
         f"exchange: blocks cross the network at {sent:,.1f} MB/s, {found.peak_rate:,.0f} samples/s; preparation could "
-        f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f}: send fewer bytes (uint8, with "
+        f"deliver {found.preparing_rate:,.0f} and members take {found.taking_rate:,.0f} each: send fewer bytes (uint8, with "
         "`Data.on_device` to normalise)"
     )
     # Each node would then prepare all samples.
@@ -217,7 +217,7 @@ def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
 
 
 def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
-    rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f}: "
+    rates = f"{found.preparing_rate:,.0f} samples/s in all, members could take {found.taking_rate:,.0f} each: "
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):
         return (

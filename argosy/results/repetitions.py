@@ -62,7 +62,16 @@ class Comparison:
         return str(found) if self.distinguishable else f"not distinguishable ({found})"
 
     def __str__(self) -> str:
-        return f"{self.metric}, {self.first} minus {self.second}: {self.told}"
+        found, pairs = self.first_minus_second, self.first_minus_second.count
+        taken = f"{self.first} minus {self.second}, {pairs} pair{'s' * (pairs != 1)}"
+        if pairs < 2:
+            return f"{self.metric}: too few repetitions are done in both to tell {self.first} from {self.second} ({taken})."
+        if not self.distinguishable:
+            return f"{self.metric}: {self.first} and {self.second} are not distinguishable ({taken}: {found})."
+        less = "lower" if found.mean < 0 else "higher"
+        return f"{self.metric} is {less} by {abs(found.mean):.4g} with {self.first} than with {self.second} ({taken}: {found})."
+
+    __repr__ = __str__
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain row."""
@@ -145,6 +154,15 @@ class Repetitions:
         """Comparison of each other configuration with the best one, by the objective."""
         best, *others = [found.name for found in self.configurations] or [""]
         return tuple(self.compare(other, best) for other in others)
+
+    def __str__(self) -> str:
+        means = [
+            f"{one.name}: {self.objective} {one.metrics.get(self.objective, 'of none')}, {one.counted} of {one.repetitions} done"
+            for one in self.configurations
+        ]
+        return "\n".join([*means, *map(str, self.comparisons)])
+
+    __repr__ = __str__
 
     def leader(self, others: Mapping[str, float]) -> Leader | None:
         """Return the best of these configurations and `others`, the single members' objectives; None if none has a

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,12 +12,14 @@ from argosy.disk.json_values import conforming
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
-from argosy.errors.wording import as_html, cause, differing, html_table, last_line
+from argosy.errors.wording import cause, differing, last_line, lasting
 from argosy.protocol.events import SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import Diagnosis, diagnose
+from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import WRONG, MemberState, RunState
 from argosy.results.legs import LegResult, gauges_of, legs_of
+from argosy.results.means import Means
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
 from argosy.study import Repetition
@@ -59,6 +62,7 @@ class MemberResult:
     metrics: dict[str, float]
     """Metrics of the section with the best objective; empty before the first section's end."""
     best_epoch: int | None
+    """Epoch of that section, from 1."""
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
@@ -82,7 +86,7 @@ class MemberResult:
             reason=state.reason,
             epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
             metrics=dict(best.metrics) if best else {},
-            best_epoch=best.epoch if best else None,
+            best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
             as_alone=state.as_alone,
@@ -309,13 +313,84 @@ class Report:
             for row in self.rows
         ]
 
+    def ending(
+        self, *, again: str = "the same call again", mended: str = "the same call with retry_failed=True"
+    ) -> Ending:
+        """Return what is shown at the end of a run: the best, what failed and why, one table, and what to do.
+
+        `again` is what continues the run, and `mended` what trains failed members further. ``print(report)`` shows it.
+        """
+        failed = [row for row in self.rows if row.status == "failed"]
+        means = Means.of(self.repetitions)
+        columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
+        if means is not None:
+            single = [row for row in self.rows if row.repetition is None]
+            rows = [*rows, *([row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single)]
+        took = f" after {lasting(self.seconds)}" if self.seconds and not self.killed_drivers else ""
+        why = f" ({last_line(self.reason)})" if self.reason else ""
+        return Ending(
+            best=self._best(),
+            failures=tuple(row.failure for row in self.rows if row.failed),
+            logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
+            if failed
+            else "",
+            columns=tuple(columns),
+            rows=tuple(map(tuple, rows)),
+            everything=f"argosy report {shlex.quote(str(self.directory))} --verbose",
+            note="" if means is None else means.text,
+            state=f"{self.status}{took}{why}: {counted([row.status for row in self.rows])}. Everything is in {self.directory}",
+            limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
+            actions=self._actions(again, mended),
+        )
+
+    def _best(self) -> tuple[str, ...]:
+        leader = self.leader
+        if leader is None:
+            return (f"Best: none yet, because no member has a {self.objective} that counts.",)
+        load = f"Load it: argosy.load({str(self.directory)!r}, study=study)"
+        if leader.repetitions is not None:
+            return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
+        row = self.member(leader.name)
+        return f"Best: {leader} at epoch {row.best_epoch} of {row.epochs:g}", f"{load}.member({row.name!r}).load()"
+
+    def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
+        """Return the table of members, without hyper-parameters that are equal in all."""
+        found = dict.fromkeys(name for row in self.rows for name in row.metrics if name not in (self.objective, "lr"))
+        metrics = sorted(found, key=lambda name: not name.startswith("val_"))
+        differ = differing({row.name: row.hyperparameters for row in self.rows})
+        rows = [
+            [
+                *(row.name, row.metrics.get(self.objective, "")),
+                f"{row.best_epoch} of {row.epochs:g}" if row.metrics else "",
+                row.status,
+                *(row.metrics.get(name, "") for name in metrics),
+                *(row.hyperparameters.get(name, "") for name in differ),
+                round(row.seconds, 1),
+            ]
+            for row in self.rows
+        ]
+        return ["member", self.objective, "best epoch", "status", *metrics, *differ, "seconds"], rows
+
+    def _actions(self, again: str, mended: str) -> tuple[tuple[str, str], ...]:
+        folder = shlex.quote(str(self.directory))
+        page = "Curves, devices", f"argosy report {folder} --open"
+        if self.status == "running":
+            stop = f"argosy stop {folder} NAME; Ctrl-C where it runs saves all"
+            return ("Watch it", f"{page[1]} --live"), ("Stop a member", stop)
+        return (
+            *([("Go on", again)] if self.status != "done" else []),
+            *([("Mended", mended)] if any(row.status == "failed" for row in self.rows) else []),
+            *([page] if any(row.metrics for row in self.rows) else []),
+        )
+
+    def __str__(self) -> str:
+        return self.ending().text(*size_of_output())
+
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
-        """Return the table for a notebook, without hyper-parameters that are equal in all members."""
-        rows, same = self.table(), {row.name: row.hyperparameters for row in self.rows}
-        metrics = dict.fromkeys(name for row in self.rows for name in row.metrics)
-        columns = ["member", "status", "epochs", *metrics, *differing(same), "seconds", "reason"]
-        table = html_table(columns, [[row.get(column, "") for column in columns] for row in rows])
-        return f"<p>{as_html(self.status)}; {as_html(str(self.directory))}</p>{table}"
+        """Return the same for a notebook."""
+        return self.ending().html()
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as a plain value."""

@@ -6,16 +6,18 @@ diverged or were stopped count for nothing, and what is not a number is never be
 """
 
 import math
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
 from argosy.errors.spelling import known_names
-from argosy.errors.wording import last_line
+from argosy.errors.wording import last_line, lasting, told
 from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
 from argosy.protocol.packs import Packed
+from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.ranking import rank
 from argosy.results.report import MemberResult, Report
@@ -43,8 +45,8 @@ class TrialResult:
     """Epochs of each of its members."""
     metrics: Mapping[str, float]
     """Metrics of the section with the best objective; means of sections that all members have ended, none where one has failed."""
-    best_section: tuple[int, int] | None = None
-    """Epoch and section that the metrics of a mean are of."""
+    best_epochs: float | None = None
+    """Finished epochs of each member in the section that the metrics of a mean are of."""
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
@@ -72,7 +74,7 @@ class TrialResult:
             reason=f"{last.name}: {last.reason}" if wrong else last.reason,
             epochs=int(epochs) if epochs == int(epochs) else epochs,
             metrics={metric: _mean(row[metric] for row in rows) for metric in (rows[0] if rows else ())},
-            best_section=None if best is None else (members[0].sections[best].epoch, members[0].sections[best].section),
+            best_epochs=None if best is None else members[0].sections[best].epochs,
         )
 
 
@@ -190,6 +192,72 @@ class SearchReport:
             }
             for row in self.rows
         ]
+
+    def ending(self, *, again: str = "the same call again") -> Ending:
+        """Return what is shown at the end of a search: the best trial, what failed and why, the trials, and what to do.
+
+        `again` is what continues it. ``print(report)`` shows it.
+        """
+        run, best, folder = self.run, self._best, shlex.quote(str(self.run.directory))
+        found: tuple[str, ...] = (f"Best: none yet, because no trial has a {run.objective} that counts.",)
+        if best is not None:
+            found = self._told(best)
+        columns, rows = self._columns_and_rows()
+        of = f"{len(set(self.trials.values()))} trials, {counted([row.status for row in self.rows])}; {self.epochs:g} epochs"
+        more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
+        state, page = run.status, f"argosy report {folder} --open"
+        further = "Search further", f"with more {more} than before, {again}"
+        stop = f"argosy stop {folder} NAME; Ctrl-C where it runs saves all"
+        actions = {
+            "running": (("Watch it", f"{page} --live"), ("Stop a trial", stop)),
+            "done": (further, ("Curves, devices", page)),
+        }
+        return replace(
+            run.ending(),
+            best=found,
+            columns=columns,
+            rows=rows,
+            note="",
+            state=f"{state} after {lasting(self.seconds)}: {of}. Everything is in {run.directory}",
+            actions=actions.get(state, (("Go on", again), ("Curves, devices", page))),
+        )
+
+    def _told(self, best: TrialResult) -> tuple[str, ...]:
+        """Return what the best trial reached by which parameters, and how to load it."""
+        one = len(best.members) == 1
+        epoch = self.run.member(best.members[0]).best_epoch if one else f"{best.best_epochs:g}"
+        parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
+        load = "report.best().load()" if one else "report.run.ensemble(members=report.best_trial.members)"
+        value = f"{best.metrics[self.run.objective]:.4g}{'' if one else f', mean of {len(best.members)},'}"
+        lines = (
+            f"Best: {best.name}, {self.run.objective} {value} at epoch {epoch} of {best.epochs:g}",
+            f"With: {parameters}",
+            f"Load it: {load}, of what argosy.tune returns",
+        )
+        return (*lines, f"Weights: {self.best().folder / 'best.pt'}") if one else lines
+
+    def _columns_and_rows(self) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+        names = dict.fromkeys(name for row in self.rows for name in self.parameters.get(row.name, ()))
+        sources = ["source"] if self.sources else []
+        rows = tuple(
+            (
+                *(row.name, row.metrics.get(self.run.objective, "")),
+                *(self.parameters.get(row.name, {}).get(name, "") for name in names),
+                *(f"{row.epochs:g}", row.status),
+                *([self.sources.get(row.name, "")] if sources else []),
+            )
+            for row in self.rows
+        )
+        return ("trial", self.run.objective, *names, "epochs", "status", *sources), rows
+
+    def __str__(self) -> str:
+        return self.ending().text(*size_of_output())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return self.ending().html()
 
     def write_plots(self, path: str | Path) -> None:
         """Write one page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.
@@ -338,17 +406,17 @@ def _first_comparison(told: Told) -> float | None:
 def _found(best: TrialResult, run: Report, told: Told) -> float | None:
     """Return when the best trial had ended its best section."""
     ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
-    if best.best_section is not None:
+    if best.best_epochs is not None:
         first: dict[str, float] = {}
         for seconds, event in ended:
-            if event.member in best.members and (event.epoch, event.section) == best.best_section:
+            if event.member in best.members and event.epochs == best.best_epochs:
                 first.setdefault(event.member, seconds)
         return max(first.values())
     until = run.member(best.name).best_epoch
     here = [
         s
         for s, event in ended
-        if event.best and event.member == best.name and until is not None and event.epoch <= until
+        if event.best and event.member == best.name and until is not None and event.epoch < until
     ]
     return here[-1] if here else None
 

@@ -1,4 +1,4 @@
-"""A screen as text, in whatever room there is: one bar, what needs attention, and as many members as fit."""
+"""A screen as text, in whatever room there is: one bar, the best members, and what needs attention."""
 
 import textwrap
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from argosy.errors.wording import lasting, shortened
-from argosy.results.diagnosis import Diagnosis
+from argosy.errors.wording import lasting, shortened, text_table
 from argosy.results.fold import OVER
 from argosy.views.output import as_text
 from argosy.views.screen import Berth, Row, Screen
@@ -19,11 +18,10 @@ __all__ = ["draw", "in_a_line"]
 LINES_EACH = 12
 """Lines of a terminal for each line of devices and each line of what went wrong."""
 BOTTLENECK_LINES = 3
-SHORTEST_LABEL = 12
-FIGURES = 44
-"""Columns that a member's figures take."""
-WIDE = 30
-"""Columns left beside names from which on differing hyper-parameters are shown too."""
+MOST_ROWS = 10
+"""Best members that are shown if not all fit."""
+LONG_NAME = 0.4
+"""Share of the columns from which on names are shortened to what differs."""
 STYLES = {"failed": "red", "diverged": "red", "done": "dim", "stopped": "dim", "waiting": "dim", "resting": "dim"}
 
 
@@ -40,21 +38,19 @@ def in_a_line(screen: Screen) -> str:
 def draw(screen: Screen, width: int, height: int) -> RenderableType:
     """Draw the screen in this many columns and lines."""
     most = max(height // LINES_EACH, 1)
-    head = [_title(screen), *_facts(screen, width, most), *_attention(screen, most)]
+    head, wrong = [_title(screen), *_facts(screen, width, most)], _attention(screen, width, most)
     bar = Table.grid()
     bar.add_row(ProgressBar(total=1.0, completed=min(screen.share, 1.0), width=width - 1))
     # The other four: the bar, the table's head, the line below it and the cursor's.
-    room = max(height - len(head) - 4, 1)
-    shown = screen.rows if len(screen.rows) <= room + 1 else screen.rows[:room]
-    parts: list[RenderableType] = [
+    room = max(height - len(head) - len(wrong) - 4, 1)
+    shown = screen.rows if len(screen.rows) <= room + 1 else screen.rows[: min(room, MOST_ROWS)]
+    hidden = len(screen.rows) - len(shown)
+    more = [(f"and {hidden} more", "dim")] if hidden else []
+    return Group(
         *_lines(head[:1], width),
         bar,
-        *_lines(head[1:], width),
-        _table(screen, shown, width),
-    ]
-    hidden = len(screen.rows) - len(shown)
-    more = [Text(f"and {hidden} more", style="dim")] if hidden else []
-    return Group(*parts, *more)
+        *_lines([*head[1:], *_table(screen, shown, width), *more, *wrong], width),
+    )
 
 
 def _lines(lines: Sequence[tuple[str, str]], width: int) -> list[Text]:
@@ -78,25 +74,26 @@ def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
     else:
         lines += [(_berth(berth), "") for berth in screen.berths]
     if screen.bottleneck is not None:
-        told = f"Bottleneck ({_queues(screen.bottleneck)}): {screen.bottleneck.verdict}"
+        told = f"Bottleneck: {screen.bottleneck.verdict}"
         lines += [
             (line, "")
             for line in textwrap.wrap(
-                told, width - 1, subsequent_indent="  ", max_lines=BOTTLENECK_LINES, placeholder="…"
+                told,
+                width - 1,
+                subsequent_indent="  ",
+                max_lines=BOTTLENECK_LINES,
+                placeholder=" …",
+                break_long_words=False,
+                break_on_hyphens=False,
             )
         ]
     return lines
 
 
-def _queues(found: Diagnosis) -> str:
-    behind = "" if found.queue_behind is None else f", behind it {found.queue_behind:.0%}"
-    return f"queue before it {found.queue_before:.0%} full{behind}"
-
-
-def _attention(screen: Screen, most: int) -> list[tuple[str, str]]:
-    lines = [(text, "red") for text in screen.attention[:most]]
+def _attention(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
+    lines = [(textwrap.shorten(text, width - 1, placeholder=" …"), "red") for text in screen.attention[:most]]
     more = len(screen.attention) - len(lines)
-    return [*lines, (f"and {more} more", "red")] if more else lines
+    return [*lines, (f"and {more} more went wrong", "red")] if more else lines
 
 
 def _left(screen: Screen) -> str:
@@ -122,7 +119,7 @@ def _members(count: int) -> str:
 
 def _berth(berth: Berth) -> str:
     flotilla = "" if berth.flotilla is None else f" in flotilla {berth.flotilla}"
-    rate = f", {berth.samples_per_second:,.0f} samples/s" if berth.samples_per_second else ""
+    rate = f", {berth.samples_per_second:,.0f} samples/s in all" if berth.samples_per_second else ""
     waits = f", waits for data {berth.waiting:.0%} of its time" if berth.waiting >= 0.005 else ""
     return f"{berth.device}: {_members(berth.members)}{flotilla}{rate}{waits}"
 
@@ -134,23 +131,26 @@ def _fleet(berths: Sequence[Berth]) -> str:
     waits = f"; {hungry.device} waits for data {hungry.waiting:.0%} of its time" if hungry.waiting >= 0.005 else ""
     flotillas = len({berth.flotilla for berth in busy})
     together = f" in {flotillas} flotillas" if flotillas > 1 else ""
-    return f"{len(busy)} of {len(berths)} devices train{together}, {rate:,.0f} samples/s{waits}"
+    return f"{len(busy)} of {len(berths)} devices train{together}, {rate:,.0f} samples/s in all{waits}"
 
 
-def _table(screen: Screen, shown: Sequence[Row], width: int) -> Table:
-    label = max(width - FIGURES - max(len(screen.objective) - 8, 0), SHORTEST_LABEL)
-    labels = _labels(screen.rows, label)
-    longest = max((len(labels[row.name]) for row in shown), default=0)
-    beside = label - longest >= WIDE and any(row.differs for row in shown)
-    columns = ["member", *(["differs in"] if beside else []), "epoch", "loss", screen.objective, "samples/s"]
-    table = Table(box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        text = number < 1 + beside
-        table.add_column(as_text(column), justify="left" if text else "right", no_wrap=True, overflow="ellipsis")
-    for row in shown:
-        named = [labels[row.name], *([row.differs] if beside else [])]
-        table.add_row(*map(as_text, (*named, *_figures(row))), style=_style(row))
-    return table
+def _table(screen: Screen, shown: Sequence[Row], width: int) -> list[tuple[str, str]]:
+    labels = _labels(screen.rows, int(width * LONG_NAME))
+    found = dict.fromkeys(name for row in shown for name in row.metrics if name not in (screen.objective, "lr"))
+    asked = [name for name in found if name.startswith("val_")]
+    others = [name for name in found if name not in asked]
+    rows = [
+        [
+            *(labels[row.name], _number(row.metrics.get(screen.objective))),
+            *(_trained(row), *(_number(row.metrics.get(name)) for name in asked)),
+            *(row.status, _number(row.loss), *(_number(row.metrics.get(name)) for name in others)),
+        ]
+        for row in shown
+    ]
+    columns = ["member", f"best {screen.objective}", "epoch", *asked, "status", "loss", *others]
+    head, *lines = text_table(columns, rows, width - 1)
+    styles = [STYLES.get(row.status, "bold" if row is screen.rows[0] and row.metrics else "") for row in shown]
+    return [(head, "bold"), *zip(lines, styles, strict=True)]
 
 
 def _labels(rows: Sequence[Row], width: int) -> dict[str, str]:
@@ -159,21 +159,13 @@ def _labels(rows: Sequence[Row], width: int) -> dict[str, str]:
     names = [row.name for row in rows]
     if max(map(len, names), default=0) > width and len(differs) == len(rows) and max(map(len, differs)) <= width:
         return {row.name: row.differs for row in rows}
-    return shortened(names, width)
+    return shortened(names, width) if max(map(len, names), default=0) > width else {name: name for name in names}
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _trained(row: Row) -> str:
     epochs = f"{row.epochs:.1f}".removesuffix(".0")
-    of = "" if row.of is None else f"/{row.of:g}"
-    last = row.status
-    if row.status == "training":
-        last = f"{row.samples_per_second:,.0f}" if row.samples_per_second else ""
-    return f"{epochs}{of}", _number(row.loss), _number(row.value), last
+    return epochs if row.of is None else f"{epochs}/{row.of:g}"
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}" if abs(value) < 1000 else f"{value:.3g}"
-
-
-def _style(row: Row) -> str:
-    return STYLES.get(row.status, "") or ("bold" if row.best else "")
+    return "" if value is None else f"{value:.4g}"

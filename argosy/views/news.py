@@ -26,7 +26,7 @@ class News:
     rates: dict[str, float] = field(default_factory=dict)
     """Samples/s of assigned members."""
     changed: dict[str, float] = field(default_factory=dict)
-    """When a member began, left, ended, or reached its best result."""
+    """When a member began, left or ended."""
     lost: list[tuple[float, str, str]] = field(default_factory=list)
     """When a worker was lost, which, and how."""
     flotillas: list[Flotilla] = field(default_factory=list)
@@ -53,8 +53,6 @@ class News:
             self.lost.append((now, message.worker, message.detail))
         elif isinstance(message, SectionEnded):
             self._behind[message.member] = self._behind.get(message.member, 0) + message.samples
-            if message.best:
-                self.changed[message.member] = now
         elif isinstance(message, MemberStarted | MemberRested | MemberEnded):
             self._forget(message.member)
             self.changed[message.member] = now

@@ -10,7 +10,7 @@ from typing import Any
 from argosy.errors.wording import cause, differing, spelled
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
-from argosy.results.ranking import NUMBER, rank
+from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
@@ -19,12 +19,6 @@ from argosy.views.notices import lost
 
 __all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
 
-BEST = 3
-"""Members that are shown as the best."""
-MOST_WRONG = 4
-"""Failed members that are shown before all others."""
-CHANGING_SECONDS = 30.0
-"""Seconds for which a member counts as changing after a change."""
 LATELY_SECONDS = 300.0
 """Seconds for which the loss of a worker is shown."""
 SECTIONS_COUNTED = 20
@@ -60,11 +54,9 @@ class Row:
     of: float | None
     """Most epochs that it is to train, if known."""
     loss: float | None
-    value: float | None
-    """Objective of its last section."""
-    samples_per_second: float | None
-    best: bool
-    """Whether it is one of the best."""
+    """Of its last batches."""
+    metrics: Mapping[str, float]
+    """Metrics of its best section so far, as the report has them; empty before there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +68,7 @@ class Berth:
     flotilla: int | None
     """Number of its flotilla, if there are several at once."""
     samples_per_second: float
-    """Samples/s of its members together."""
+    """Samples/s of its members, added up."""
     waiting: float
     """Share of its time without data."""
 
@@ -95,7 +87,7 @@ class Screen:
     counts: Mapping[str, int]
     """Members by status."""
     bottleneck: Diagnosis | None
-    """None if it is too early to tell."""
+    """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
     berths: tuple[Berth, ...]
     attention: tuple[str, ...]
     """What went wrong, newest first."""
@@ -103,7 +95,7 @@ class Screen:
     best: Leader | None
     """The best member or configuration so far."""
     rows: tuple[Row, ...]
-    """Members, the interesting ones first: failed, best, changing."""
+    """Members by what they have reached, best first; then those that have reached nothing yet, and those that failed."""
 
     shown: float
     """The share of an earlier screen of the same run."""
@@ -121,8 +113,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     left = _epochs_left(study, states, begun)
     to_come = question.expected() if question.expected is not None else sum(left.values())
     epochs = sum(member.epochs + begun[name] for name, member in states.items())
-    ranks = _ranks(study, states)
-    seconds = now - question.began
+    seconds, limit = now - question.began, diagnose(news.gauges.items())
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
@@ -134,12 +125,12 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         to_come=to_come,
         seconds_left=left_seconds,
         counts=Counter(member.status for member in states.values()),
-        bottleneck=diagnose(news.gauges.items()),
+        bottleneck=limit if limit is not None and limit.stage != "training" else None,
         berths=_berths(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
         best=_leader(study, states),
-        rows=_rows(question, states, news, begun, ranks, now),
+        rows=_rows(question, states, news, begun),
         shown=question.shown,
     )
 
@@ -220,53 +211,29 @@ def _attention(states: Mapping[str, MemberState], news: News, now: float) -> tup
 
 
 def _rows(
-    question: Question,
-    states: Mapping[str, MemberState],
-    news: News,
-    begun: Mapping[str, float],
-    ranks: Mapping[str, float],
-    now: float,
+    question: Question, states: Mapping[str, MemberState], news: News, begun: Mapping[str, float]
 ) -> tuple[Row, ...]:
-    study, parameters = question.study, question.parameters
-    names = differing(parameters)
-    wrong = sorted((n for n, s in states.items() if s.status in WRONG), key=lambda name: -news.changed.get(name, 0.0))
-    first = set(wrong[:MOST_WRONG])
-
-    def place(name: str) -> tuple[int, float, float]:
-        since = now - news.changed.get(name, -math.inf)
-        if name in first:
-            return 0, since, 0.0
-        if ranks[name] < BEST:
-            return 1, ranks[name], 0.0
-        if since < CHANGING_SECONDS:
-            return 2, since, ranks[name]
-        return {"training": 3, "resting": 4, "waiting": 5}.get(states[name].status, 6), ranks[name], 0.0
-
-    rows = []
-    for name in sorted(states, key=place):
-        state, member = states[name], study.member(name)
-        rows.append(
-            Row(
-                name=name,
-                differs=spelled(parameters[name], names),
-                status=state.status,
-                epochs=state.epochs + begun[name],
-                of=study.stop_of(member).max_epochs,
-                loss=news.losses.get(name),
-                value=state.history[-1].get(study.objective) if state.history else None,
-                samples_per_second=news.rates.get(name),
-                best=ranks[name] < BEST,
-            )
-        )
-    return tuple(rows)
-
-
-def _ranks(study: Study, states: Mapping[str, MemberState]) -> dict[str, float]:
-    """Return ranks from 0, the best; infinite before a first section, and for members that failed."""
+    study, names = question.study, differing(question.parameters)
     mode = mode_of(study.objective, study.mode)
-    ranks = {name: rank(value, mode) for name, value in _reached(study, states).items()}
-    known = sorted((name for name, (kind, _) in ranks.items() if kind == NUMBER), key=ranks.__getitem__)
-    return {**dict.fromkeys(states, math.inf), **{name: float(place) for place, name in enumerate(known)}}
+
+    def place(state: MemberState) -> tuple[tuple[int, float], int]:
+        value = None if state.best is None else state.best.metrics.get(study.objective, math.nan)
+        return rank(value, mode, failed=state.status in WRONG), {"training": 0, "resting": 1, "waiting": 2}.get(
+            state.status, 3
+        )
+
+    return tuple(
+        Row(
+            name=state.name,
+            differs=spelled(question.parameters[state.name], names),
+            status=state.status,
+            epochs=state.epochs + begun[state.name],
+            of=study.stop_of(study.member(state.name)).max_epochs,
+            loss=news.losses.get(state.name),
+            metrics=state.best.metrics if state.best is not None else {},
+        )
+        for state in sorted(states.values(), key=place)
+    )
 
 
 def _leader(study: Study, states: Mapping[str, MemberState]) -> Leader | None:

@@ -1,9 +1,9 @@
-"""Results as text: the tables of a run and of a search."""
+"""What is behind ``--verbose``: all rows of a run or a search, and what it cost."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.table import Column, Table
 
 from argosy.errors.wording import last_line, told
@@ -11,19 +11,16 @@ from argosy.protocol.packs import Packed
 from argosy.results.legs import LegResult
 from argosy.results.report import Report
 from argosy.tuning.report import SearchReport
-from argosy.views.means import Means
 from argosy.views.output import as_text
 
 __all__ = ["kept_table", "report_table", "search_table"]
 
 LEAST_SAVED = 0.005
 """Share of a time below which no saving is reported."""
-MOST_FAILURES = 10
-"""Most failed members that are listed below the table, with their reasons."""
 
 
 def search_table(report: SearchReport) -> Group:
-    """Return a search's trials, best first, and how soon the best was found."""
+    """Return all trials of a search, best first, what was saved, and how soon the best was found."""
     metric = report.run.objective
     names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
     sources = ["source"] if report.sources else []
@@ -49,12 +46,7 @@ def search_table(report: SearchReport) -> Group:
             "took alone and together."
         )
     if report.best_seconds is not None:
-        best = ", ".join(f"{name} = {told(value)}" for name, value in report.best_parameters.items())
-        text += f"\nBest, found after {report.best_seconds:.1f} s: {report.best_trial.name} with {best}."
-        if len(members := report.best_trial.members) == 1:
-            text += f"\nIts weights: {report.best().folder / 'best.pt'}; its network: report.best().load() of what argosy.tune returns."
-        else:
-            text += f"\nIt is the mean of {', '.join(members)}; all: report.run.ensemble(members=report.best_trial.members)."
+        text += f" The best one was found after {report.best_seconds:.1f} s."
     return Group(table, as_text(text))
 
 
@@ -83,13 +75,13 @@ def _pack_measured(pack: Packed) -> str:
 
 
 def report_table(report: Report) -> Group:
-    """Return a report's members, best first, and what the run cost."""
+    """Return all members of a report with all metrics, and what the run cost and why."""
     metrics = list(dict.fromkeys(name for row in report.rows for name in row.metrics))
     table = _table("member", "status", "epochs", *metrics, "seconds")
     for row in report.rows:
         values = [f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics]
         table.add_row(*map(as_text, (row.name, row.status, f"{row.epochs:g}", *values, f"{row.seconds:.1f}")))
-    text = "".join(f"{line}\n" for line in _failures(report)) + f"{report.status}{_after(report)}."
+    text = f"{report.status}{_after(report)}."
     if report.preparations_alone:
         text += f" Each training sample was prepared {report.preparations:.1f} times per epoch"
         text += f" (one script per member: {report.preparations_alone:.1f})."
@@ -103,21 +95,11 @@ def report_table(report: Report) -> Group:
             text += f"\n{_pack_words(pack)}"
     if report.diagnosis is not None:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
-    if report.leader is not None:
-        text += f"\nBest: {report.leader}."
     if len(report.legs) == 1:
         (leg,) = report.legs
         predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.was_predicted else ""
         text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
-    legs = [_legs_table(report.legs)] if len(report.legs) > 1 else []
-    return Group(table, *_repetitions(report), as_text(text), *legs)
-
-
-def _failures(report: Report) -> list[str]:
-    """Return a line for each member that failed or diverged, up to a few."""
-    failed = [row.failure for row in report.rows if row.failed]
-    more = [f"and {len(failed) - MOST_FAILURES} more failed or diverged"] if len(failed) > MOST_FAILURES else []
-    return [*failed[:MOST_FAILURES], *more]
+    return Group(table, as_text(text), *([_legs_table(report.legs)] if len(report.legs) > 1 else []))
 
 
 def _after(report: Report) -> str:
@@ -127,17 +109,6 @@ def _after(report: Report) -> str:
     killed = report.killed_drivers
     others = f" and the time of {killed} driver{'s' * (killed > 1)} that {'were' if killed > 1 else 'was'} killed"
     return f" after {report.seconds:.1f} s{others if killed else ''}"
-
-
-def _repetitions(report: Report) -> list[RenderableType]:
-    """Return a table of networks that several members repeat, if there are any."""
-    means = Means.of(report)
-    if means is None:
-        return []
-    table = _table(*means.columns)
-    for row in means.rows:
-        table.add_row(*map(as_text, row))
-    return [as_text(""), table, as_text(f"{means.text}\n")]
 
 
 def _legs_table(legs: Sequence[LegResult]) -> Table:

@@ -38,6 +38,8 @@ def test_classes_of_any_kind_are_predicted(tmp_path: Path) -> None:
     best = fitted.report.best().load()
     assert torch.equal(best.weight, fitted.network.weight)
     assert fitted.report.best().metrics["val_loss"] < 0.4
+    first = fitted.report.best()
+    assert f"{fitted}" == f"Fitted: {first.name}, val_loss {first.metrics['val_loss']:.4g}, the best of 2"
 
 
 def test_numbers_are_predicted_without_a_directory_and_without_validation(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_best_weights_come_back(tmp_path: Path, launcher: str) -> None:
     best = report.best()
     model = best.load()
     saved = torch.load(tmp_path / "members" / best.name / "best.pt", weights_only=True)
-    assert saved["epoch"] == best.best_epoch + 1
+    assert saved["epoch"] == best.best_epoch
     assert evidence.fingerprint(model.state_dict()) == evidence.fingerprint(saved["model"])
 
 

@@ -22,9 +22,9 @@ def test_sections_that_a_fault_takes_back_before_they_are_written_are_written_wh
     metrics.note(state)
     metrics.write()
     folder = tmp_path / "members" / "mlp"
-    assert (folder / "metrics.csv").read_text() == "epoch,seconds,steps,samples\n0,2.0,0,100\n"
+    assert (folder / "metrics.csv").read_text() == "epoch,seconds,steps,samples\n1,2.0,0,100\n"
     assert json.loads((folder / "metrics.jsonl").read_text()) == {
-        "epoch": 0,
+        "epoch": 1,
         "seconds": 2.0,
         "steps": 0,
         "samples": 100,

@@ -232,5 +232,5 @@ def test_nothing_is_claimed_of_blocks_that_were_not_compared() -> None:
     watched.stepping_seconds = 1e9
     for block in (second, third):
         assert not watched.wrote(watched.shown(block, apart=False), block)
-    with pytest.raises(argosy.errors.MemberError, match="have seen nothing of it since sample 1 of train epoch 0"):
+    with pytest.raises(argosy.errors.MemberError, match="have seen nothing of it since sample 1 of train epoch 1"):
         watched.refuse("late")

@@ -45,9 +45,11 @@ def test_a_search_is_told_as_its_trials_with_what_to_type_for_a_search(
     run = tmp_path / "run"
     found = tune(run, n_trials=6, max_epochs=3)
     said = commands(command, run)
-    assert said.startswith("trial status epochs val_loss lr batch_size reason")
+    assert said.startswith(f"Best: {found.best_trial.name}, val_loss ")
+    assert "trial val_loss lr batch_size epochs status" in said
     assert "6 trials" in said and "members:" not in said
-    assert f"{found.best_trial.name} with lr = " in said
+    assert " With: lr = " in said
+    assert f"Weights: {found.best().folder}/best.pt" in said
     assert "the command that began it" not in said
     assert f"Search further: with more n_trials or max_epochs than before, argosy tune FILE --dir {run}" in said
     assert "Go on:" not in said

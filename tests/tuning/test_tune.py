@@ -442,8 +442,8 @@ def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert tables[0] == tables[1]
     assert reports["killed"]["best"] == tables[0][0]["trial"]
     shown = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"]).stdout
-    assert f"{reports['whole']['best']} with lr = " in shown
-    assert "17 trials, 69 epochs" in shown
+    assert shown[shown.index("Best: ") :].startswith(f"Best: {reports['whole']['best']}, val_loss ")
+    assert "17 trials, " in shown and "; 69 epochs" in shown
     (tmp_path / "search.py").write_text("search = 3\n")
     wrong = forked.command(tmp_path, [*words, "whole", "--launcher", "inline"])
     assert wrong.returncode == 2

@@ -1,18 +1,24 @@
 """How commands end, and what a notebook shows of a report."""
 
 import io
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import studies
 import voyages
 from rich.console import Console
+from typer.testing import CliRunner
 
 import argosy
+from argosy.cli.app import app
+from argosy.cli.runs import runs
+from argosy.results.ending import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport, TrialResult
-from argosy.views.endings import what_next, what_next_of_search
 from argosy.views.output import show
 from argosy.views.tables import report_table, search_table
 
@@ -28,25 +34,41 @@ def report(tmp_path: Path) -> Report:
 @pytest.mark.tampers
 def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report) -> None:
     command = "argosy run study.py --dir run"
-    done = what_next(report, command)
-    assert str(report.directory) in done
-    assert f"argosy report {report.directory} --open" in done
-    assert f"{command} --retry-failed" in done
+    done = ended(report, command)
+    assert f"Everything is in {report.directory}\n" in done
+    assert f"Curves, devices: argosy report {report.directory} --open" in done
+    assert f"Mended:          {command} --retry-failed" in done
     failed = next(row for row in report.rows if row.status == "failed")
-    assert str(failed.folder / "log.txt") in done
+    assert f"Logs: {failed.folder / 'log.txt'}" in done
     assert "Go on:" not in done
-    assert f"Go on:           {command}" in what_next(replace(report, status="paused"), command)
-    running = what_next(replace(report, status="running"), command)
-    assert f"argosy report {report.directory} --open --live" in running
+    assert f"Go on:           {command}" in ended(replace(report, status="paused"), command)
+    running = ended(replace(report, status="running"), command)
+    assert f"Watch it:        argosy report {report.directory} --open --live" in running
     assert "Go on:" not in running
+
+
+def ended(report: Report, command: str) -> str:
+    """As a command ends on a run."""
+    return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
 
 
 @pytest.mark.tampers
 def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Report) -> None:
     failed = next(row for row in report.rows if row.status == "failed")
-    assert f"less {failed.folder / 'log.txt'}" in what_next_of_search(searched(report), "argosy tune search.py")
+    assert f"Logs: {failed.folder / 'log.txt'}" in f"{searched(report)}"
     rows = tuple(row for row in report.rows if row is not failed)
-    assert "less" not in what_next_of_search(searched(replace(report, rows=rows)), "argosy tune search.py")
+    assert "Logs" not in f"{searched(replace(report, rows=rows))}"
+
+
+@pytest.mark.tampers
+def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert str(report) == repr(report) == report.ending().text(*size_of_output())
+    study = studies.study(60, fleet=[studies.member("one")], epochs=1)
+    for quiet in (False, True):
+        again = argosy.train(study, directory=tmp_path / "one", launcher="inline", devices="cpu:1", quiet=quiet)
+        assert capsys.readouterr().out == ("" if quiet else f"{again}\n")
 
 
 def searched(report: Report) -> SearchReport:
@@ -75,7 +97,8 @@ def test_names_and_messages_are_shown_as_they_are(report: Report, capsys: pytest
     show(search_table(searched(strange)))
     told = capsys.readouterr().out
     assert told.count("iou[cat]") == 2
-    assert told.count("no [/x] in :x:") == len(rows) + sum(row.failed for row in rows)
+    assert told.count("no [/x] in :x:") == len(rows)
+    assert f"'{rows[-1].name}' failed: no [/x] in :x:" in f"{strange}"
     assert "lr[0]" in told
 
 
@@ -128,6 +151,9 @@ def test_a_notebook_shows_the_table_without_what_all_have_in_common(report: Repo
     assert "<th>model.hidden</th>" in html
     assert "<th>batch_size</th>" not in html
     assert "ValueError: too wide" in html
+    many = replace(report, rows=report.rows * 5)._repr_html_()
+    assert "<details><summary>and 15 more: " in many
+    assert many.count("<table>") == 2
 
 
 @pytest.mark.tampers
@@ -138,3 +164,36 @@ def test_the_time_between_two_drivers_is_nobodys(tmp_path: Path) -> None:
     voyages.leave(tmp_path / "run", study, iter([*killed, *later]))
     *_, (seconds, _) = timeline(tmp_path / "run")
     assert seconds == pytest.approx(killed[-1][0] + 22.0)
+
+
+@pytest.mark.tampers
+def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs()
+    assert capsys.readouterr().out == "There is no run in runs. Begin one:  argosy run study.py\n"
+    study = voyages.asked(2, epochs=2)
+    for number, (name, end) in enumerate({"whole": True, "killed": False}.items()):
+        voyages.leave(Path("runs", name), study, voyages.scheduler(study, epochs=2, end=end))
+        os.utime(Path("runs", name, "journal.jsonl"), (1e9 + number, 1e9 + number))
+    Path("runs/torn").mkdir()
+    Path("runs/torn/journal.jsonl").write_text("no event\n")
+    runs()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in said[:4]] == [
+        ["run", "status"],
+        ["torn", "unreadable"],
+        ["killed", "interrupted"],
+        ["whole", "done"],
+    ]
+    assert "line 1 is no event" in said[1]
+    assert said[3].endswith("  residual-network-depth=2-hidden=9-lr=0.0500, val_loss 0.3333 at epoch 2 of 2")
+
+
+def test_help_begins_with_what_people_use_and_the_version_is_said() -> None:
+    said = CliRunner().invoke(app, ["--help"]).output
+    first = [line.split()[1] for line in said.splitlines() if re.match(r"│ [a-z]+ ", line)]
+    assert first[:4] == ["run", "tune", "runs", "status"]
+    assert first[-1] == "simulate"
+    assert CliRunner().invoke(app, ["--version"]).output == f"argosy {argosy.__version__}\n"

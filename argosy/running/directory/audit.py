@@ -61,7 +61,7 @@ def _audit_member(
         assigned = member.stream_epoch(ended.epoch)
         if assigned != ended.stream_epoch:
             found.append(
-                f"{member.name}: epoch {ended.epoch} was trained on stream epoch {ended.stream_epoch}; it was assigned "
+                f"{member.name}: epoch {ended.epoch + 1} was trained on stream epoch {ended.stream_epoch}; it was assigned "
                 f"{assigned}"
             )
         for split, words in (("train", ended.digest), ("val", ended.val_digest)):
@@ -71,7 +71,7 @@ def _audit_member(
             subset = described.get("subset" if split == "train" else "val_subset")
             if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
                 found.append(
-                    f"{member.name}: epoch {ended.epoch} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
+                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
                     f"{length} samples of the study do not have"
                 )
                 continue
@@ -88,7 +88,7 @@ def _audit_member(
             )
             if tuple(words) != expected:
                 found.append(
-                    f"{member.name}: epoch {ended.epoch} ({split}) has digest {tuple(words)}; the order of stream epoch "
+                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has digest {tuple(words)}; the order of stream epoch "
                     f"{ended.stream_epoch} gives {tuple(expected)}"
                 )
     return found

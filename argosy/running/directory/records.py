@@ -105,8 +105,8 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _row(ended: SectionEnded) -> dict[str, float]:
-    """Return all figures of a section; if an epoch has several sections, it counts in fractions."""
-    epoch = ended.epoch if ended.epochs == ended.epoch + 1 else ended.epochs
+    """Return all figures of a section: epochs count from 1, and in fractions within one that has several sections."""
+    epoch = int(ended.epochs) if ended.epochs == int(ended.epochs) else ended.epochs
     return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
 
 

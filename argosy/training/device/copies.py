@@ -117,7 +117,7 @@ class Copies:
         wrote = given.touched or (private and not same_bits(given.leaves, block.leaves))
         if shared and wrote and not private:
             raise StudyError(
-                f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch {block.place.epoch}, "
+                f"Data.on_device wrote into its input at sample {block.place.start} of {split} epoch {block.place.epoch + 1}, "
                 "which other trainers share, though it did not on its first block. Let it return new tensors, or write on "
                 "every block: then it gets copies."
             )

@@ -113,7 +113,7 @@ class InputWatch:
 
 
 def _words(place: Place) -> str:
-    return f"sample {place.start} of {place.split} epoch {place.epoch}"
+    return f"sample {place.start} of {place.split} epoch {place.epoch + 1}"
 
 
 def _bytes(block: Block) -> int:

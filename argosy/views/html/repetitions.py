@@ -1,8 +1,8 @@
 """Networks that several members repeat, as folds or seeds: their means, and how they differ from the best."""
 
 from argosy.errors.wording import html_table
+from argosy.results.means import Means
 from argosy.views.html.page import Section
-from argosy.views.means import Means
 
 __all__ = ["repetitions"]
 

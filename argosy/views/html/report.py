@@ -6,6 +6,7 @@ from pathlib import Path
 
 from argosy.errors.wording import lasting
 from argosy.protocol.events import Event
+from argosy.results.means import Means
 from argosy.results.report import Report
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
@@ -17,7 +18,6 @@ from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
 from argosy.views.html.repetitions import repetitions
 from argosy.views.html.savings import savings
-from argosy.views.means import Means
 
 __all__ = ["write_news", "write_report"]
 
@@ -46,7 +46,7 @@ def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
 
 def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]:
     """Return the title, and every section for which the run has data."""
-    means = Means.of(report)
+    means = Means.of(report.repetitions)
     sections = [
         _overview(report, chronicle),
         leaderboard(report),

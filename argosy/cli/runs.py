@@ -1,0 +1,44 @@
+"""``argosy runs``: the runs below a folder, with their states and their best."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from argosy.errors import ArgosyError
+from argosy.errors.wording import text_table
+from argosy.results.ending import size_of_output
+from argosy.views.output import Json, write
+
+__all__ = ["runs"]
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder with directories of runs.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs that are here, the latest first: how far each is, and its best."""
+    journals = sorted(folder.glob("*/journal.jsonl"), key=lambda path: -path.stat().st_mtime)
+    rows = [_row(journal) for journal in journals]
+    if as_json:
+        write({"runs": rows})
+    elif not rows:
+        write(f"There is no run in {folder}. Begin one:  argosy run study.py")
+    else:
+        columns = ("run", "status", "changed")
+        table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])
+        lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in rows)), strict=True)]
+        write("\n".join([*lines, "", f"Look at one:     argosy report {folder}/NAME"]))
+
+
+def _row(journal: Path) -> dict[str, Any]:
+    from argosy.running.directory.loading import load, search_of
+
+    changed = time.strftime("%F %H:%M", time.localtime(journal.stat().st_mtime))
+    try:
+        found = load(journal.parent)
+        status, best = found.status, (search_of(found) or found).ending().best[0].removeprefix("Best: ")
+    except ArgosyError as error:
+        status, best = "unreadable", f"{error}"  # the other runs are listed all the same
+    return {"run": journal.parent.name, "status": status, "changed": changed, "best": best}

@@ -1,0 +1,116 @@
+"""What a person wants to know first of a run or of a search: the best, what failed and why, one table, what to do next."""
+
+import math
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.errors.wording import as_html, html_table, text_table, visible
+
+__all__ = ["Ending", "counted", "size_of_output"]
+
+MOST_ROWS = 10
+"""Rows of the table; the others are folded."""
+FEWEST_ROWS = 3
+MOST_LINES = 1000
+"""Lines of a file or a pipe."""
+MOST_FAILURES = 5
+"""Failed members that are named with their reasons."""
+MOST_ACTIONS = 3
+WITHOUT_TERMINAL = 160
+"""Columns of a file or a pipe."""
+LABEL = 17
+"""Columns of the words before what is to be typed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """The end of a run or a search, for a terminal and for a notebook."""
+
+    best: tuple[str, ...]
+    """Name, metric, value and epoch of the best; then how to load it."""
+    failures: tuple[str, ...]
+    """Each failed member and why."""
+    logs: str
+    """Where the log of a failed member is."""
+    columns: tuple[str, ...]
+    """The name, and then the others, the most important first: as many are shown as there is room for."""
+    rows: tuple[tuple[Any, ...], ...]
+    """Best first."""
+    everything: str
+    """Shows the other rows if it is typed."""
+    note: str
+    """What the figures mean, where that has to be said."""
+    state: str
+    """What became of the run, of how many members; and where everything is."""
+    limit: str
+    """What holds the members up and what would help; empty if nothing but their own steps does."""
+    actions: tuple[tuple[str, str], ...]
+    """What there is to do, and what to type for it; the most urgent first."""
+
+    def text(self, width: int, height: int) -> str:
+        """Return the ending as text: no word and nothing to type is broken; the table leaves room for the best in a low terminal."""
+        head, end, note = [[*self.best], self._failed(width)], self._end(width), _wrapped(self.note, width)
+        lines = [*head[0], *head[1], *note, *end]
+        # Between and below these are the table's head and its fold, four empty lines at most, and the prompt.
+        room = height - sum(math.ceil(len(line) / width) for line in lines) - 6
+        shown = self.rows[: min(max(room, FEWEST_ROWS), MOST_ROWS)]
+        table = [*text_table(self.columns, shown, width), *self._folded(len(shown)), *note] if shown else []
+        return visible("\n\n".join("\n".join(part) for part in (*head, table, end) if part))
+
+    def html(self) -> str:
+        """Return the ending for a notebook: with all columns, and with the other rows behind a click."""
+        best, *how = self.best
+        said, end = (
+            "".join(f"<p>{as_html(line)}</p>" for line in lines)
+            for lines in ((*how, *self._failed(WITHOUT_TERMINAL)), (self.note, *self._end(WITHOUT_TERMINAL)))
+        )
+        first, others = self.rows[:MOST_ROWS], self.rows[MOST_ROWS:]
+        folded = (
+            f"<details><summary>{as_html(self._folded(MOST_ROWS)[0])}</summary>{html_table(self.columns, others)}</details>"
+            if others
+            else ""
+        )
+        table = f"{html_table(self.columns, first)}{folded}" if first else ""
+        return f"<p><b>{as_html(best)}</b></p>{said}{table}{end}"
+
+    def _end(self, width: int) -> list[str]:
+        limit = _wrapped(f"{'Bottleneck:':<{LABEL}}{self.limit}", width, " " * LABEL) if self.limit else []
+        actions = self.actions[: MOST_ACTIONS - bool(limit)]
+        return [self.state, *limit, *(f"{f'{label}:':<{LABEL}}{what}" for label, what in actions)]
+
+    def _failed(self, width: int) -> list[str]:
+        lines = [line for one in self.failures[:MOST_FAILURES] for line in _wrapped(one, width, "  ")]
+        more = len(self.failures) - MOST_FAILURES
+        return [
+            *lines,
+            *([f"and {more} more failed or diverged"] if more > 0 else []),
+            *([self.logs] if self.logs else []),
+        ]
+
+    def _folded(self, shown: int) -> list[str]:
+        more = len(self.rows) - shown
+        return [f"and {more} more: {self.everything}"] if more > 0 else []
+
+
+def counted(statuses: Sequence[str]) -> str:
+    """Return how many there are of each status.
+
+    >>> counted(["done", "failed", "done"])
+    '2 done, 1 failed'
+    """
+    return ", ".join(f"{count} {status}" for status, count in Counter(statuses).most_common())
+
+
+def size_of_output() -> tuple[int, int]:
+    """Return the columns and lines of the terminal that output goes to."""
+    return shutil.get_terminal_size((WITHOUT_TERMINAL, MOST_LINES))
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )

@@ -1,0 +1,43 @@
+"""Networks that several members repeat, in words: for the end of a run and for its page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from argosy.results.repetitions import Repetitions
+
+__all__ = ["Means"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Means:
+    """Table of the means of repeated networks."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """The best network first."""
+    text: str
+    """What the figures mean."""
+
+    @classmethod
+    def of(cls, repetitions: Repetitions) -> "Means | None":
+        """Build the table; None if nothing is repeated."""
+        found, objective = repetitions.configurations, repetitions.objective
+        if not found:
+            return None
+        others = [metric for metric in dict.fromkeys(m for each in found for m in each.metrics) if metric != objective]
+        less = {each.first: each.told for each in repetitions.comparisons}
+        difference = [f"{objective} minus that of {found[0].name}"] if less else []
+        pairs = " Differences are taken pair by pair." if less else ""
+        return cls(
+            columns=["configuration", objective, *difference, "done", *others],
+            rows=[
+                [
+                    *(each.name, str(each.metrics.get(objective, ""))),
+                    *([less.get(each.name, "")] if less else []),
+                    f"{each.counted} of {each.repetitions}",
+                    *(str(each.metrics.get(metric, "")) for metric in others),
+                ]
+                for each in found
+            ],
+            text=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}",
+        )
