@@ -24,8 +24,7 @@ from measuring import hardware
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import evidence
-import studies
-from chaos_edges import DATA, campaign_run, unkind
+from chaos_edges import DATA, campaign_run, study, unkind
 from family import MOVES, MOVING, ONE_NODE, SCRIPT, TWO_NODES, Run, repeats_at_most_one_interval
 
 import argosy
@@ -140,9 +139,7 @@ def edges(folder: Path, seeds: Sequence[int]) -> Iterator[tuple[str, list[str], 
 
 def inline(directory: Path, kind: str) -> dict[str, object]:
     """What comes out of the study of the edges in one process, to which nothing happens."""
-    fleet = [*studies.members(), studies.member("slow")]
-    study = studies.study(LENGTH, data=studies.data(kind, LENGTH), fleet=fleet, epochs=EPOCHS)
-    argosy.train(study, quiet=True, directory=directory, launcher="inline", numerics="exact")
+    argosy.train(study(kind, LENGTH, EPOCHS), quiet=True, directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 

@@ -13,11 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
+import studies
+import texts
 from family import Run
 
-__all__ = ["DATA", "campaign_run", "unkind"]
+import argosy
+
+__all__ = ["DATA", "campaign_run", "study", "unkind"]
 
 SCRIPT = """
 import sys
@@ -30,10 +35,9 @@ main()
 ONE_NODE = "--devices cpu:2 --loader-workers 2"
 TWO_NODES = "--devices cpu:1 --loader-workers 1 --nodes 2 --sharing all-shared"
 STUDY = """
-import studies
+import chaos_edges, studies
 
-fleet = [*studies.members(), studies.member("slow", augment=studies.dawdle)]
-study = studies.study({length}, data=studies.data("{data}", {length}), fleet=fleet, epochs={epochs})
+study = chaos_edges.study("{data}", {length}, {epochs}, augment=studies.dawdle)
 """
 BROKEN = {
     "syntax": "study = (",
@@ -43,8 +47,8 @@ BROKEN = {
     "nobody-new": "import studies\nstudy = studies.study(400, fleet=studies.members())",
 }
 """Files that `argosy add` is given; none of them has a member that could join."""
-DATA = ("drawn", "kept", "streamed")
-"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream."""
+DATA = ("drawn", "kept", "streamed", "ragged")
+"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream, texts of unlike length."""
 HOUR = 3600
 MOST_SECONDS = 3.0
 """The latest moment for a fault, behind the one before."""
@@ -55,6 +59,15 @@ ROLES = {
     TWO_NODES: ("trainer", "feeder", "loader", "server", "driver", "exchange"),
 }
 """Processes of a run, by its settings."""
+
+
+def study(kind: str, length: int, epochs: int, *, augment: Any = None) -> argosy.Study:
+    """Four unlike members, and one with this augmentation."""
+    if kind == "ragged":
+        fleet = [*texts.fleet(), texts.member("slow", augment=augment)]
+        return texts.study(*fleet, length=length, stop=argosy.MaxEpochs(epochs))
+    fleet = [*studies.members(), studies.member("slow", augment=augment)]
+    return studies.study(length, data=studies.data(kind, length), fleet=fleet, epochs=epochs)
 
 
 class Surroundings:

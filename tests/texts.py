@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 import argosy
 from argosy.stream.order import member_seed, permutation, window_order
 
-__all__ = ["RAGGED", "Lines", "Reader", "Texts", "filled_up", "member", "reference", "study"]
+__all__ = ["RAGGED", "Lines", "Reader", "Texts", "filled_up", "fleet", "member", "reference", "study"]
 
 MOST = 30
 RAGGED = ({"ids": argosy.Ragged(MOST, mask="mask")}, None)
@@ -84,6 +84,16 @@ def member(name: str, *, attends: bool = True, batch_size: int = 4, **rest: Any)
         metrics={"accuracy": argosy.accuracy},
         **rest,
     )
+
+
+def fleet() -> list[argosy.Member]:
+    """Four unlike members: batches of other sizes, a bootstrap, a budget of tokens."""
+    return [
+        member("plain"),
+        member("bag", attends=False, batch_size=5, drop_last=True),
+        member("budget", batch_size=8, batch_tokens=64),
+        member("bootstrap", batch_size=3, subset=[3, 3, 5, *range(40, 130)]),
+    ]
 
 
 def study(*members: argosy.Member, length: int = 620, sort: Any = Texts, **rest: Any) -> argosy.Study:

@@ -28,18 +28,9 @@ argosy.train(study, directory=directory, launcher=launcher, devices=devices, loa
 """
 
 
-def fleet() -> list[argosy.Member]:
-    return [
-        texts.member("plain"),
-        texts.member("bag", attends=False, batch_size=5, drop_last=True),
-        texts.member("budget", batch_size=8, batch_tokens=64),
-        texts.member("bootstrap", batch_size=3, subset=[3, 3, 5, *range(40, 430)]),
-    ]
-
-
 @pytest.mark.parametrize(("sections", "block_size"), [(1, 64), (3, 100)])
 def test_members_are_what_a_plain_loop_makes_of_them(tmp_path: Path, sections: int, block_size: int) -> None:
-    wanted = texts.study(*fleet(), validations_per_epoch=sections)
+    wanted = texts.study(*texts.fleet(), validations_per_epoch=sections)
     how: dict[str, Any] = {"launcher": "inline", "numerics": "exact", "block_size": block_size}
     argosy.train(wanted, directory=tmp_path, **how)
     assert audit(tmp_path) == []
@@ -52,11 +43,14 @@ def test_members_are_what_a_plain_loop_makes_of_them(tmp_path: Path, sections: i
 
 
 def test_padding_to_the_longest_of_all_gives_the_same_losses(tmp_path: Path) -> None:
-    names = [member.name for member in fleet()]
+    names = [member.name for member in texts.fleet()]
     reports = [
         argosy.train(
             texts.study(
-                *(texts.member(m.name, batch_size=m.batch_size, batch_tokens=m.batch_tokens, **more) for m in fleet())
+                *(
+                    texts.member(m.name, batch_size=m.batch_size, batch_tokens=m.batch_tokens, **more)
+                    for m in texts.fleet()
+                )
             ),
             directory=tmp_path / name,
             launcher="inline",
