@@ -84,6 +84,10 @@ ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning"
 """Functions, and the files that they are in."""
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", "data"})
+
+
 def __getattr__(name: str) -> Any:
     if name in ADAPTERS:
         return getattr(importlib.import_module(f"argosy.adapters.{ADAPTERS[name]}"), name)

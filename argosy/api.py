@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from argosy.described import takes_fields_of
 from argosy.errors import PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
@@ -73,6 +74,7 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {"processes": Processes, "inline"
 
 
 @known_keywords("argosy.train")
+@takes_fields_of(Settings, "Settings")
 def train(
     study: Study,
     *,
@@ -109,8 +111,7 @@ def train(
     A script prints the report at the end, unless it is `quiet`; a notebook shows what its cell returns.
     With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
     anything else that watches. Trackers, as ``["tensorboard"]``, get all figures; they are named in `argosy.tracking`.
-    Settings are described in `argosy.settings.Settings`. Raises StudyError, PlanError and RunError for what the caller
-    must change, WorkerError where a process was lost. For each member that failed or diverged a MemberFailed warning says why, while
+    Raises StudyError, PlanError and RunError for what the caller must change, WorkerError where a process was lost. For each member that failed or diverged a MemberFailed warning says why, while
     the others are trained to the end; with `raise_on_failure` a MemberError then names them all.
     """
     settings = Settings(

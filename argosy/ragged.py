@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_number, check_whole, shown
 from argosy.errors.spelling import known_keywords
@@ -12,6 +13,7 @@ __all__ = ["Ragged", "check_ragged"]
 
 
 @known_keywords("argosy.Ragged")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ragged:
     """A tensor of each sample, of which the first dimension is another in each: tokens ``[length]``, boxes ``[length, 4]``.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
+from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, check_number, check_whole
 from argosy.errors.spelling import known_keywords
@@ -34,6 +35,7 @@ def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
 
 
 @known_keywords("argosy.Settings")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """Settings of a run; none changes a member's result but by rounding. Each is a keyword and a flag, with its text for ``--help``."""

@@ -81,6 +81,7 @@ class MaxEpochs(Stop):
     """Stop after so many epochs; 0.25 is the first quarter of one, where it ends a section."""
 
     epochs: float
+    """Passes over the member's training samples."""
 
     def __post_init__(self) -> None:
         check_number("MaxEpochs: epochs", self.epochs, above=0)
@@ -105,6 +106,7 @@ class MaxSteps(Stop):
     """Stop at the end of the first section with which the optimizer has made so many steps."""
 
     steps: int
+    """Steps of the optimizer."""
 
     def __post_init__(self) -> None:
         check_whole("MaxSteps: steps", self.steps, least=1)
@@ -125,6 +127,7 @@ class MaxSamples(Stop):
     """Stop at the end of the first section with which the member has trained on so many samples, repeated ones included."""
 
     samples: int
+    """Training samples, each time that one is seen."""
 
     def __post_init__(self) -> None:
         check_whole("MaxSamples: samples", self.samples, least=1)
@@ -149,6 +152,7 @@ class MaxSeconds(Stop):
     """
 
     seconds: float
+    """Seconds on the member's own device, validation included."""
 
     def __post_init__(self) -> None:
         check_number("MaxSeconds: seconds", self.seconds, above=0)
@@ -172,8 +176,11 @@ class Plateau(Stop):
     """
 
     metric: str
+    """Column of the history, as ``val_loss``."""
     patience: int
+    """Sections without a better value: epochs, where an epoch is one section."""
     min_delta: float = 0.0
+    """Least difference that counts as better, in the unit of the metric."""
     mode: Mode | None = None
     """``min`` or ``max``; needed where the metric's name does not tell (see `mode_of`)."""
 
@@ -219,7 +226,9 @@ class Target(Stop):
     """Stop when the metric reaches the value; NaN reaches none."""
 
     metric: str
+    """Column of the history, as ``val_accuracy``."""
     value: float
+    """What it has to reach: from above or from below, by its mode."""
     mode: Mode | None = None
     """``min`` or ``max``, as in `Plateau`."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from argosy.bindings import bound
+from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import (
     check_arrays,
@@ -74,17 +75,18 @@ def accuracy(output: Any, target: Any) -> Any:
 
 
 @known_keywords("argosy.Data")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The one dataset of a study. Samples are pytrees of tensors, each of one fixed shape and dtype."""
+    """The one dataset of a study. Samples are pytrees of tensors, each of one dtype and, but for what is `ragged`, of one shape."""
 
     train: Any = None
-    """A Dataset, or a function without arguments that returns one (built where it is read). What has no samples by index, as an
-    IterableDataset, is read once into a file before training begins."""
+    """A Dataset, or a function without arguments that returns one (built where it is read), as ``partial(Pictures, "train")``. What has no
+    samples by index, as an IterableDataset, is read once into a file before training begins."""
     val: Any = None
     """The same for validation. With one Dataset for both, as folds need it, samples are prepared once for both."""
     arrays: Sequence[Any] | None = None
-    """Instead of `train`: tensors or arrays of equal length; one sample is one row of each."""
+    """Instead of `train`: tensors or arrays of equal length; one sample is one row of each, as of ``(x, y)``."""
     val_arrays: Sequence[Any] | None = None
     """Instead of `val`, as `arrays`."""
     then: Callable[[Any], Any] | None = None
@@ -100,7 +102,7 @@ class Data:
     """Deterministic work per sample, batch -> batch, done once per block and device for all members. What is `ragged` comes as a pair of
     values, padded to its greatest length, and lengths ``[batch]``."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What a sample that raises does to the run: end it, or leave a counted hole."""
+    """What a sample that raises does to the run: end it, or leave a hole that the report counts."""
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.arrays is None):
@@ -152,6 +154,7 @@ class Repetition:
 
 
 @known_keywords("argosy.Member")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
     """One network to train, with all that belongs to it alone."""
@@ -159,20 +162,23 @@ class Member:
     name: str = field(kw_only=False)
     """Unique in the study; letters, digits and ``. _ = + -``."""
     model: Callable[[], Any]
-    """Builds the network; called under the member's own seed."""
+    """Builds the network, as ``partial(Mlp, hidden=64)``; called under the member's own seed."""
     optimizer: Callable[[Any], Any] | None = None
-    """Parameters -> optimizer, e.g. ``partial(SGD, lr=0.1)``."""
+    """Parameters -> optimizer, as ``partial(SGD, lr=0.1)``."""
     batch_size: int
+    """Samples of a step, on all of its devices together."""
     batch_tokens: int | None = None
     """With `Data.ragged`, the most that a batch may hold of what is of unlike length, padding included; `batch_size` is its most samples
     then."""
     loss: Callable[[Any, Any], Any] | None = None
-    """(output, target) -> per-sample losses ``[B]`` or their mean; by default cross-entropy."""
+    """(output, target) -> per-sample losses ``[B]`` or their mean, as ``nn.MSELoss()``; by default cross-entropy."""
     schedule: Callable[[Any], Any] | None = None
-    """Optimizer -> learning-rate scheduler of torch; with `optimizers`, these -> schedulers by name."""
+    """Optimizer -> learning-rate scheduler of torch, as ``partial(CosineAnnealingLR, T_max=10)``; with `optimizers`, these -> schedulers by
+    name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
+    """When the schedule moves on: after each epoch, or after each step."""
     stop: Stop | None = None
-    """Stopping rule, instead of the study's."""
+    """Stopping rule, instead of the study's, as ``MaxEpochs(20)``."""
     augment: Callable[[Any], Any] | None = None
     """Batch -> batch, in training only, on the member's device under its own random state."""
     subset: Sequence[int] | None = None
@@ -182,12 +188,15 @@ class Member:
     drop_last: bool = False
     """Whether to leave out the last batch when it is short."""
     eval_batch_size: int | None = None
+    """Samples of a batch of validation; by default `batch_size`."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Metrics by name, reported as ``val_<name>``; ``loss`` is there already."""
+    """Metrics by name, as ``{"accuracy": argosy.accuracy}``, reported as ``val_<name>``; ``loss`` is there already. A metric is a function
+    (outputs, targets) -> one value per sample, or one number for the whole set; or an object with ``update`` and ``compute``."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of forward and backward, where `torch.autocast` allows it for a layer; weights stay as they are. With float16 the
     member has a loss scale, as `torch.amp.GradScaler` keeps one."""
     clip_grad_norm: float | None = None
+    """Most that the norm of all gradients together may be in a step, as 1.0; by default they are not clipped."""
     accumulate: int = 1
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
     seed: int | None = None
@@ -201,7 +210,7 @@ class Member:
     """Instead of `optimizer`, for a step that moves the weights itself, as that of a GAN: network -> optimizers by name. The
     step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
     repetition: Repetition | None = None
-    """Set by `argosy.replicate` and its like; it changes nothing in the member's result."""
+    """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -249,18 +258,23 @@ class Terms:
 
 
 @known_keywords("argosy.Study")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
     """What is asked of a run."""
 
     data: Data
+    """What all members train on."""
     members: Sequence[Member]
+    """The networks, each of another name."""
     stop: Stop = field(default_factory=lambda: MaxEpochs(10))
+    """When a member has trained enough, as ``MaxEpochs(50) | Plateau("val_loss", patience=5)``; a member's own rule comes first."""
     objective: str = ""
     """The metric that ranks members; by default ``val_loss``, without validation data ``train_loss``."""
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     seed: int = 0
+    """What the order of samples, what is drawn in preparation, and members without a seed of their own follow from."""
     validations_per_epoch: int = 1
     """Sections of an epoch: after each of them the members are validated, and rules see a row of history. Weights do not
     depend on it."""

@@ -17,6 +17,7 @@ ROOMS = [
     "errors",
     "bindings",
     "disk",
+    "described",
     "stopping",
     "ragged",
     "cluster",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, shown
 from argosy.errors.spelling import known_keywords
@@ -32,6 +33,7 @@ class Store:
 
 
 @known_keywords("argosy.Search")
+@described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""
@@ -43,6 +45,7 @@ class Search:
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
     """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
     data: Data
+    """What all trials train on."""
     max_epochs: float
     """Epochs of a trial that is never out."""
     scheduler: str = "hyperband"
@@ -68,6 +71,7 @@ class Search:
     (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler`` with schedulers ``hyperband``,
     ``asha`` and ``median``, if there are enough trials to learn from; else random, as ``RandomSampler`` is always."""
     seed: int = 0
+    """What parameters, the order of samples and networks follow from."""
     validations_per_epoch: int = 1
     """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
     warm: bool = True

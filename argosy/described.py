@@ -1,0 +1,109 @@
+"""What classes say of their fields, by the strings under them: shown by ``help()`` and in the reference, from one text."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, TypeVar
+
+__all__ = ["DescribedField", "described", "described_fields", "takes_fields_of"]
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+WIDTH = 96
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DescribedField:
+    """One field of a dataclass, in words."""
+
+    name: str
+    type: str
+    default: str
+    """As it would be written; empty where a value must be given."""
+    text: str
+    """What it is, in one paragraph; empty where its class does not say."""
+
+    def __str__(self) -> str:
+        head = f"    {self.name}: {self.type}{f' = {self.default}' if self.default else ''}"
+        indent = " " * 8
+        lines = textwrap.wrap(self.text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        return "\n".join([head, *lines])
+
+
+def described(kind: type[T]) -> type[T]:
+    """Let the docstring of a dataclass list its fields. Its source is read when the docstring is asked for, and not before.
+
+    Not for abstract classes and theirs, of which ``help()`` takes the docstring past descriptors.
+    """
+    kind.__doc__ = _Docstring(kind.__doc__ or "")  # type: ignore[assignment]
+    return kind
+
+
+def takes_fields_of(kind: type[Any], title: str) -> Callable[[F], F]:
+    """Let the docstring of a function, which takes the fields of a dataclass as keywords, list them."""
+
+    def listing(function: F) -> F:
+        function.__doc__ = _listed(function.__doc__ or "", title, kind)
+        return function
+
+    return listing
+
+
+def described_fields(kind: type[Any]) -> list[DescribedField]:
+    """Return the public fields of a dataclass that are given when it is made, with the strings under them in its source."""
+    texts, types = _read(kind)
+    given = [field for field in fields(kind) if field.init and not field.name.startswith("_")]
+    return [
+        DescribedField(
+            name=field.name,
+            type=types.get(field.name, ""),
+            default=_default(field),
+            text=field.metadata.get("help", texts.get(field.name, "")),
+        )
+        for field in given
+    ]
+
+
+class _Docstring:
+    """A docstring that is put together where it is read: of classes, ``__doc__`` may be a descriptor."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __get__(self, instance: object, owner: type[Any]) -> str:
+        return _listed(self.text, "Fields", owner)
+
+
+def _listed(text: str, title: str, kind: type[Any]) -> str:
+    told = "\n".join(map(str, described_fields(kind)))
+    return f"{inspect.cleandoc(text)}\n\n{title}:\n{told}\n"
+
+
+def _read(kind: type[Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the strings under the fields of a class, and their types, from its source; none where that is not there."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError):
+        return {}, {}
+    (node,) = (one for one in tree.body if isinstance(one, ast.ClassDef))
+    texts, types, name = {}, {}, ""
+    for line in node.body:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            name = line.target.id
+            types[name] = ast.unparse(line.annotation)
+        elif isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and name:
+            texts[name] = " ".join(str(line.value.value).split())
+            name = ""
+        else:
+            name = ""
+    return texts, types
+
+
+def _default(field: "Field[Any]") -> str:
+    if field.default is not MISSING:
+        return repr(field.default)
+    if field.default_factory is not MISSING:
+        return repr(field.default_factory())
+    return ""

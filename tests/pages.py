@@ -1,0 +1,196 @@
+"""The reference for users, docs/reference/, made from docstrings: ``PYTHONPATH=tests python -m pages``."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+import argosy
+from argosy import data
+from argosy.adapters.arrays import Fitted, fit
+from argosy.cli.app import app
+from argosy.described import described_fields
+from argosy.ensembling.ensemble import Ensemble
+from argosy.results.repetitions import Comparison
+from argosy.results.report import MemberResult, Report
+from argosy.settings import Settings
+from argosy.stopping import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
+from argosy.tuning.report import SearchReport, TrialResult
+
+__all__ = ["FOLDER", "NAMES", "pages"]
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
+    "study": ("A study", [("argosy.Study", argosy.Study)]),
+    "data": (
+        "Data",
+        [
+            ("argosy.Data", argosy.Data),
+            ("argosy.Ragged", argosy.Ragged),
+            *((f"argosy.data.{name}", getattr(data, name)) for name in data.__all__),
+        ],
+    ),
+    "member": ("A member", [("argosy.Member", argosy.Member), ("argosy.accuracy", argosy.accuracy)]),
+    "several": (
+        "Several members from one",
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("grid", "replicate", "kfold", "bootstrap")],
+    ),
+    "rules": (
+        "Stopping rules",
+        [(f"argosy.{one.__name__}", one) for one in (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)],
+    ),
+    "train": (
+        "Training",
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("train", "plan", "load")] + [("Settings", Settings)],
+    ),
+    "report": (
+        "What came out",
+        [("argosy.Report", Report), ("MemberResult", MemberResult), ("Comparison", Comparison)],
+    ),
+    "ensemble": ("Ensembles", [("Ensemble", Ensemble)]),
+    "tune": (
+        "Searching",
+        [
+            ("argosy.tune", argosy.tune),
+            ("argosy.Search", argosy.Search),
+            ("SearchReport", SearchReport),
+            ("TrialResult", TrialResult),
+        ],
+    ),
+    "fit": ("Arrays in, predictions out", [("argosy.fit", fit), ("Fitted", Fitted)]),
+    "others": (
+        "Other libraries, other places",
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("from_huggingface", "from_lightning")],
+    ),
+}
+"""By file: its title, and what it tells of."""
+NAMES = {name for _, things in PAGES.values() for name, _ in things}
+INTRODUCTIONS = {
+    "rules": "A rule is asked at the end of each section, which is an epoch if `Study.validations_per_epoch` is 1. `rule | other` stops with the first of two, "
+    "`rule & other` with the last.",
+    "ensemble": "`report.ensemble(top=5)` makes one ([ensembling.md](../ensembling.md)).",
+    "train": "Each setting is a keyword of `argosy.train` and of `argosy.tune`, and a flag of `argosy run` and of `argosy tune`: `loader_workers=4` is "
+    "`--loader-workers 4`.",
+}
+MADE = "Made from the docstrings by `PYTHONPATH=tests python -m pages`; `help()` shows the same."
+
+
+def pages() -> dict[str, str]:
+    """The text of each file, by its name."""
+    found = {f"{file}.md": _page(file, title, things) for file, (title, things) in PAGES.items()}
+    return {"README.md": _index(), **found, "commands.md": _commands()}
+
+
+def _index() -> str:
+    rows = [
+        f"| [{title}]({file}.md) | {', '.join(f'`{name}`' for name, _ in things)} |"
+        for file, (title, things) in PAGES.items()
+    ]
+    rows.append(f"| [Commands](commands.md) | {', '.join(f'`argosy {name}`' for name, _ in _commands_of(app))} |")
+    return f"# Reference\n\n{MADE}\n\n| page | what is on it |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _page(file: str, title: str, things: Sequence[tuple[str, Any]]) -> str:
+    parts = [f"# {title}", *([INTRODUCTIONS[file]] if file in INTRODUCTIONS else [])]
+    for name, thing in things:
+        parts.append(f"## {name}")
+        parts += _of_class(thing) if inspect.isclass(thing) else [_signature(name, thing), _text(thing)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_class(kind: type[Any]) -> Iterator[str]:
+    yield _text(kind)
+    if is_dataclass(kind):
+        rows = [
+            f"| `{one.name}` | {_cell(one.type)} | {_cell(one.default)} | {_markdown(one.text)} |"
+            for one in described_fields(kind)
+        ]
+        yield "| field | type | default | what it is |\n|---|---|---|---|\n" + "\n".join(rows)
+    for name, member in vars(kind).items():
+        if name.startswith("_") or name in ("of", "reason", "certain", "watches", "max_epochs", "to_json", "forward"):
+            continue
+        if isinstance(member, property):
+            yield f"### {name}\n\n{_text(member.fget)}"
+        elif inspect.isfunction(member) or isinstance(member, classmethod):
+            function = inspect.unwrap(getattr(kind, name))
+            yield f"### {name}\n\n{_signature(name, function)}\n\n{_text(function)}"
+
+
+def _signature(name: str, function: Callable[..., Any]) -> str:
+    """The parameters, each on a line of its own where they are many."""
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in ("self", "cls")]
+    shown, starred = [], False
+    for one in parameters:
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            shown, starred = [*shown, "*"], True
+        starred |= one.kind is one.VAR_POSITIONAL
+        shown.append(
+            f"{one.name}={_default(one.default)}" if one.default is not one.empty else str(one).partition(":")[0]
+        )
+    line = f"{name}({', '.join(shown)})"
+    return "```python\n" + (line if len(line) < 120 else f"{name}(\n    " + ",\n    ".join(shown) + ",\n)") + "\n```"
+
+
+def _default(value: Any) -> str:
+    return value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else repr(value)
+
+
+def _text(thing: Any) -> str:
+    return _markdown((inspect.getdoc(thing) or "").partition("\n\nFields:\n")[0].partition("\n\nSettings:\n")[0])
+
+
+def _markdown(text: str) -> str:
+    """Docstrings as Markdown: code in single quotes, examples in blocks, `Raises:` as a word."""
+    found, example = [], False
+    for line in re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL).splitlines():
+        if line.startswith(">>>") if not example else not line.strip():
+            found.append("```")
+            example = not example
+        found.append(re.sub(r"^    (\w+): ", r"* \1: ", line) if not example else line)
+    return "\n".join([*found, "```"] if example else found)
+
+
+def _cell(code: str) -> str:
+    return f"`{code}`".replace("|", "\\|") if code else ""
+
+
+def _commands() -> str:
+    parts = ["# Commands", "What `argosy --help` and `argosy COMMAND --help` say."]
+    for name, command in _commands_of(app):
+        arguments = [param for param in command.params if isinstance(param, TyperArgument)]
+        options = [param for param in command.params if isinstance(param, TyperOption) and not param.hidden]
+        words = " ".join(
+            (param.name or "").upper() if param.required else f"[{(param.name or '').upper()}]" for param in arguments
+        )
+        parts += [
+            f"## argosy {name}",
+            f"```\nargosy {name}{' [OPTIONS]' if options else ''} {words}".rstrip() + "\n```",
+        ]
+        parts.append(_markdown(inspect.cleandoc(command.help or "")))
+        rows = [
+            f"| `{', '.join(param.opts)}` | {_of_option(param)} | {_markdown(param.help or '')} |" for param in options
+        ]
+        parts += ["| option | default | what it is |\n|---|---|---|\n" + "\n".join(rows)] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _commands_of(application: typer.Typer) -> list[tuple[str, TyperCommand]]:
+    group = typer.main.get_command(application)
+    assert isinstance(group, TyperGroup)
+    return [(name, command) for name, command in group.commands.items() if not command.hidden]
+
+
+def _of_option(param: TyperOption) -> str:
+    default = param.default() if callable(param.default) else param.default
+    return "" if default in (None, False, (), []) or "Unset" in type(default).__name__ else f"`{default}`"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        (FOLDER / file).write_text(text)

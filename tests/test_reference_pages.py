@@ -1,0 +1,53 @@
+"""The reference for users: made from the docstrings, complete, and what ``help()`` shows."""
+
+import pydoc
+
+import pages
+import pytest
+
+import argosy
+from argosy.described import described_fields
+from argosy.settings import Settings
+from argosy.stopping import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
+
+DESCRIBED = (argosy.Data, argosy.Member, argosy.Study, argosy.Ragged, argosy.Search, Settings)
+RULES = (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)
+
+
+def test_pages_are_those_that_the_docstrings_make() -> None:
+    found = {file.name: file.read_text() for file in pages.FOLDER.iterdir()}
+    assert found == pages.pages(), "PYTHONPATH=tests python -m pages"
+
+
+def test_every_public_name_is_on_a_page_and_shown_by_dir() -> None:
+    assert {name.partition(".")[2] for name in pages.NAMES if name.count(".") == 1} | {"ArgosyError"} == set(
+        argosy.__all__
+    )
+    assert dir(argosy) == sorted([*argosy.__all__, "__version__", "data"])
+    assert all(hasattr(argosy, name) for name in dir(argosy))
+
+
+def words(text: str) -> str:
+    """One after another, without what `help` draws beside them."""
+    return " ".join(text.replace("|", " ").split())
+
+
+@pytest.mark.parametrize("kind", (*DESCRIBED, *RULES), ids=lambda kind: kind.__name__)
+def test_every_field_says_what_it_is_on_the_page(kind: type) -> None:
+    assert described_fields(kind) and all(len(field.text.split()) >= 2 for field in described_fields(kind))
+
+
+@pytest.mark.parametrize("kind", DESCRIBED, ids=lambda kind: kind.__name__)
+def test_every_field_says_what_it_is_in_help(kind: type) -> None:
+    told = words(pydoc.render_doc(kind))
+    for field in described_fields(kind):
+        assert words(f"{field.name}: {field.type}") in told
+        assert words(field.text) in told
+
+
+def test_help_for_training_tells_each_setting() -> None:
+    told = words(pydoc.render_doc(argosy.train))
+    assert all(
+        words(f"{field.name}: {field.type}") in told and words(field.text) in told
+        for field in described_fields(Settings)
+    )
