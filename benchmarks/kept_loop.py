@@ -1,7 +1,7 @@
 """The hand-written sides of `kept.py`: one loop over one DataLoader that steps every network, without a line of Argosy.
 
 Its samples come from a cache in a file that a Dataset writes as it goes, or from LitData's chunks, which are written before the first
-epoch. Members have the published seeds, and with the cache the published orders as well (docs/stream.md).
+epoch. Members have the published seeds, and with the cache the published orders as well (docs/internals/stream.md).
 """
 
 import argparse

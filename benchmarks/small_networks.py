@@ -29,7 +29,7 @@ def learning_rate(name: str) -> float:
 
 
 def member_seed(name: str) -> int:
-    """The published one (docs/stream.md)."""
+    """The published one (docs/internals/stream.md)."""
     return int.from_bytes(hashlib.sha256(f"{SEED}/{name}".encode()).digest()[:8], "big") >> 1
 
 

@@ -2,7 +2,7 @@
 
 One loop over one DataLoader that steps every model it is given. With one model it is the script that is started once
 per member; with none it is a preparation pass alone; over tensors instead of a DataLoader it is training alone. Orders
-and seeds are the published ones (docs/stream.md), so that every side must end with the same weights.
+and seeds are the published ones (docs/internals/stream.md), so that every side must end with the same weights.
 """
 
 import argparse

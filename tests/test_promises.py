@@ -8,7 +8,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_what_checks_a_promise_is_there() -> None:
-    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "promises.md").read_text())
+    named = re.findall(
+        r"`((?:tests|benchmarks)/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "internals" / "promises.md").read_text()
+    )
     assert named
     for file, function in named:
         assert (ROOT / file).is_file(), file

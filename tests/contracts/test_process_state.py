@@ -1,4 +1,4 @@
-"""What a script sets up in its process holds in every worker: the lines of `docs/process_state.md`, one by one and together."""
+"""What a script sets up in its process holds in every worker: the lines of `docs/internals/process_state.md`, one by one and together."""
 
 import contextlib
 import copyreg
@@ -46,7 +46,7 @@ from argosy.running.launch.launcher import Launcher
 from argosy.settings import Settings
 from argosy.training.device.process_state import SETTINGS, ProcessState, as_found
 
-PAGE = (Path(__file__).parents[2] / "docs" / "process_state.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "process_state.md").read_text()
 TABLE = {
     name: (becomes, how) for name, becomes, how in re.findall(r"(?m)^\| `([^`]+)`[^|]* \| (.*?) \| (.*?) ?\|$", PAGE)
 }

@@ -1,4 +1,4 @@
-"""The paths that a GPU would take, on a device that is late, apart and fragile: see `late`, and docs/training.md for what it leaves out."""
+"""The paths that a GPU would take, on a device that is late, apart and fragile: see `late`, and docs/internals/training.md for what it leaves out."""
 
 import gc
 import math

@@ -1,6 +1,6 @@
 """Process-wide settings that a script makes, carried to every process of its run.
 
-`docs/process_state.md` says of each setting whether it is carried, refused, or without effect.
+`docs/internals/process_state.md` says of each setting whether it is carried, refused, or without effect.
 """
 
 import contextlib
