@@ -4,10 +4,15 @@ A window is so many elements of the sequence, whatever the blocks, so batches de
 published order, the lengths are the samples' own, and the order of a window's batches is drawn from (study seed, stream epoch, window).
 Each element still is in one batch of its epoch. A window's samples are copied out of the blocks as they pass, and its batches are
 complete together with its last sample. Sorting within windows of the order as in Hugging Face's ``group_by_length``.
+
+Contract. Cutters that cut the same windows share them: whichever sees a block first copies from it, and a window lives as long as one of them
+has batches of it before it. What is in a window never changes, and batches are copies.
 """
 
+import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -18,7 +23,7 @@ from argosy.stream.order import Digest, Indices, Selection, window_elements, win
 from argosy.stream.padding import Form, form_of, lengths_of, longest_of
 from argosy.stream.trees import Structure, unflatten
 
-__all__ = ["ByLength"]
+__all__ = ["ByLength", "Window"]
 
 
 class ByLength(Cutter):
@@ -38,10 +43,12 @@ class ByLength(Cutter):
         tokens: int | None = None,
         drawn: tuple[int, int] | None = None,
         position: int = 0,
+        windows: "MutableMapping[int, Window] | None" = None,
     ) -> None:
         """Cut batches of at most `batch_size` samples and, filled up to the longest, of at most so many `tokens`.
 
-        The order of batches is `drawn` from a seed and an epoch; without, it is that of their lengths.
+        The order of batches is `drawn` from a seed and an epoch; without, it is that of their lengths. Cutters that are given the same
+        `windows`, by first element, must cut the same.
         """
         super().__init__(
             selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
@@ -49,7 +56,8 @@ class ByLength(Cutter):
         self._tokens = tokens
         self._drawn = drawn
         self._size = window_elements(batch_size)
-        self._windows: deque[_Window] = deque()
+        self._shared = WeakValueDictionary[int, Window]() if windows is None else windows
+        self._windows: deque[Window] = deque()
         self._seen = self.position - self.again
         """Elements of the sequence that have passed."""
 
@@ -97,7 +105,12 @@ class ByLength(Cutter):
         while self._windows and self._windows[0].first + self._windows[0].size <= self.position:
             self._windows.popleft()
 
-    def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["_Window", int]]:
+    def __deepcopy__(self, memo: object) -> "ByLength":
+        found = copy.copy(self)
+        found._windows = self._windows.copy()
+        return found
+
+    def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["Window", int]]:
         """Yield the windows that are complete with this block, with the number of each batch after `after` or the last committed one."""
         self._gather(block)
         done = self.position if after is None else after.stop
@@ -115,17 +128,25 @@ class ByLength(Cutter):
         while self._seen < stop:
             first = self._seen - self._seen % self._size
             if first == self._seen:
-                self._windows.append(_Window(first, min(self._size, self.length - first), block))
+                self._windows.append(self._window(first, block))
             window, end = self._windows[-1], min(first + self._size, stop)
-            window.add(elements.piece(self._seen, end), elements.indices(self._seen, end))
+            if window.stop < end:
+                window.add(elements.piece(window.stop, end), elements.indices(window.stop, end))
             self._seen = end
-            if window.complete:
+            if window.complete and not window.stops:
                 count = window.cut(form_of(block.tree), self.batch_size, self._tokens)
                 if self._drawn is not None:
                     window.arrange(window_order(*self._drawn, first // self._size, count))
 
+    def _window(self, first: int, block: Block) -> "Window":
+        """Return the window that begins there, which another cutter may have begun."""
+        found = self._shared.get(first)
+        if found is None:
+            found = self._shared[first] = Window(first, min(self._size, self.length - first), block)
+        return found
 
-class _Window:
+
+class Window:
     """Consecutive elements of a sequence, in memory of their own."""
 
     def __init__(self, first: int, size: int, like: Block) -> None:
@@ -141,6 +162,11 @@ class _Window:
         self._elements = 0
         self._rows = 0
         self._lengths: Mapping[int, Indices] = {}
+
+    @property
+    def stop(self) -> int:
+        """Element behind the last one that is there."""
+        return self.first + self._elements
 
     @property
     def complete(self) -> bool:

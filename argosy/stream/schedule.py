@@ -1,6 +1,8 @@
 """Which blocks go through the stream, one after another: the training samples of a section, then all validation samples."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+from weakref import WeakValueDictionary
 
 from argosy.protocol.feeder import Leg
 from argosy.stream.blocks import Layout, Place
@@ -44,12 +46,18 @@ class Orders:
         self.by_length = by_length
         """Whether members cut batches of samples of like length."""
         self._at_hand: dict[str, tuple[int, Indices]] = {}
+        self._windows: dict[tuple[Any, ...], WeakValueDictionary[int, Any]] = {}
 
     def epoch(self, split: str, epoch: int) -> Indices:
         """Return the whole order of an epoch, int64 ``[length]``."""
         if self._at_hand.get(split, (None,))[0] != epoch:
             self._at_hand[split] = (epoch, split_order(self.seed, split, epoch, self.lengths[split]))
         return self._at_hand[split][1]
+
+    def windows(self, split: str, epoch: int, *cut_by: int | None) -> MutableMapping[int, Any]:
+        """Return the windows of an epoch that cutters of all of its samples share where they are cut alike, by first element."""
+        self._windows = {key: found for key, found in self._windows.items() if key[1] >= epoch}
+        return self._windows.setdefault((split, epoch, *cut_by), WeakValueDictionary())
 
     def block(self, place: Place) -> Indices:
         """Return the sample indices of one block."""

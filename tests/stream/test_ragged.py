@@ -1,6 +1,8 @@
 """Samples of unlike length: padded on their way, cut by length, and as long as the longest of their batch."""
 
+import copy
 import itertools
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -131,6 +133,26 @@ def test_shares_of_a_batch_are_the_batch_and_it_is_known_when_it_comes() -> None
             assert parts[0].digest.plus(parts[1].digest) == batch.digest
             found.commit(batch)
     assert found.done
+
+
+def test_cutters_that_cut_alike_share_their_windows_and_keep_none_that_is_done() -> None:
+    order, windows = permutation(0, 0, LENGTH), WeakValueDictionary()
+    alone, found = cutter(order, 1), [cutter(order, 1, windows=windows) for _ in range(3)]
+    expected = [batch for block in of_texts(order, 50) for batch in stepped(alone, block)]
+    cut: list[list[Batch]] = [[], [], []]
+    for block in of_texts(order, 50):
+        for number, one in enumerate(found[:2]):
+            cut[number] += stepped(one, block)
+        assert len(windows) <= 1
+    found[2] = copy.deepcopy(found[2])
+    for block in of_texts(order, 50):  # one that is late gets what the others have had
+        cut[2] += stepped(found[2], block)
+    for batches in cut:
+        assert [batch.data["label"].tolist() for batch in batches] == [
+            batch.data["label"].tolist() for batch in expected
+        ]
+        assert [batch.digest for batch in batches] == [batch.digest for batch in expected]
+    assert not windows
 
 
 def test_neighbouring_batches_are_of_unlike_length_and_little_is_padding() -> None:

@@ -109,8 +109,8 @@ class LiveMember:
     order: Indices | None = None
     """Order of the current epoch."""
     _val_order: Indices | None = None
-    _by_length: bool = False
-    """Whether its batches are of samples of like length."""
+    _orders: Orders = field(init=False, repr=False)
+    _stream_epoch: int = 0
     _carried: Carried | None = None
     """Loaded part of a batch, until the epoch begins."""
     _selections: dict[str, Selection] = field(default_factory=dict)
@@ -135,18 +135,10 @@ class LiveMember:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
         self.order = orders.epoch("train", stream_epoch)
+        self._orders, self._stream_epoch = orders, stream_epoch
         selection = self._selection("train", member.subset, orders)
-        self._by_length = orders.by_length
-        if self._by_length:
-            self.cutter = ByLength(
-                selection=selection,
-                order=self.order,
-                batch_size=member.batch_size,
-                drop_last=member.drop_last,
-                tokens=member.batch_tokens,
-                drawn=(orders.seed, stream_epoch),
-                position=position,
-            )
+        if orders.by_length:
+            self.cutter = self._by_length("train", selection, member.batch_size, position)
         else:
             self.cutter = InOrder(
                 selection=selection,
@@ -166,14 +158,27 @@ class LiveMember:
         self.val = Validation(self.member, self.backend)
         if self._val_order is not None:
             selection, size = self._selections["val"], self.member.eval_batch_size or self.member.batch_size
-            if self._by_length:
-                tokens = self.member.batch_tokens
-                self.val_cutter = ByLength(
-                    selection=selection, order=self._val_order, batch_size=size, drop_last=False, tokens=tokens
-                )
+            if self._orders.by_length:
+                self.val_cutter = self._by_length("val", selection, size)
             else:
                 self.val_cutter = InOrder(selection=selection, order=self._val_order, batch_size=size, drop_last=False)
         self.model.train()
+
+    def _by_length(self, split: str, selection: Selection, size: int, position: int = 0) -> ByLength:
+        """Return a cutter of batches of like length; it shares windows with those of members that see the same."""
+        orders, epoch, trains, tokens = self._orders, self._stream_epoch, split == "train", self.member.batch_tokens
+        drop_last = trains and self.member.drop_last
+        alike = selection.multiplicity is None
+        return ByLength(
+            selection=selection,
+            order=orders.epoch(split, epoch),
+            batch_size=size,
+            drop_last=drop_last,
+            tokens=tokens,
+            drawn=(orders.seed, epoch) if trains else None,
+            position=position,
+            windows=orders.windows(split, epoch, size, tokens, drop_last) if alike else None,
+        )
 
     @property
     def val_lengths(self) -> tuple[int, ...]:
