@@ -17,6 +17,7 @@ ROOMS = [
     "errors",
     "bindings",
     "disk",
+    "averages",
     "stopping",
     "ragged",
     "cluster",
@@ -238,8 +239,11 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 def test_public_names() -> None:
     assert argosy.__all__ == [
+        "EMA",
+        "SWA",
         "ArgosyError",
         "Data",
+        "LastK",
         "MaxEpochs",
         "MaxSamples",
         "MaxSeconds",
