@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import evidence
 import packs
 import pytest
 import replays
@@ -13,6 +14,7 @@ import torch
 from blocks import blocks
 from groups import Seated, sail
 from packs import ResNet, Transformer, convnet, mlp
+from test_graphed import DEVICES
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -88,7 +90,7 @@ def test_it_is_torchs_averaged_model_bit_for_bit(rule: str, model: Any) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None:
     plateau = partial(ReduceLROnPlateau, patience=0)
-    noisy = {"model": convnet, "optimizer": partial(SGD, lr=0.5), "schedule": plateau, "metrics": {"drawing": drawing}}
+    noisy = {"model": convnet, "optimizer": partial(SGD, lr=0.5), "schedule": plateau, "metrics": DRAWING}
     (with_it,), one = packs.alone([member(average=RULES[rule], **noisy)], 4, dtype=torch.float32)
     (without,), other = packs.alone([member(**noisy)], 4, dtype=torch.float32)
     apart = {"average": None, "best": None}
@@ -99,6 +101,9 @@ def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None
 def drawing(output: Any, target: Any) -> Any:
     """A metric that draws."""
     return torch.rand(len(target)) + output.detach().argmax(1)
+
+
+DRAWING = {"drawing": drawing}
 
 
 def test_the_objective_chooses_between_raw_and_averaged_weights() -> None:
@@ -129,7 +134,7 @@ def test_in_a_fused_program_it_is_that_of_alone(rule: str, model: Any) -> None:
         "last": [LastK(1), LastK(3), LastK(9)],
     }
     fleet = [
-        packs.member(f"m{n}", model=model, average=average, subset=packs.FOLD if n == 1 else None)
+        packs.member(f"m{n}", model=model, average=average, subset=packs.FOLD if n == 1 else None, metrics=DRAWING)
         for n, average in enumerate(averages[rule])
     ]
     (found, rows), (wanted, others) = packs.together(fleet, 4), packs.alone(fleet, 4)
@@ -152,11 +157,12 @@ def test_of_networks_that_have_the_bits_of_alone_it_has_them_too() -> None:
 
 
 @pytest.mark.usefixtures("replayable")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("count", [1, 3])
-def test_behind_captured_steps_it_is_that_of_alone(rule: str, count: int) -> None:
+def test_behind_captured_steps_it_is_that_of_alone(rule: str, count: int, device: str) -> None:
     fleet = [packs.member(f"m{n}", average=RULES[rule], optimizer=partial(SGD, lr=0.1)) for n in range(count)]
-    lives = [packs.live(one) for one in fleet]
+    lives = [packs.live(one, device) for one in fleet]
     program = Graphed.of(Solo(lives[0]) if count == 1 else Fused.of(lives))
     history = packs.train(program, 3)
     assert program.replays
@@ -198,11 +204,30 @@ def test_resumed_is_uninterrupted(rule: str, tmp_path: Path) -> None:
     assert packs.difference(history, rows["m"]) == 0.0
 
 
-def test_the_file_of_the_best_weights_holds_the_averaged_ones_where_these_are_better(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_one_that_was_never_interrupted(tmp_path: Path) -> None:
+    data = packs.samples(torch.float32)
+    given = argosy.Data(arrays=data[0], val_arrays=data[1])
+    fleet = [member(f"m{number}", average=EMA(0.9 + number / 100)) for number in range(3)] + [member(average=LastK(2))]
+    for directory, epochs in (("whole", 4), ("parts", 1), ("parts", 2), ("parts", 4)):
+        study = argosy.Study(data=given, members=fleet, stop=argosy.MaxEpochs(epochs))
+        argosy.train(study, directory=tmp_path / directory, launcher="inline", devices="cpu:1", progress=False)
+    whole, parts = (evidence.results(tmp_path / directory) for directory in ("whole", "parts"))
+    assert parts == whole
+    for one in fleet:
+        saved = [checkpoint.load(tmp_path / way / "members" / one.name / "last.pt") for way in ("whole", "parts")]
+        assert packs.difference(*(state["average"] for state in saved)) == 0.0
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+def test_the_file_of_the_best_weights_holds_the_averaged_ones_where_these_are_better(
+    epochs: int, tmp_path: Path
+) -> None:
     data = packs.samples(torch.float32)
     averages = {"ema": EMA(0.9), "raw": None}
     fleet = [member(name, seed=0, optimizer=partial(SGD, lr=8.0), average=one) for name, one in averages.items()]
-    study = argosy.Study(data=argosy.Data(arrays=data[0], val_arrays=data[1]), members=fleet, stop=argosy.MaxEpochs(6))
+    study = argosy.Study(
+        data=argosy.Data(arrays=data[0], val_arrays=data[1]), members=fleet, stop=argosy.MaxEpochs(epochs)
+    )
     report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=False)
     rows = {row.name: row for row in report.rows}
     assert rows["ema"].metrics["averaged"] == 1.0 and "averaged" not in rows["raw"].metrics

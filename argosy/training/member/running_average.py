@@ -21,6 +21,8 @@ class RunningAverage:
 
     def __init__(self, rule: Average, model: nn.Module) -> None:
         self._rule = rule
+        self.share = 1 - rule.decay if isinstance(rule, EMA) else None
+        """How far a step moves the average towards the weights; None where only ends of epochs do."""
         self.weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         """The member's own."""
         self.values = [weight.detach().clone() for weight in self.weights]
@@ -30,20 +32,15 @@ class RunningAverage:
         self._last: list[list[Tensor]] = []
         """Weights at the ends of the last epochs, for `LastK`."""
 
-    @property
-    def share(self) -> float | None:
-        """How far a step moves the average towards the weights; None where only ends of epochs do."""
-        return 1 - self._rule.decay if isinstance(self._rule, EMA) else None
-
-    @torch.no_grad()
     def step(self) -> None:
         """Follow the weights after a step."""
         if self.share is None:
             return
-        if self.count:
-            torch._foreach_lerp_(self.values, self.weights, self.share)
-        else:
-            torch._foreach_copy_(self.values, self.weights)
+        with torch.no_grad():
+            if self.count:
+                torch._foreach_lerp_(self.values, self.weights, self.share)
+            else:
+                torch._foreach_copy_(self.values, self.weights)
         self.count += 1
 
     @torch.no_grad()
