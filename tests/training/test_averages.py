@@ -9,7 +9,9 @@ import evidence
 import packs
 import pytest
 import replays
+import studies
 import test_bits
+import test_member
 import torch
 from blocks import blocks
 from groups import Seated, sail
@@ -202,6 +204,15 @@ def test_resumed_is_uninterrupted(rule: str, tmp_path: Path) -> None:
         live.load_state_dict(checkpoint.load(tmp_path / f"{number}.pt", digest))
     assert packs.difference(packs.state(live), packs.state(wanted)) == 0.0
     assert packs.difference(history, rows["m"]) == 0.0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_depends_on_no_sections(rule: str) -> None:
+    one = studies.member("m", model=partial(nn.Linear, 12, 10), batch_size=16, average=RULES[rule])
+    whole, cut = test_member.start(one), test_member.start(one)
+    rows, of_sections = test_member.run(whole, 3), test_member.run(cut, 3, sections=4)
+    assert test_member.outcome(whole.live) == test_member.outcome(cut.live)
+    assert packs.difference(rows, of_sections[3::4]) == 0.0
 
 
 def test_a_run_that_goes_on_is_one_that_was_never_interrupted(tmp_path: Path) -> None:
