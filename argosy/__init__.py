@@ -6,6 +6,9 @@ The names below are the public API; everything else may change. Functions that n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from argosy.averages import EMA as EMA
+from argosy.averages import SWA as SWA
+from argosy.averages import LastK as LastK
 from argosy.designs.grid import grid as grid
 from argosy.designs.grid import replicate as replicate
 from argosy.errors import ArgosyError as ArgosyError
@@ -39,8 +42,11 @@ if TYPE_CHECKING:
     from argosy.running.hosts.ray_cluster import Ray as Ray
 
 __all__ = [
+    "EMA",
+    "SWA",
     "ArgosyError",
     "Data",
+    "LastK",
     "MaxEpochs",
     "MaxSamples",
     "MaxSeconds",

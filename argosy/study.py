@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from argosy.averages import Average, check_average
 from argosy.bindings import bound
 from argosy.described import described
 from argosy.errors import StudyError
@@ -199,6 +200,10 @@ class Member:
     """Most that the norm of all gradients together may be in a step, as 1.0; by default they are not clipped."""
     accumulate: int = 1
     """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
+    average: Average | None = None
+    """An average of its weights, `argosy.EMA`, `argosy.SWA` or `argosy.LastK`, validated beside the raw ones. What the objective
+    chooses of the two is the member's result of a section: its ``val_*`` metrics, beside ``raw_val_*`` and ``average_val_*`` of each, and its
+    best weights. Training goes by the raw weights alone. Buffers, as the statistics of BatchNorm, are those of the raw weights."""
     seed: int | None = None
     """Seed from 0, instead of the one that follows from the study's seed and the member's name."""
     step: Callable[..., Any] | None = None
@@ -224,6 +229,8 @@ class Member:
                 check_indices(f"member {self.name!r}: {name}", getattr(self, name))
         if self.stop is not None:
             check_rule(f"member {self.name!r}: stop", self.stop)
+        if self.average is not None:
+            check_average(f"member {self.name!r}: average", self.average)
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -240,7 +247,10 @@ class Member:
 
     def reported(self, *, has_val: bool) -> set[str]:
         """Return the names of the metrics in a row of its history."""
-        return {"train_loss", *(("val_loss", *(f"val_{name}" for name in self.metrics)) if has_val else ())}
+        validated = [f"val_{name}" for name in ("loss", *self.metrics)] if has_val else []
+        if self.average is not None:
+            validated += ["averaged", *(f"{weights}_{name}" for weights in ("raw", "average") for name in validated)]
+        return {"train_loss", *validated}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -328,6 +338,11 @@ class Study:
             raise StudyError(
                 f"member {member.name!r} has a val_subset, and Data has no validation data: give val= (or val_arrays=), "
                 "or leave it out."
+            )
+        if member.average is not None and not self.objective.startswith("val_"):
+            raise StudyError(
+                f"member {member.name!r} has an average, and the objective {self.objective!r} cannot choose between averaged and raw "
+                "weights: give an objective of validation, as val_loss, and val= (or val_arrays=), or leave out average."
             )
         if member.optimizers is not None and member.validate is None and self.data.has_val:
             raise StudyError(

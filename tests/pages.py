@@ -35,7 +35,10 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
             *((f"argosy.data.{name}", getattr(data, name)) for name in data.__all__),
         ],
     ),
-    "member": ("A member", [("argosy.Member", argosy.Member), ("argosy.accuracy", argosy.accuracy)]),
+    "member": (
+        "A member",
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("Member", "EMA", "SWA", "LastK", "accuracy")],
+    ),
     "several": (
         "Several members from one",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("grid", "replicate", "kfold", "bootstrap")],

@@ -18,6 +18,7 @@ ROOMS = [
     "bindings",
     "disk",
     "described",
+    "averages",
     "stopping",
     "ragged",
     "cluster",
@@ -239,8 +240,11 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 def test_public_names() -> None:
     assert argosy.__all__ == [
+        "EMA",
+        "SWA",
         "ArgosyError",
         "Data",
+        "LastK",
         "MaxEpochs",
         "MaxSamples",
         "MaxSeconds",

@@ -10,7 +10,8 @@ from argosy.described import described_fields
 from argosy.settings import Settings
 from argosy.stopping import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
 
-DESCRIBED = (argosy.Data, argosy.Member, argosy.Study, argosy.Ragged, argosy.Search, Settings)
+AVERAGES = (argosy.EMA, argosy.SWA, argosy.LastK)
+DESCRIBED = (argosy.Data, argosy.Member, argosy.Study, argosy.Ragged, argosy.Search, Settings, *AVERAGES)
 RULES = (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)
 
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "batch_tokens": "max_tokens tokens_per_batch token_budget",
     "eval_batch_size": "val_batch_size valid_batch_size test_batch_size per_device_eval_batch_size",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accumulation accumulation_steps",
+    "average": "ema ema_decay model_ema swa polyak weight_averaging averaged_model",
     "precision": "amp fp16 bf16 mixed_precision dtype",
     "metrics": "metric scoring compute_metrics",
     "augment": "augmentation transforms",
@@ -66,7 +67,7 @@ ELSEWHERE = {
 """Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
     "argosy.Data": "train val arrays val_arrays then keep ragged on_device on_error",
-    "argosy.Member": "model optimizer batch_size batch_tokens loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate",
+    "argosy.Member": "model optimizer batch_size batch_tokens loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate average",
     "argosy.Study": "members stop objective mode seed",
     "argosy.train": "directory devices loader_workers cores trackers progress time_limit nodes launcher policy fresh",
     "argosy.tune": "n_trials max_epochs space",

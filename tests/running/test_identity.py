@@ -191,6 +191,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "drop_last": (True, "drop_last: False there, True here"),
     "schedule_per": ("step", "schedule_per: epoch there, step here"),
     "precision": ("bfloat16", "precision: float32 there, bfloat16 here"),
+    "average": (argosy.EMA(0.9), "average: none there, EMA(decay=0.9) here"),
     "clip_grad_norm": (1.0, "clip_grad_norm: none there, 1.0 here"),
     "accumulate": (2, "accumulate: 1 there, 2 here"),
     "seed": (3, "seed: none there, 3 here"),

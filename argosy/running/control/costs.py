@@ -98,7 +98,7 @@ def alike(member: Member, measured: Measured) -> str:
         member.validate,
         *(item for pair in sorted(member.metrics.items()) for item in pair),
     )
-    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision)
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
     words = (*map(spell, factories), measured.parameter_shapes, *sizes)
     return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
@@ -108,8 +108,8 @@ def _work(member: Member, measured: Measured) -> tuple[object, ...]:
     optimizer = member.optimizer or member.optimizers
     optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
-    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, measured.memory_bytes)
-    return (*map(spell, factories), measured.parameter_shapes, *sizes)
+    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
+    return (*map(spell, factories), measured.parameter_shapes, measured.memory_bytes, *sizes)
 
 
 class Observed:

@@ -304,7 +304,7 @@ class Measuring:
 def _work(member: Member) -> object:
     """What decides the work of a member's steps, as far as two members can be told to do the same."""
     factories = [getattr(member, name) for name in FACTORIES]
-    sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None)
+    sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None, member.average)
     # Metrics cost little; but a member that is measured tries them.
     return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
 

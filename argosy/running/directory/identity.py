@@ -32,7 +32,7 @@ LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "ragged")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
 """Digest of two prepared samples of each split, and the data's name in messages."""
-MEMBER_IDENTITY = (*MEMBER_FIELDS, "parameter_shapes", "subset", "val_subset")
+MEMBER_IDENTITY = (*MEMBER_FIELDS, "average", "parameter_shapes", "subset", "val_subset")
 MOST_NAMED = 3
 """Most members, or changed things, that a line names."""
 MOST_SHOWN = 120

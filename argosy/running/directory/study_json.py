@@ -167,6 +167,7 @@ def describe(member: Member, measured: Measured | None) -> dict[str, Any]:
         **{field: getattr(member, field) for field in MEMBER_FIELDS},
         "hyperparameters": member.hyperparameters,
         "parameter_shapes": measured.parameter_shapes if measured else None,
+        "average": None if member.average is None else repr(member.average),
         "stop": repr(member.stop),
         "subset": _spell_subset(member.subset),
         "val_subset": _spell_subset(member.val_subset),

@@ -22,7 +22,6 @@ from argosy.stream.padding import form_of
 from argosy.training.device.devices import out_of_memory
 from argosy.training.member.agreement import agree, largest
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
@@ -232,7 +231,7 @@ def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: 
         twin.cutter, twin.val_cutter = (
             InOrder(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
         )
-        twin.val = Validation(twin.member, twin.backend)
+        twin.begin_validation()
 
 
 def _filled(block: Block, rows: int, *, double: bool) -> Block:
@@ -247,6 +246,8 @@ def _filled(block: Block, rows: int, *, double: bool) -> Block:
 
 def _make_double(live: LiveMember) -> None:
     live.model.double()
+    if live.average is not None:
+        live.average.double()
     for state in live.optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
@@ -337,6 +338,8 @@ def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iter
     if not tolerance:
         weights = dict(theirs.model.named_parameters())
         pairs += [(f"the weight {n!r}", w.detach(), weights[n], 0.0) for n, w in mine.model.named_parameters()]
+        averages = [[] if live.averaged is None else live.averaged.values for live in (mine, theirs)]
+        pairs += [("an averaged weight", value, found, 0.0) for value, found in zip(*averages, strict=True)]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]

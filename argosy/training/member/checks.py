@@ -12,11 +12,13 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
 from argosy.study import Member
 
 __all__ = [
+    "check_average_of",
     "check_gradients",
     "check_labels",
     "check_network",
@@ -109,6 +111,16 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         raise StudyError(
             f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
             "at a step. Leave out schedule_per='step'."
+        )
+
+
+def check_average_of(member: Member, model: nn.Module) -> None:
+    """Raise StudyError where averaged weights would be validated with statistics that they do not have."""
+    rule, norms = member.average, nn.modules.batchnorm._BatchNorm
+    if isinstance(rule, SWA | LastK) and any(isinstance(m, norms) and m.track_running_stats for m in model.modules()):
+        raise StudyError(
+            f"member {member.name!r} has BatchNorm and average={rule}, and the statistics of its raw weights are not those of a mean of "
+            "epochs. Use argosy.EMA, which stays close to the weights, or layers without running statistics, as GroupNorm."
         )
 
 

@@ -4,10 +4,11 @@ Its result is a function of (member, study seed, its list of stream epochs) and 
 size, the device's other work, or where it was interrupted.
 """
 
+import contextlib
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +25,18 @@ from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.checkpoint import plain
-from argosy.training.member.checks import check_network, check_optimizer, check_own, check_schedule, registering
+from argosy.training.member.checks import (
+    check_average_of,
+    check_network,
+    check_optimizer,
+    check_own,
+    check_schedule,
+    registering,
+)
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
+from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.tally import Tally, total_of
 from argosy.training.member.twins import twins
 from argosy.training.member.validation import Validation
@@ -44,6 +53,8 @@ class Best:
     section: int
     """Number within the epoch, from 0."""
     value: float
+    averaged: bool = False
+    """Whether the averaged weights have it, and not the raw ones."""
 
     def beaten_by(self, value: float, mode: Mode) -> bool:
         """Whether a later value is better; NaN never is, and anything else is better than NaN."""
@@ -99,11 +110,15 @@ class LiveMember:
     """A meta tensor with the shape of its network's output, once labels were checked against it."""
     loss_scale: LossScale | None = field(init=False)
     """Set in float16."""
+    average: RunningAverage | None = field(init=False)
+    """Set where the member has one."""
     clock: DeviceClock = field(init=False)
     train: Tally = field(init=False)
     """Sums over the current epoch."""
     val: Validation = field(init=False)
     """Validation of the current section."""
+    average_val: Validation = field(init=False)
+    """The same with the averaged weights."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     order: Indices | None = None
@@ -121,8 +136,10 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
-        self.train, self.val = Tally(self.backend), Validation(self.member, self.backend)
-        self.loss_scale = scale_of(self.member)
+        self.train = Tally(self.backend)
+        self.loss_scale, rule = scale_of(self.member), self.member.average
+        self.average = None if rule is None else RunningAverage(rule, self.model)
+        self.begin_validation()
 
     @property
     def seconds(self) -> float:
@@ -155,7 +172,7 @@ class LiveMember:
 
     def begin_section(self) -> None:
         """Prepare the validation at the end of the coming section."""
-        self.val = Validation(self.member, self.backend)
+        self.begin_validation()
         if self._val_order is not None:
             selection, size = self._selections["val"], self.member.eval_batch_size or self.member.batch_size
             if self._orders.by_length:
@@ -194,6 +211,21 @@ class LiveMember:
             self._selections[split] = Selection.of(subset, orders.lengths[split])
         return self._selections[split]
 
+    def begin_validation(self) -> None:
+        """Drop what was validated, for another validation."""
+        self.val, self.average_val = (Validation(self.member, self.backend) for _ in range(2))
+
+    def end_validation(self) -> None:
+        """Compute the metrics that are computed once; called after the last batch."""
+        self.val.end()
+        if self.averaged is not None:
+            self.average_val.end()
+
+    @property
+    def averaged(self) -> RunningAverage | None:
+        """The average of its weights, once there is one."""
+        return self.average if self.average is not None and self.average.count else None
+
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
         """Record a step on a batch, with its losses per sample or their mean; None where all its samples are broken."""
         self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
@@ -205,12 +237,19 @@ class LiveMember:
             self.samples += batch.rows
         assert self.cutter is not None
         self.cutter.commit(batch)
+        self._follow_epoch()
 
     def commit_several(self, count: int, rows: int, digest: Digest, totals: torch.Tensor, event: DeviceEvent) -> None:
         """Record steps on `count` batches, which the cutter has committed; their loss sums are being copied to the host."""
         self.train.bring(rows, digest, "loss", totals, event)
         self.samples += rows
         self.steps += count
+        self._follow_epoch()
+
+    def _follow_epoch(self) -> None:
+        """Bring the average up to date after the last step of an epoch."""
+        if self.average is not None and self.cutter is not None and self.cutter.done:
+            self.average.end_epoch(self.epoch)
 
     @property
     def position(self) -> int:
@@ -243,9 +282,12 @@ class LiveMember:
         ends_epoch = self.section + 1 == sections
         if ends_epoch or isinstance(self.schedule, ReduceLROnPlateau):
             self.move_schedule(metrics[self.objective])
-        self._judge(metrics[self.objective])
+        if self.average is not None:
+            self._choose(metrics)
+        self._judge(metrics[self.objective], averaged=bool(metrics.get("averaged")))
         self.section += 1
-        self.val, self.val_cutter = Validation(self.member, self.backend), None
+        self.begin_validation()
+        self.val_cutter = None
         self.clock, self.samples = DeviceClock(self.backend), 0
         if ends_epoch:
             self.epoch, self.section = self.epoch + 1, 0
@@ -268,29 +310,44 @@ class LiveMember:
         metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         return metrics
 
-    def _judge(self, value: float) -> None:
+    def _choose(self, metrics: dict[str, float]) -> None:
+        """Put in place of raw metrics those of the averaged weights, if the objective is better with them, and add both."""
+        raw = {name: value for name, value in metrics.items() if name.startswith("val_")}
+        average = {f"val_{name}": value for name, value in self.average_val.values().items()}
+        averaged = better(average[self.objective], raw[self.objective], self.mode)
+        metrics.update(average if averaged else raw)
+        metrics.update({f"raw_{name}": value for name, value in raw.items()})
+        metrics.update({f"average_{name}": value for name, value in average.items()}, averaged=float(averaged))
+
+    def _judge(self, value: float, *, averaged: bool) -> None:
         if self.best is None or self.best.beaten_by(value, self.mode):
-            self.best = Best(self.epoch, self.section, value)
+            self.best = Best(self.epoch, self.section, value, averaged)
             self._best_here, self._best_weights = True, None
 
     # ---- its best weights
 
     @property
     def best_is_current(self) -> bool:
-        """Whether the weights are those of the best section, and not in a file yet."""
-        return self._best_here
+        """Whether the raw weights are the best, and not in a file yet: a file of the state holds them as well."""
+        return self._best_here and self.best is not None and not self.best.averaged
 
     def keep_best(self) -> None:
         """Copy the weights to host memory if they are the best and in no file; called before they change."""
         if self._best_here:
             self._best_here = False
-            self._best_weights = plain(self.model.state_dict(), host=True)
+            self._best_weights = plain(self._validated_best(), host=True)
+
+    def _validated_best(self) -> dict[str, Any]:
+        """Return the weights of the section that was just validated: raw or averaged, as the best ones are."""
+        averaged = self.average is not None and self.best is not None and self.best.averaged
+        with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
+            return self.model.state_dict()
 
     def best_state(self) -> dict[str, Any] | None:
         """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
-        weights = self.model.state_dict() if self._best_weights is None else self._best_weights
+        weights = self._validated_best() if self._best_weights is None else self._best_weights
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
@@ -306,6 +363,8 @@ class LiveMember:
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
         twin.one_pass, twin.loss_scale = self.one_pass, copy.copy(self.loss_scale)
+        if self.average is not None and twin.average is not None:
+            twin.average.load_state_dict(self.average.state_dict())
         return twin
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
@@ -320,6 +379,7 @@ class LiveMember:
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
+            "average": None if self.average is None else self.average.state_dict(),
             "epoch": self.epoch,
             "section": self.section,
             "position": self.position,
@@ -328,7 +388,7 @@ class LiveMember:
             "seconds": self.seconds,
             "samples": self.samples,
             "steps": self.steps,
-            "best": None if self.best is None else (self.best.epoch, self.best.section, self.best.value),
+            "best": None if self.best is None else astuple(self.best),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
@@ -341,6 +401,8 @@ class LiveMember:
         self.randomness.load_state_dict(state["random"])
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]
+        if self.average is not None and state.get("average") is not None:
+            self.average.load_state_dict(state["average"])
         self.train.load_state_dict(state["train"])
         self.epoch, self.section, self.steps = state["epoch"], state["section"], state["steps"]
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
@@ -369,6 +431,7 @@ def build(
         optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
+    check_average_of(member, model)
     live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live

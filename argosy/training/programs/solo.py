@@ -24,6 +24,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_loss
 from argosy.training.member.precision import LossScale, autocast, widened
 from argosy.training.member.tally import per_sample
+from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import one_pass
 
 __all__ = ["Solo", "cross_entropy", "pair_of"]
@@ -98,6 +99,8 @@ class Solo:
         self.drop_gradients()
         if live.schedule is not None and live.member.schedule_per == "step":
             live.schedule.step()
+        if live.average is not None:
+            live.average.step()
         live.steps += 1
 
     def drop_gradients(self) -> None:
@@ -124,7 +127,7 @@ class Solo:
             self.validate(batch)
             live.val_cutter.commit(batch)
             if live.val_cutter.done:
-                live.val.end()
+                live.end_validation()
             yield
 
     def check_ahead(self) -> None:
@@ -170,7 +173,7 @@ class Solo:
         live = self.live
         live.model.eval()
         with torch.no_grad():
-            output, target = self._validate(Batch(data, rows, Digest()))
+            output, target = self._validate(Batch(data, rows, Digest()), live.val)
             live.val.end()
             with self._autocast():
                 live.val.check(rows, output, target)
@@ -271,13 +274,20 @@ class Solo:
 
     def validate(self, batch: Batch) -> None:
         """Add a batch to the validation; none where all its samples are broken."""
-        if batch.rows:
-            self._validate(batch)
+        live = self.live
+        if not batch.rows:
+            return
+        self._validate(batch, live.val)
+        if live.averaged is not None:
+            drawn = live.randomness.here()
+            with live.averaged.held():
+                self._validate(batch, live.average_val)
+            live.randomness.stand_at(drawn)  # raw weights are validated as they would be without an average
 
-    def _validate(self, batch: Batch) -> tuple[Any, Any]:
+    def _validate(self, batch: Batch, into: Validation) -> tuple[Any, Any]:
         with self._autocast():
             losses, output, target = self._validated(batch.data)
-            self.live.val.add(batch.rows, batch.digest, losses, output, target)
+            into.add(batch.rows, batch.digest, losses, output, target)
         return output, target
 
     def _validated(self, data: Any) -> tuple[torch.Tensor, Any, Any]:

@@ -61,6 +61,7 @@ class Fingerprint:
             "batch_size": member.batch_size,
             "eval_batch_size": member.eval_batch_size or member.batch_size,
             "accumulate": member.accumulate,
+            "average": type(member.average),
             "the device": live.backend.device,
         }
         return cls(

@@ -11,7 +11,7 @@ common pass would round otherwise than each of them alone (`BatchLengths`).
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -29,8 +29,10 @@ from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.tally import totals_of
+from argosy.training.member.validation import Validation
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
 from argosy.training.programs.fused.forward import Forward, PackInputs
@@ -65,6 +67,7 @@ class Fused:
         self._compilation = compilation
         self._derivation = Derivation(lives, forward, parameter_buffer, self._scales, compilation)
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
+        self._averages = AverageBuffer.of(lives, parameter_buffer)
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """Random states that the members draw from."""
@@ -180,10 +183,16 @@ class Fused:
             else:
                 self._steps.prepare(self._part)
                 self._faults |= self._steps.make(self._part)
+                self.follow()
                 samples = self.made.add(self._turn, self._part.totals)
         self._turn, self._part, self._before, self._begins = (), None, None, False
         self._tell_faults()
         return samples
+
+    def follow(self) -> None:
+        """Bring the averages up to date after a step of all members."""
+        if self._averages is not None:
+            self._averages.step()
 
     def _finish_apart(self) -> int:
         """Make the step of each member that has a batch by itself; returns their number of samples."""
@@ -231,10 +240,7 @@ class Fused:
         self._foreseen.note(block, cutters, augment=False)
         for turn in turns(cutters, block):
             if self._as_one(turn, train=False):
-                losses, output = self._values(self.inputs(turn, augment=False))
-                for row in range(len(self._lives)):
-                    own = None if output is None else map_leaves(itemgetter(row), output)
-                    self._validate(row, _there(turn[row]), losses[row], own)
+                self._evaluate(turn)
             else:
                 self._check_labels()
                 for row, own_batch in self._apart(turn):
@@ -249,17 +255,38 @@ class Fused:
             self._tell_faults()
             yield
 
-    def _validate(self, row: int, batch: Batch, losses: Tensor, output: Any) -> None:
+    def _evaluate(self, turn: Turn) -> None:
+        """Evaluate the members in one pass, and in another one with their averages."""
+        data, there = self.inputs(turn, augment=False), range(len(self._lives))
+        self._validate(turn, there, self._values(data), [live.val for live in self._lives])
+        averaged = [row for row in there if self._lives[row].averaged is not None]
+        if self._averages is None or not averaged:
+            return
+        drawn = [state.mark() for state in self._states]
+        buffer = self._parameter_buffer.buffers
+        found = self._forward.values(self._averages.named, buffer, data, self._states, lambda output: None)
+        self._validate(turn, averaged, found, [live.average_val for live in self._lives])
+        for state, mark in zip(self._states, drawn, strict=True):
+            state.go_back(mark)  # raw weights are validated as they would be without averages
+
+    def _validate(self, turn: Turn, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]) -> None:
+        """Add a turn's losses and outputs to the validations of the members in some rows."""
+        losses, output = found
+        for row in rows:
+            own = None if output is None else map_leaves(itemgetter(row), output)
+            self._add(row, _there(turn[row]), losses[row], own, into[row])
+
+    def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
         """Add a batch to a member's validation."""
         live, target = self._lives[row], batch.data[1] if output is not None else None
         # Without metrics no code of the member runs that might draw.
         drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
         with self._own(row), drawing:
-            live.val.add(batch.rows, batch.digest, losses, output, target)
+            into.add(batch.rows, batch.digest, losses, output, target)
 
     def _end_validation(self, row: int) -> None:
         with self._own(row):
-            self._lives[row].val.end()
+            self._lives[row].end_validation()
 
     @contextlib.contextmanager
     def _own(self, row: int) -> Iterator[None]:
@@ -279,6 +306,8 @@ class Fused:
         self._foreseen.clear()
         self._derivation.release()
         self._steps.release()
+        if self._averages is not None:
+            self._averages.dissolve()
         self._parameter_buffer.dissolve()
 
     # ---- a turn

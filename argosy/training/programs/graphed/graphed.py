@@ -130,6 +130,7 @@ class Graphed:
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
+        self._whole.follow()
         samples = self._whole.made.add(turn, self._totals)
         self._whole.forget()
         self._move_schedules()

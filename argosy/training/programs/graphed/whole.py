@@ -68,6 +68,9 @@ class Whole(Protocol):
         Raises Uncaptured where kernels cannot step along them.
         """
 
+    def follow(self) -> None:
+        """Bring the averages up to date after a step."""
+
     def look(self) -> Look:
         """Watch from here on; returns the check."""
 
@@ -153,6 +156,10 @@ class Several:
         part = self._fused.whole(data)
         _all_have_gradients(part.idle)
         return part.totals, part.gradients
+
+    def follow(self) -> None:
+        """Implement `Whole.follow`."""
+        self._fused.follow()
 
     def look(self) -> Look:
         """Watch random states alone: the equivalence check has excluded other effects."""
@@ -256,6 +263,11 @@ class Single:
         torch._foreach_copy_(places, [own for own in found if own is not None])
         self._solo.drop_gradients()
         return total_of(losses, data.samples).unsqueeze(0), gradients
+
+    def follow(self) -> None:
+        """Implement `Whole.follow`."""
+        if self._live.average is not None:
+            self._live.average.step()
 
     def look(self) -> Look:
         """Watch attributes, buffers and draws on the host."""
