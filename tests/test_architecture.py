@@ -57,6 +57,7 @@ ROOMS = [
 TORCH_FREE = {*ROOMS[: ROOMS.index("stream")], "running.watch", "cli", "argosy"}
 OPTIONAL = {
     "pandas",
+    "matplotlib",
     "plotly",
     "highspy",
     "optuna",

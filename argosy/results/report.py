@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,7 +12,7 @@ from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import as_html, cause, differing, html_table, last_line
-from argosy.protocol.events import SharingChosen
+from argosy.protocol.events import SectionEnded, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import WRONG, MemberState, RunState
@@ -23,6 +23,10 @@ from argosy.study import Repetition
 
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
 
+IDENTITY = ("member", "configuration", "seed", "fold")
+"""First columns of every table of members."""
+WITH_GAPS = {int: "Int64", bool: "boolean"}
+"""Types of pandas for columns with gaps; where pandas chooses, whole numbers become fractions and switches objects."""
 LEFT_OUT = "left out"
 """Status of a member that has trained, and is no longer in the study."""
 
@@ -62,12 +66,16 @@ class MemberResult:
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
+    seed: int | None
+    """The seed that it was given; None if it follows from the study's seed and the member's name."""
     as_alone: bool
     """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
     device: str
     seconds: float
     """Seconds in the member's own steps and validation."""
     folder: Path
+    sections: tuple[SectionEnded, ...] = field(repr=False)
+    """Finished sections that it trained itself, in order."""
     networks: Callable[[], Networks] = field(repr=False)
 
     @classmethod
@@ -85,10 +93,12 @@ class MemberResult:
             best_epoch=best.epoch if best else None,
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
+            seed=described.get("seed"),
             as_alone=state.as_alone,
             device=state.device,
             seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,
+            sections=tuple(state.own_sections),
             networks=networks,
         )
 
@@ -106,6 +116,17 @@ class MemberResult:
     def repeats(self) -> str | None:
         """Name of the configuration that it repeats; None for a member that repeats none."""
         return None if self.repetition is None else self.repetition.of
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The columns of a table that say which member it is, and of which configuration."""
+        repetition = self.repetition
+        return {
+            "member": self.name,
+            "configuration": self.name if repetition is None else repetition.of,
+            "seed": self.seed,
+            "fold": None if repetition is None else repetition.fold,
+        }
 
     @property
     def failure(self) -> str:
@@ -166,6 +187,8 @@ class Report:
     """What stages did and how full the queues between them were, by worker; if several drivers worked on the run, the
     worker's name is preceded by the driver's number."""
     networks: Callable[[], Networks] = field(repr=False)
+    validations_per_epoch: int
+    """Sections of an epoch."""
     is_search: bool = False
     """Whether members are trials: ``report.run`` of `argosy.tune`."""
 
@@ -292,11 +315,30 @@ class Report:
         """
         return self.repetitions.compare(first, second, metric)
 
+    def curve_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `curves`, without pandas."""
+        several = self.validations_per_epoch > 1
+        for row in self.rows:
+            for ended in row.sections:
+                section = {"section": ended.section + 1} if several else {}
+                at = {**row.identity, "epoch": ended.epoch + 1, **section}
+                yield from ({**at, "metric": name, "value": value} for name, value in ended.metrics.items())
+
+    def curves(self) -> Any:
+        """Return the learning curves as a tidy pandas DataFrame: one row for each metric of each section of each member.
+
+        Its columns are member, configuration, seed, fold, epoch, section if an epoch has several, metric, value. Epochs
+        and sections count from 1. A member that repeats no other is its own configuration. A clone's curve begins where
+        the clone did. Raises RunError if pandas is not installed.
+        """
+        columns = [*IDENTITY, "epoch", *(["section"] if self.validations_per_epoch > 1 else []), "metric", "value"]
+        return _frame([*self.curve_rows()], columns)
+
     def table(self) -> list[dict[str, Any]]:
         """Return one plain row per member, best first."""
         return [
             {
-                "member": row.name,
+                **row.identity,
                 "status": row.status,
                 "epochs": row.epochs,
                 "best_epoch": row.best_epoch,
@@ -344,10 +386,11 @@ class Report:
         }
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame (pandas is not a dependency of Argosy)."""
-        import pandas  # the one optional package of this file
+        """Return the table as a pandas DataFrame: whole numbers, numbers, switches and words each as such, gaps as NA.
 
-        return pandas.DataFrame(self.table())
+        Raises RunError if pandas is not installed.
+        """
+        return _frame(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"])
 
     @classmethod
     def of(
@@ -397,8 +440,29 @@ class Report:
             ),
             networks=networks,
             gauges=gauges_of(state),
+            validations_per_epoch=summary["validations_per_epoch"],
             is_search=state.is_search,
         )
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
+    """Return rows as a DataFrame, these columns first; the columns of an empty one are these alone."""
+    try:
+        import pandas  # in this function alone, for all tables
+    except ModuleNotFoundError as error:
+        raise RunError(
+            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[plot]'. Without it, report.table() and "
+            "`argosy report DIR --csv` have the same rows."
+        ) from error
+    frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])
+    for name in frame.columns:
+        found = [row.get(name) for row in rows]
+        kinds = {type(value) for value in found if value is not None}
+        if len(kinds) == 1 and None in found and (kind := WITH_GAPS.get(kinds.pop())):
+            frame[name] = pandas.array(found, dtype=kind)
+    for name in ("seed", "fold"):
+        frame[name] = frame[name].astype("Int64")
+    return frame
 
 
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:

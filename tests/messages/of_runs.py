@@ -279,8 +279,16 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     worker.work(arguments, [-1, heartbeat, -1, -1])
 
 
+def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:
+    """A result that an optional package makes."""
+    report = run()
+    patch.setitem(sys.modules, package, None)
+    ask(report)
+
+
 CASES = {
     "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
+    "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
     "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),
