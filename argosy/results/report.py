@@ -14,8 +14,10 @@ from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import as_html, cause, differing, html_table, last_line
 from argosy.protocol.events import SectionEnded, SharingChosen
 from argosy.protocol.packs import Packed
+from argosy.results.bands import BANDS, Band, Curve, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import WRONG, MemberState, RunState
+from argosy.results.frames import frame_of
 from argosy.results.legs import LegResult, gauges_of, legs_of
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
@@ -25,8 +27,8 @@ __all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
 
 IDENTITY = ("member", "configuration", "seed", "fold")
 """First columns of every table of members."""
-WITH_GAPS = {int: "Int64", bool: "boolean"}
-"""Types of pandas for columns with gaps; where pandas chooses, whole numbers become fractions and switches objects."""
+WHOLE = ("seed", "fold")
+"""Those that are whole numbers, or NA."""
 LEFT_OUT = "left out"
 """Status of a member that has trained, and is no longer in the study."""
 
@@ -132,6 +134,10 @@ class MemberResult:
     def failure(self) -> str:
         """What became of a failed member, in one line."""
         return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def curve(self, metric: str) -> Curve:
+        """Return the values of a metric by finished epochs."""
+        return {ended.epochs: ended.metrics[metric] for ended in self.sections if metric in ended.metrics}
 
     def load(self, *, preprocess: bool = False) -> Any:
         """Return the member's network with its best weights, in ``eval()`` on the CPU.
@@ -332,7 +338,91 @@ class Report:
         the clone did. Raises RunError if pandas is not installed.
         """
         columns = [*IDENTITY, "epoch", *(["section"] if self.validations_per_epoch > 1 else []), "metric", "value"]
-        return _frame([*self.curve_rows()], columns)
+        return frame_of([*self.curve_rows()], columns, whole=WHOLE)
+
+    def plot(
+        self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
+    ) -> Any:
+        """Draw a metric, by default the objective, over the epochs, and return the axes of matplotlib.
+
+        Without `by` there is a line for each member, the best one in colour. With ``by="configuration"`` there is the mean
+        of each configuration's members that neither failed nor diverged, at the epochs that all of them have reached, in a
+        `band`: "ci", the 95 % interval of the mean, "std", the standard deviation, "range", from the least to the largest
+        value, or None. Members can also be grouped by "seed", "fold" and any hyper-parameter, as "optimizer.lr".
+        Raises RunError for unknown names, and if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        metric = self._known_metric(metric)
+        if band is not None:
+            check_choice("report.plot: band", band, BANDS)
+        groups = None if by is None else self._groups(by)
+        axes = figures.new_axes()[0] if axes is None else axes
+        if groups is None:
+            rows = [row for row in self.rows if row.status != LEFT_OUT and row.curve(metric)]
+            best = rows[0].name if rows and rows[0].counts else None
+            figures.draw_curves(axes, [row.curve(metric) for row in rows], metric, best)
+        else:
+            bands = [_band(name, rows, metric, band) for name, rows in groups.items()]
+            figures.draw_bands(axes, [found for found in bands if found.count], metric)
+        return axes
+
+    def plot_hyperparameters(self, metric: str | None = None) -> list[Any]:
+        """Draw each hyper-parameter that is not the same in all members against a metric, by default the objective.
+
+        Returns the axes of matplotlib, one for each; the metric is that of a member's best section, and the best member
+        is in colour. Raises RunError for an unknown metric, and if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        metric, counted = self._known_metric(metric), [row for row in self.rows if row.counts]
+        names = differing({row.name: row.hyperparameters for row in counted})
+        axes = figures.new_axes(len(names)) if names else []
+        points = [(row.hyperparameters, row.metrics[metric]) for row in counted if metric in row.metrics]
+        figures.draw_parameters(axes, names, points, metric)
+        return axes
+
+    def write_figures(self, folder: str | Path) -> list[Path]:
+        """Write figures for a paper into a folder, each as PNG, SVG and PDF, and return the files.
+
+        They are the objective over the epochs; the mean of each configuration, if members repeat networks; and the
+        hyper-parameters against the objective, if they differ. Raises RunError if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        with figures.for_paper():
+            drawn = {"objective": self.plot()}
+            if self.repetitions.outcomes:
+                drawn["configurations"] = self.plot(by="configuration")
+            if against := self.plot_hyperparameters():
+                drawn["hyperparameters"] = against[0]
+            return figures.save(Path(folder), drawn)
+
+    def _known_metric(self, metric: str | None) -> str:
+        """Return the metric, by default the objective; raises RunError if no member reports it, once one reports any."""
+        known = dict.fromkeys(name for row in self.rows for ended in row.sections[:1] for name in ended.metrics)
+        if metric is not None and known and metric not in known:
+            raise RunError(
+                f"no member of {self.directory} reports {metric!r}{meant(metric, known)}; choose one of {', '.join(known)}."
+            )
+        return self.objective if metric is None else metric
+
+    def _groups(self, by: str) -> dict[str, list[MemberResult]]:
+        """Return the members that have a value of `by`, under its words: configurations best first, numbers ascending."""
+        groups: dict[Any, list[MemberResult]] = {}
+        known = dict.fromkeys(IDENTITY[1:])
+        for row in self.rows:
+            found = {**row.identity, **row.hyperparameters}
+            known.update(dict.fromkeys(row.hyperparameters))
+            if found.get(by) is not None:
+                groups.setdefault(found[by], []).append(row)
+        if by not in known:
+            raise RunError(f"members cannot be grouped by {by!r}{meant(by, known)}; choose one of {', '.join(known)}.")
+        if by != "configuration":
+            numbers = all(isinstance(value, int | float) for value in groups)
+            return {f"{by} = {value}": groups[value] for value in (sorted(groups) if numbers else groups)}
+        best_first = [*(found.name for found in self.repetitions.configurations), *groups]
+        return {name: groups[name] for name in dict.fromkeys(best_first) if name in groups}
 
     def table(self) -> list[dict[str, Any]]:
         """Return one plain row per member, best first."""
@@ -390,7 +480,7 @@ class Report:
 
         Raises RunError if pandas is not installed.
         """
-        return _frame(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"])
+        return frame_of(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"], whole=WHOLE)
 
     @classmethod
     def of(
@@ -445,24 +535,11 @@ class Report:
         )
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Any:
-    """Return rows as a DataFrame, these columns first; the columns of an empty one are these alone."""
-    try:
-        import pandas  # in this function alone, for all tables
-    except ModuleNotFoundError as error:
-        raise RunError(
-            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[plot]'. Without it, report.table() and "
-            "`argosy report DIR --csv` have the same rows."
-        ) from error
-    frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])
-    for name in frame.columns:
-        found = [row.get(name) for row in rows]
-        kinds = {type(value) for value in found if value is not None}
-        if len(kinds) == 1 and None in found and (kind := WITH_GAPS.get(kinds.pop())):
-            frame[name] = pandas.array(found, dtype=kind)
-    for name in ("seed", "fold"):
-        frame[name] = frame[name].astype("Int64")
-    return frame
+def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread | None) -> Band:
+    """Return the band of the members that count."""
+    counted = [row for row in rows if row.counts]
+    overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
+    return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap)
 
 
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:
