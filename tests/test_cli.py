@@ -1,5 +1,6 @@
 """The command line as a user meets it: study files, scripts without a guard, functions of a notebook, exit codes."""
 
+import csv
 import json
 import os
 import re
@@ -72,6 +73,37 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
     assert "there is no tracker 'comet'" in untracked.stderr
+
+
+def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "run", "--launcher", "inline", "--devices", "cpu:1")
+    printed = argosy(folder, "report", "run", "--csv").stdout
+    rows = [*csv.DictReader(printed.splitlines())]
+    journaled = [json.loads(line) for line in (folder / "run" / "journal.jsonl").read_text().splitlines()]
+    told = {
+        (line["member"], str(line["epoch"] + 1), metric): value
+        for line in journaled
+        if line["event"] == "SectionEnded"
+        for metric, value in line["metrics"].items()
+    }
+    assert {(row["member"], row["epoch"], row["metric"]): float(row["value"]) for row in rows} == told
+    assert argosy(folder, "report", "run", "--csv", "curves.csv").stdout == f"Written: {folder / 'curves.csv'}\n"
+    assert (folder / "curves.csv").read_text() == printed
+    as_json = json.loads(argosy(folder, "report", "--csv", "run", "--json").stdout)["curves"]
+    assert [f"{row['value']}" for row in as_json] == [row["value"] for row in rows]
+    # The same before the end, when a driver is at work: the journal is all that is read.
+    text = "".join(
+        f"{json.dumps(line)}\n" for line in journaled if line["event"] != "RunEnded" and line.get("epoch") != 1
+    )
+    (folder / "run" / "journal.jsonl").write_text(text)
+    begun = csv.DictReader(argosy(folder, "report", "run", "--csv").stdout.splitlines())
+    assert sorted(map(str, begun)) == sorted(str(row) for row in rows if row["epoch"] == "1") != []
+
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra plot")
+    written = json.loads(argosy(folder, "report", "run", "--figures", "figures", "--json").stdout)["figures"]
+    names = ["objective", "hyperparameters"]
+    assert written == [f"figures/{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
+    assert all((folder / file).stat().st_size > 1000 for file in written)
 
 
 def test_plan_explains_and_says_how_to_train(folder: Path) -> None:

@@ -18,7 +18,7 @@ from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import steer as steering_cli
 from argosy.cli.options import Address, Commands, Directory, Fresh, LauncherName, SearchFile, Track, takes_settings
-from argosy.cli.report import RunCommand, print_report, print_search, typed
+from argosy.cli.report import ReportCommand, RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
@@ -47,9 +47,10 @@ app = typer.Typer(
 app.command("simulate")(planning_cli.simulate)
 for command in (
     *(steering_cli.stop, steering_cli.add, steering_cli.clone),
-    *(reporting_cli.status, reporting_cli.report, reporting_cli.audit, cache_cli.cache, doctor_cli.doctor),
+    *(reporting_cli.status, reporting_cli.audit, cache_cli.cache, doctor_cli.doctor),
 ):
     app.command()(command)
+app.command(cls=ReportCommand)(reporting_cli.report)
 
 
 @app.command(cls=RunCommand)

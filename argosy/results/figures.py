@@ -96,7 +96,10 @@ def draw_parameters(
 
 def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
     """Write each of these axes' figures as PNG, SVG and PDF, and return the files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be a folder of figures: {error.strerror}. Choose another one.") from error
     files = []
     for name, axes in figures.items():
         for kind in KINDS:

@@ -321,6 +321,11 @@ class Report:
         """
         return self.repetitions.compare(first, second, metric)
 
+    @property
+    def curve_columns(self) -> list[str]:
+        """The columns of `curves`."""
+        return [*IDENTITY, "epoch", *(["section"] if self.validations_per_epoch > 1 else []), "metric", "value"]
+
     def curve_rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of `curves`, without pandas."""
         several = self.validations_per_epoch > 1
@@ -337,8 +342,7 @@ class Report:
         and sections count from 1. A member that repeats no other is its own configuration. A clone's curve begins where
         the clone did. Raises RunError if pandas is not installed.
         """
-        columns = [*IDENTITY, "epoch", *(["section"] if self.validations_per_epoch > 1 else []), "metric", "value"]
-        return frame_of([*self.curve_rows()], columns, whole=WHOLE)
+        return frame_of([*self.curve_rows()], self.curve_columns, whole=WHOLE)
 
     def plot(
         self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
