@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,25 @@ def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.
     found = forked.command(folder, ["demo", "--devices", "cpu:1", *words], first=smaller)
     assert found.returncode == code, found.stdout + found.stderr
     return found
+
+
+def test_a_run_that_another_command_stops_ends_as_by_ctrl_c(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(100_000)"))
+    with (folder / "out").open("wb") as out:
+        words = ["run", "study.py", "--dir", "run", "--launcher", "inline", "--devices", "cpu:1", "--json"]
+        run = forked.started(folder, words, out=out.fileno())
+        while not (folder / "run" / "study.json").exists():
+            time.sleep(0.05)
+        argosy(folder, "status", "run", "--wait")
+        said = argosy(folder, "stop", "run").stdout
+        assert run.wait() == 130
+    assert said == "every member is saved, and the run ends; the same command goes on\n"
+    told = json.loads((folder / "out").read_text())
+    assert told["status"] == "paused"
+    assert {row["status"] for row in told["members"]} == {"paused"}
+    assert "has ended (paused)" in argosy(folder, "stop", "run", code=2).stderr
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", f"MaxEpochs({told['members'][0]['epochs'] + 1})"))
+    assert json.loads(argosy(folder, *words).stdout)["status"] == "done"
 
 
 def test_the_demo_compares_in_one_object_and_beside_any_folder(folder: Path) -> None:
