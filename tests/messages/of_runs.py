@@ -297,7 +297,7 @@ CASES = {
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
     "a figure without matplotlib": without_matplotlib,
     "a figure of a metric that no member reports": lambda: run().plot("val_los"),
-    "a file in the place of the folder of figures": lambda: (Path("figures").touch(), run().write_figures("figures")),
+    "a file in the place of the folder of figures": lambda: run().write_figures(RUN / "journal.jsonl"),
     "a figure of groups that there are not": lambda: run().plot(by="configuratoin"),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
