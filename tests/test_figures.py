@@ -128,6 +128,7 @@ def test_members_are_lines_and_the_best_is_in_colour(report: argosy.Report, pypl
     assert len({*others}) == 1
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"best: {report.best().name}"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "val_loss")
+    assert all(tick == int(tick) for tick in axes.get_xticks()), "whole epochs, however few there are"
     mine = pyplot.figure().subplots()
     assert report.plot("train_loss", axes=mine) is mine
     assert mine.get_ylabel() == "train_loss"

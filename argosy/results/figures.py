@@ -11,6 +11,7 @@ from argosy.results.bands import Band, Curve
 try:
     import matplotlib
     from matplotlib import pyplot
+    from matplotlib.ticker import AutoLocator
 except ModuleNotFoundError as error:
     raise RunError("figures are drawn by matplotlib, which is not installed: pip install 'argosy[plot]'.") from error
 
@@ -124,6 +125,9 @@ def _marker(points: int) -> str:
 
 def _finish(axes: Any, metric: str, *, named: bool) -> None:
     axes.set(xlabel="epoch", ylabel=metric)
+    locator = axes.xaxis.get_major_locator()
+    if isinstance(locator, AutoLocator) and axes.dataLim.x1 >= 2:  # within one epoch no whole number may be in sight
+        locator.set_params(integer=True)
     if named:
         many = len(axes.get_legend_handles_labels()[0]) > MOST_NAMED
         axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if many else {}))
