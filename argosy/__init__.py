@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from argosy.api import tune as tune
     from argosy.designs.folds import bootstrap as bootstrap
     from argosy.designs.folds import kfold as kfold
+    from argosy.running.directory.attached import attach as attach
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
 
@@ -59,6 +60,7 @@ __all__ = [
     "Study",
     "Target",
     "accuracy",
+    "attach",
     "bootstrap",
     "fit",
     "from_huggingface",
@@ -105,6 +107,10 @@ def __getattr__(name: str) -> Any:
         from argosy.running.directory.loading import load  # imports numpy
 
         return load
+    if name == "attach":
+        from argosy.running.directory.attached import attach  # imports numpy
+
+        return attach
     if name == "Ray":
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
 

@@ -1,6 +1,7 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +153,12 @@ class Repetition:
     """What differs, as ``seed=3``; repetitions of two networks under the same are compared as a pair."""
     overlap: float = 0.0
     """Where members share training samples by design, as those of folds do: validation samples for each training sample."""
+
+    @property
+    def fold(self) -> int | None:
+        """Number of the fold that it is validated on, as in its name; None if it is of no fold."""
+        found = re.search(r"(?:^|-)fold=(\d+)", self.under)
+        return None if found is None else int(found[1])
 
 
 @known_keywords("argosy.Member")

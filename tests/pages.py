@@ -18,6 +18,7 @@ from argosy.described import described_fields
 from argosy.ensembling.ensemble import Ensemble
 from argosy.results.repetitions import Comparison
 from argosy.results.report import MemberResult, Report
+from argosy.running.directory.attached import AttachedRun
 from argosy.settings import Settings
 from argosy.stopping import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
 from argosy.tuning.report import SearchReport, TrialResult
@@ -51,6 +52,7 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         "Training",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("train", "plan", "load")] + [("Settings", Settings)],
     ),
+    "attach": ("A run that goes on", [("argosy.attach", argosy.attach), ("AttachedRun", AttachedRun)]),
     "report": (
         "What came out",
         [("argosy.Report", Report), ("MemberResult", MemberResult), ("Comparison", Comparison)],

@@ -59,6 +59,7 @@ ROOMS = [
 TORCH_FREE = {*ROOMS[: ROOMS.index("stream")], "running.watch", "cli", "argosy"}
 OPTIONAL = {
     "pandas",
+    "matplotlib",
     "plotly",
     "highspy",
     "optuna",
@@ -212,7 +213,7 @@ def test_nouns_do_not_import_torch() -> None:
 
 def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
     """`argosy status`, `argosy report` and `argosy stop` need none."""
-    needed = "argosy.cli.app, argosy.running.directory.loading, argosy.running.directory.inbox, argosy.views.tables"
+    needed = "argosy.cli.app, argosy.running.directory.loading, argosy.running.directory.attached, argosy.views.tables"
     words = [sys.executable, "-c", f"import sys, {needed}; sys.exit('torch' in sys.modules)"]
     assert subprocess.run(words, check=False).returncode == 0
 
@@ -257,6 +258,7 @@ def test_public_names() -> None:
         "Study",
         "Target",
         "accuracy",
+        "attach",
         "bootstrap",
         "fit",
         "from_huggingface",

@@ -1,11 +1,13 @@
 """The command line as a user meets it: study files, scripts without a guard, functions of a notebook, exit codes."""
 
+import csv
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,37 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x", "--verbose").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
     assert "there is no tracker 'comet'" in untracked.stderr
+
+
+def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Path) -> None:
+    argosy(folder, "run", "study.py", "--dir", "run", "--launcher", "inline", "--devices", "cpu:1")
+    printed = argosy(folder, "report", "run", "--csv").stdout
+    rows = [*csv.DictReader(printed.splitlines())]
+    journaled = [json.loads(line) for line in (folder / "run" / "journal.jsonl").read_text().splitlines()]
+    told = {
+        (line["member"], str(line["epoch"] + 1), metric): value
+        for line in journaled
+        if line["event"] == "SectionEnded"
+        for metric, value in line["metrics"].items()
+    }
+    assert {(row["member"], row["epoch"], row["metric"]): float(row["value"]) for row in rows} == told
+    assert argosy(folder, "report", "run", "--csv", "curves.csv").stdout == f"Written: {folder / 'curves.csv'}\n"
+    assert (folder / "curves.csv").read_text() == printed
+    as_json = json.loads(argosy(folder, "report", "--csv", "run", "--json").stdout)["curves"]
+    assert [f"{row['value']}" for row in as_json] == [row["value"] for row in rows]
+    # The same before the end, when a driver is at work: the journal is all that is read.
+    text = "".join(
+        f"{json.dumps(line)}\n" for line in journaled if line["event"] != "RunEnded" and line.get("epoch") != 1
+    )
+    (folder / "run" / "journal.jsonl").write_text(text)
+    begun = csv.DictReader(argosy(folder, "report", "run", "--csv").stdout.splitlines())
+    assert sorted(map(str, begun)) == sorted(str(row) for row in rows if row["epoch"] == "1") != []
+
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra plot")
+    written = json.loads(argosy(folder, "report", "run", "--figures", "figures", "--json").stdout)["figures"]
+    names = ["objective", "hyperparameters"]
+    assert written == [f"figures/{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]
+    assert all((folder / file).stat().st_size > 1000 for file in written)
 
 
 def test_plan_explains_and_says_how_to_train(folder: Path) -> None:
@@ -145,6 +178,25 @@ def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.
     found = forked.command(folder, ["demo", "--devices", "cpu:1", *words], first=smaller)
     assert found.returncode == code, found.stdout + found.stderr
     return found
+
+
+def test_a_run_that_another_command_stops_ends_as_by_ctrl_c(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(100_000)"))
+    with (folder / "out").open("wb") as out:
+        words = ["run", "study.py", "--dir", "run", "--launcher", "inline", "--devices", "cpu:1", "--json"]
+        run = forked.started(folder, words, out=out.fileno())
+        while not (folder / "run" / "study.json").exists():
+            time.sleep(0.05)
+        argosy(folder, "status", "run", "--wait")
+        said = argosy(folder, "stop", "run").stdout
+        assert run.wait() == 130
+    assert said == "every member is saved, and the run ends; the same command goes on\n"
+    told = json.loads((folder / "out").read_text())
+    assert told["status"] == "paused"
+    assert {row["status"] for row in told["members"]} == {"paused"}
+    assert "has ended (paused)" in argosy(folder, "stop", "run", code=2).stderr
+    (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", f"MaxEpochs({told['members'][0]['epochs'] + 1})"))
+    assert json.loads(argosy(folder, *words).stdout)["status"] == "done"
 
 
 def test_the_demo_compares_in_one_object_and_beside_any_folder(folder: Path) -> None:
@@ -343,7 +395,10 @@ REFUSED = {
     ),
     "broken sample": (with_dataset("x[index] / (1 // (index - 17)), 0"), "sample 17 raised ZeroDivisionError"),
     "own generator": (with_dataset("torch.rand(6, generator=self.random), 0"), "generator of its own"),
-    "unequal shapes": (with_dataset("torch.zeros(6 + (index == 17)), 0"), "pad or resize them in the dataset"),
+    "unequal shapes": (
+        with_dataset("torch.zeros(6 + (index == 17)), 0"),
+        "resize them in the dataset, or let Data(ragged=...) pad",
+    ),
     "batch norm": (
         STUDY.replace("nn.ReLU()", "nn.BatchNorm1d(hidden)").replace("batch_size=10", "batch_size=89"),
         "its last batch of each epoch would hold 1 sample",

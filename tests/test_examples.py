@@ -66,6 +66,12 @@ def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(pl
     (said,) = play("deploy.py", "runs/ensemble")
     assert re.fullmatch(r"cnn-seed=\d, loss 0\.\d+: this is a \d", said)
     pictured(play("picture.py", "runs/ensemble"), Path("runs/ensemble"))
+    for package in ("matplotlib", "pandas"):
+        pytest.importorskip(package, reason="curves.py needs the extra plot")
+    header, _, row = play("curves.py")
+    assert (header.split(), row.split()[0], row.split()[-1]) == (["mean", "std", "count"], "cnn", "5")
+    assert Path("curves.pdf").read_bytes().startswith(b"%PDF-")
+    assert len(Path("curves.csv").read_text().splitlines()) == 1 + 5 * 8 * 3  # five seeds, eight epochs, three metrics
 
 
 def pictured(lines: list[str], run: Path) -> None:
@@ -232,6 +238,6 @@ def test_stories_are_as_long_as_the_recipes_say() -> None:
     assert {name: (int(whole), int(own)) for name, whole, own in rows} == {
         name: length(EXAMPLES / name) for name, _, _ in rows
     }
-    assert len(rows) == 20
+    assert len(rows) == 21
     assert all(length(EXAMPLES / f"{name}.py")[0] <= 40 for name in DATA)
     assert length(EXAMPLES / "ensemble.py")[1] <= 12

@@ -29,7 +29,7 @@ from argosy.cli.options import (
     Verbose,
     takes_settings,
 )
-from argosy.cli.report import RunCommand, print_report, print_search, typed
+from argosy.cli.report import ReportCommand, RunCommand, print_report, print_search, typed
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
@@ -264,7 +264,8 @@ app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pret
 app.callback()(_options)
 for _panel, _commands in PANELS.items():
     for _command in _commands:
-        app.command(cls=RunCommand if _command is run else None, rich_help_panel=_panel)(_command)
+        _kind = {run: RunCommand, reporting_cli.report: ReportCommand}.get(_command)
+        app.command(cls=_kind, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:
@@ -371,5 +372,5 @@ def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
 
 def _exit_code(report: "Report") -> int:
     if report.status == "paused":
-        return 130 if "SIG" in report.reason else 0
+        return 130 if "the same command goes on" in report.reason else 0
     return 1 if any(row.status == "failed" for row in report.rows) else 0

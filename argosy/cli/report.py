@@ -1,10 +1,12 @@
 """``argosy status``, ``report`` and ``audit``: where a run is, what came out, and whether it is right."""
 
+import csv
+import io
 import shlex
 import sys
 import time
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +16,13 @@ from typer.core import TyperCommand
 from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
 from argosy.results.ending import size_of_output
-from argosy.views.output import Json, show, write
+from argosy.views.output import Json, show, to_be_written, write
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
     from argosy.tuning.report import SearchReport
 
-__all__ = ["RunCommand", "audit", "print_report", "print_search", "report", "status", "typed"]
+__all__ = ["ReportCommand", "RunCommand", "audit", "print_report", "print_search", "report", "status", "typed"]
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
@@ -55,11 +57,23 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
     verbose: Verbose = False,
+    csv_file: Annotated[
+        str | None,
+        typer.Option(
+            "--csv", metavar="[FILE.csv]", help="Learning curves, a row for each value; to a file, or printed."
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Figures for a paper: PNG, SVG and PDF (extra: plot).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
     from argosy.running.directory.loading import load, search_of
 
+    if csv_file is not None or figures is not None:
+        _export(load(directory), csv_file, figures, as_json=as_json)
+        return
     if not (html or open_ or live):
         found = load(directory)
         if not as_json:
@@ -93,6 +107,33 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
             f"{directory}: every member saw every sample of its epochs exactly once, in order. Nothing is left to do."
         )
     raise typer.Exit(1 if found else 0)
+
+
+def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_json: bool) -> None:
+    """The curves as CSV, printed for an empty name of the file, and the figures."""
+    from argosy.running.directory.loading import search_of
+
+    written: dict[str, Any] = {}
+    if csv_file == "" and as_json:
+        written["curves"] = [*found.curve_rows()]
+    elif csv_file is not None:
+        text = io.StringIO()
+        table = csv.DictWriter(text, found.curve_columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(found.curve_rows())
+        if csv_file:
+            file = to_be_written(Path(csv_file))
+            file.write_text(text.getvalue())
+            written["csv"] = str(file)
+        else:
+            write(text.getvalue().removesuffix("\n"))
+    if figures is not None:
+        written["figures"] = [str(file) for file in (search_of(found) or found).write_figures(figures)]
+    if as_json:
+        write(written)
+    else:
+        for file in (*([written["csv"]] if "csv" in written else []), *written.get("figures", ())):
+            write(f"Written: {file}")
 
 
 def _print(found: "Report", *, verbose: bool) -> None:
@@ -137,18 +178,31 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, _fresh_with_names(args))
 
 
+class ReportCommand(TyperCommand):
+    """A command whose ``--csv`` stands alone, to print, or before the name of a file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        return super().parse_args(ctx, _joined(args, "--csv", lambda word: word.endswith(".csv")))
+
+
 def _fresh_with_names(words: Sequence[str]) -> list[str]:
     """``--fresh NAME`` as ``--fresh=NAME``, and alone as ``--fresh=``; a Python file is no member's name.
 
     >>> _fresh_with_names(["--fresh", "mlp", "--fresh", "study.py", "--fresh"])
     ['--fresh=mlp', '--fresh=', 'study.py', '--fresh=']
     """
+    return _joined(words, "--fresh", lambda word: not word.startswith("-") and not word.endswith(".py"))
+
+
+def _joined(words: Sequence[str], option: str, is_value: Callable[[str], bool]) -> list[str]:
+    """An option and the word after it as one word, if that is its value."""
     found: list[str] = []
     for word in words:
-        if found[-1:] == ["--fresh="] and not word.startswith("-") and not word.endswith(".py"):
+        if found[-1:] == [f"{option}="] and is_value(word):
             found[-1] += word
         else:
-            found.append("--fresh=" if word == "--fresh" else word)
+            found.append(f"{option}=" if word == option else word)
     return found
 
 

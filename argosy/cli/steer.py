@@ -1,14 +1,17 @@
 """``argosy stop``, ``add`` and ``clone``: change a run while it goes on, and wait for its answer."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from argosy.errors import StudyError
-from argosy.protocol.events import REFUSED
+from argosy.errors import RefusedError, StudyError
 from argosy.views.output import Json, write
+
+if TYPE_CHECKING:
+    from argosy.running.directory.attached import AttachedRun
 
 __all__ = ["RunDirectory", "StudyFile", "add", "clone", "stop"]
 
@@ -17,21 +20,23 @@ StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `st
 
 
 def stop(
-    directory: RunDirectory, members: Annotated[list[str], typer.Argument(help="Their names.")], as_json: Json = False
+    directory: RunDirectory,
+    members: Annotated[list[str] | None, typer.Argument(help="Their names; without, all, and the run ends.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Tell a run to save members and stop them; exit code 2 if it refuses one."""
-    _tell(directory, *({"command": "stop", "member": member} for member in members), as_json=as_json)
+    """Tell a run to save members and stop them, or to save all and end, as Ctrl-C does; exit code 2 if it refuses one."""
+    _ask(directory, lambda run: run.stop(members or None), as_json=as_json)
 
 
 def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
     """Add the members of a study file that a run does not have yet; exit code 2 if it refuses."""
-    _tell(directory, {"command": "add", "study": str(study_file)}, as_json=as_json)
+    _ask(directory, lambda run: [run.add(study_file)], as_json=as_json)
 
 
 def clone(
     directory: RunDirectory,
-    member: Annotated[str, typer.Argument(help="Whose clone it is.")],
-    name: Annotated[str, typer.Argument(help="Of the clone.")],
+    member: Annotated[str, typer.Argument(help="Member to clone.")],
+    name: Annotated[str, typer.Argument(help="Name of the new member.")],
     changes: Annotated[
         list[str], typer.Option("--set", help="What is to differ, as optimizer.lr=0.01; several times.")
     ],
@@ -40,15 +45,17 @@ def clone(
 ) -> None:
     """Add a member to a run that is another one but for some hyper-parameters; exit code 2 if it refuses."""
     settings = dict(_setting(change) for change in changes)
-    command = {"command": "clone", "member": member, "name": name, "set": settings, "warm": warm}
-    _tell(directory, command, as_json=as_json)
+    _ask(directory, lambda run: [run.clone(member, name, settings, warm=warm)], as_json=as_json)
 
 
-def _tell(directory: Path, *commands: dict[str, Any], as_json: bool) -> None:
-    from argosy.running.directory.inbox import tell
+def _ask(directory: Path, request: Callable[["AttachedRun"], Sequence[str]], *, as_json: bool) -> None:
+    from argosy.running.directory.attached import AttachedRun
 
-    answers = tell(directory, *commands)
-    refused = any(answer.startswith(REFUSED) for answer in answers)
+    refused = False
+    try:
+        answers = request(AttachedRun(directory=directory))
+    except RefusedError as error:
+        answers, refused = error.answers, True
     write({"answer": "\n".join(answers), "refused": refused} if as_json else "\n".join(answers))
     raise typer.Exit(2 if refused else 0)
 

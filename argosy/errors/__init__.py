@@ -5,6 +5,7 @@ ArgosyError
 ├── StudyError        the study is wrong: change the study file (exit code 2)
 ├── PlanError         the study cannot run on this cluster: change one of them (exit code 2)
 ├── RunError          the run directory cannot be used as asked (exit code 2)
+│   └── RefusedError  a run refused what it was asked to change (exit code 2)
 ├── MemberError       a member's own code raised: its traceback is attached (exit code 1)
 ├── WorkerError       a process or a node was lost for good (exit code 1)
 ├── DiskError         the run directory cannot be written: free space, run the same command again (exit code 1)
@@ -16,11 +17,14 @@ UserWarning
 A message says what, what was found, what was wanted, and what to do.
 """
 
+from collections.abc import Sequence
+
 from argosy.errors.wording import visible
 
 __all__ = [
     "ArgosyError",
     "CheckpointError",
+    "RefusedError",
     "DiskError",
     "MemberError",
     "MemberFailed",
@@ -56,6 +60,13 @@ class RunError(ArgosyError):
     """The run directory cannot be used as asked."""
 
     exit_code = 2
+
+
+class RefusedError(RunError):
+    """A run that goes on refused what it was asked; its driver says why."""
+
+    answers: Sequence[str] = ()
+    """All answers, in the order of what was asked."""
 
 
 class MemberError(ArgosyError):

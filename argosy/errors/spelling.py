@@ -62,6 +62,7 @@ ELSEWHERE = {
     "network": "net model module estimator",
     "best": "best_member best_model best_estimator_ load",
     "rows": "members results",
+    "curves": "history learning_curves log_history",
     "best_parameters": "best_params best_params_ best_config",
 }
 """Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""

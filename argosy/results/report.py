@@ -3,7 +3,7 @@
 import itertools
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,11 +13,13 @@ from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import cause, differing, last_line, lasting
-from argosy.protocol.events import SharingChosen
+from argosy.protocol.events import SectionEnded, SharingChosen
 from argosy.protocol.packs import Packed
+from argosy.results.bands import BANDS, Band, Curve, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import WRONG, MemberState, RunState
+from argosy.results.frames import frame_of
 from argosy.results.legs import LegResult, gauges_of, legs_of
 from argosy.results.means import Means
 from argosy.results.ranking import rank
@@ -26,6 +28,10 @@ from argosy.study import Repetition
 
 __all__ = ["LEFT_OUT", "MemberResult", "Networks", "Report"]
 
+IDENTITY = ("member", "configuration", "seed", "fold")
+"""First columns of every table of members."""
+WHOLE = ("seed", "fold")
+"""Those that are whole numbers, or NA."""
 LEFT_OUT = "left out"
 """Status of a member that has trained, and is no longer in the study."""
 
@@ -66,12 +72,16 @@ class MemberResult:
     hyperparameters: dict[str, Any]
     repetition: Repetition | None
     """Which repetition of a network it is; None for a member that repeats none."""
+    seed: int | None
+    """The seed that it was given; None if it follows from the study's seed and the member's name."""
     as_alone: bool
     """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
     device: str
     seconds: float
     """Seconds in the member's own steps and validation."""
     folder: Path
+    sections: tuple[SectionEnded, ...] = field(repr=False)
+    """Finished sections that it trained itself, in order."""
     networks: Callable[[], Networks] = field(repr=False)
 
     @classmethod
@@ -89,10 +99,12 @@ class MemberResult:
             best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
             repetition=_repetition(described),
+            seed=described.get("seed"),
             as_alone=state.as_alone,
             device=state.device,
             seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,
+            sections=tuple(state.own_sections),
             networks=networks,
         )
 
@@ -112,9 +124,24 @@ class MemberResult:
         return None if self.repetition is None else self.repetition.of
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """The columns of a table that say which member it is, and of which configuration."""
+        repetition = self.repetition
+        return {
+            "member": self.name,
+            "configuration": self.name if repetition is None else repetition.of,
+            "seed": self.seed,
+            "fold": None if repetition is None else repetition.fold,
+        }
+
+    @property
     def failure(self) -> str:
         """What became of a failed member, in one line."""
         return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def curve(self, metric: str) -> Curve:
+        """Return the values of a metric by finished epochs."""
+        return {ended.epochs: ended.metrics[metric] for ended in self.sections if metric in ended.metrics}
 
     def load(self, *, preprocess: bool = False) -> Any:
         """Return the member's network with its best weights, in ``eval()`` on the CPU.
@@ -170,6 +197,8 @@ class Report:
     """What stages did and how full the queues between them were, by worker; if several drivers worked on the run, the
     worker's name is preceded by the driver's number."""
     networks: Callable[[], Networks] = field(repr=False)
+    validations_per_epoch: int
+    """Sections of an epoch."""
     is_search: bool = False
     """Whether members are trials: ``report.run`` of `argosy.tune`."""
 
@@ -296,11 +325,118 @@ class Report:
         """
         return self.repetitions.compare(first, second, metric)
 
+    @property
+    def curve_columns(self) -> list[str]:
+        """The columns of `curves`."""
+        return [*IDENTITY, "epoch", *(["section"] if self.validations_per_epoch > 1 else []), "metric", "value"]
+
+    def curve_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `curves`, without pandas."""
+        several = self.validations_per_epoch > 1
+        for row in self.rows:
+            for ended in row.sections:
+                section = {"section": ended.section + 1} if several else {}
+                at = {**row.identity, "epoch": ended.epoch + 1, **section}
+                yield from ({**at, "metric": name, "value": value} for name, value in ended.metrics.items())
+
+    def curves(self) -> Any:
+        """Return the learning curves as a tidy pandas DataFrame: one row for each metric of each section of each member.
+
+        Its columns are member, configuration, seed, fold, epoch, section if an epoch has several, metric, value. Epochs
+        and sections count from 1. A member that repeats no other is its own configuration. A clone's curve begins where
+        the clone did. Raises RunError if pandas is not installed.
+        """
+        return frame_of([*self.curve_rows()], self.curve_columns, whole=WHOLE)
+
+    def plot(
+        self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
+    ) -> Any:
+        """Draw a metric, by default the objective, over the epochs, and return the axes of matplotlib.
+
+        Without `by` there is a line for each member, the best one in colour. With ``by="configuration"`` there is the mean
+        of each configuration's members that neither failed nor diverged, at the epochs that all of them have reached, in a
+        `band`: "ci", the 95 % interval of the mean, "std", the standard deviation, "range", from the least to the largest
+        value, or None. Members can also be grouped by "seed", "fold" and any hyper-parameter, as "optimizer.lr".
+        Raises RunError for unknown names, and if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        metric = self._known_metric(metric)
+        if band is not None:
+            check_choice("report.plot: band", band, BANDS)
+        groups = None if by is None else self._groups(by)
+        axes = figures.new_axes()[0] if axes is None else axes
+        if groups is None:
+            rows = [row for row in self.rows if row.status != LEFT_OUT and row.curve(metric)]
+            best = rows[0].name if rows and rows[0].counts else None
+            figures.draw_curves(axes, [row.curve(metric) for row in rows], metric, best)
+        else:
+            bands = [_band(name, rows, metric, band) for name, rows in groups.items()]
+            figures.draw_bands(axes, [found for found in bands if found.count], metric)
+        return axes
+
+    def plot_hyperparameters(self, metric: str | None = None) -> list[Any]:
+        """Draw each hyper-parameter that is not the same in all members against a metric, by default the objective.
+
+        Returns the axes of matplotlib, one for each; the metric is that of a member's best section, and the best member
+        is in colour. Raises RunError for an unknown metric, and if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        metric, counted = self._known_metric(metric), [row for row in self.rows if row.counts]
+        names = differing({row.name: row.hyperparameters for row in counted})
+        axes = figures.new_axes(len(names)) if names else []
+        points = [(row.hyperparameters, row.metrics[metric]) for row in counted if metric in row.metrics]
+        figures.draw_parameters(axes, names, points, metric)
+        return axes
+
+    def write_figures(self, folder: str | Path) -> list[Path]:
+        """Write figures for a paper into a folder, each as PNG, SVG and PDF, and return the files.
+
+        They are the objective over the epochs; the mean of each configuration, if members repeat networks; and the
+        hyper-parameters against the objective, if they differ. Raises RunError if matplotlib is not installed.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        with figures.for_paper():
+            drawn = {"objective": self.plot()}
+            if self.repetitions.outcomes:
+                drawn["configurations"] = self.plot(by="configuration")
+            if against := self.plot_hyperparameters():
+                drawn["hyperparameters"] = against[0]
+            return figures.save(Path(folder), drawn)
+
+    def _known_metric(self, metric: str | None) -> str:
+        """Return the metric, by default the objective; raises RunError if no member reports it, once one reports any."""
+        known = dict.fromkeys(name for row in self.rows for ended in row.sections[:1] for name in ended.metrics)
+        if metric is not None and known and metric not in known:
+            raise RunError(
+                f"no member of {self.directory} reports {metric!r}{meant(metric, known)}; choose one of {', '.join(known)}."
+            )
+        return self.objective if metric is None else metric
+
+    def _groups(self, by: str) -> dict[str, list[MemberResult]]:
+        """Return the members that have a value of `by`, under its words: configurations best first, numbers ascending."""
+        groups: dict[Any, list[MemberResult]] = {}
+        known = dict.fromkeys(IDENTITY[1:])
+        for row in self.rows:
+            found = {**row.identity, **row.hyperparameters}
+            known.update(dict.fromkeys(row.hyperparameters))
+            if found.get(by) is not None:
+                groups.setdefault(found[by], []).append(row)
+        if by not in known:
+            raise RunError(f"members cannot be grouped by {by!r}{meant(by, known)}; choose one of {', '.join(known)}.")
+        if by != "configuration":
+            numbers = all(isinstance(value, int | float) for value in groups)
+            return {f"{by} = {value}": groups[value] for value in (sorted(groups) if numbers else groups)}
+        best_first = [*(found.name for found in self.repetitions.configurations), *groups]
+        return {name: groups[name] for name in dict.fromkeys(best_first) if name in groups}
+
     def table(self) -> list[dict[str, Any]]:
         """Return one plain row per member, best first."""
         return [
             {
-                "member": row.name,
+                **row.identity,
                 "status": row.status,
                 "epochs": row.epochs,
                 "best_epoch": row.best_epoch,
@@ -375,7 +511,7 @@ class Report:
         folder = shlex.quote(str(self.directory))
         page = "Curves, devices", f"argosy report {folder} --open"
         if self.status == "running":
-            stop = f"argosy stop {folder} NAME; Ctrl-C where it runs saves all"
+            stop = f"argosy stop {folder} NAME; without a name it stops all"
             return ("Watch it", f"{page[1]} --live"), ("Stop a member", stop)
         return (
             *([("Go on", again)] if self.status != "done" else []),
@@ -419,10 +555,11 @@ class Report:
         }
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame (pandas is not a dependency of Argosy)."""
-        import pandas  # the one optional package of this file
+        """Return the table as a pandas DataFrame: whole numbers, numbers, switches and words each as such, gaps as NA.
 
-        return pandas.DataFrame(self.table())
+        Raises RunError if pandas is not installed.
+        """
+        return frame_of(self.table(), [*IDENTITY, "status", "epochs", "best_epoch"], whole=WHOLE)
 
     @classmethod
     def of(
@@ -472,8 +609,16 @@ class Report:
             ),
             networks=networks,
             gauges=gauges_of(state),
+            validations_per_epoch=summary["validations_per_epoch"],
             is_search=state.is_search,
         )
+
+
+def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread | None) -> Band:
+    """Return the band of the members that count."""
+    counted = [row for row in rows if row.counts]
+    overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
+    return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap)
 
 
 def _repetition(described: Mapping[str, Any]) -> Repetition | None:

@@ -17,8 +17,10 @@ from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line, lasting, told
 from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
 from argosy.protocol.packs import Packed
+from argosy.results.bands import Spread
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.frames import frame_of
 from argosy.results.ranking import rank
 from argosy.results.report import MemberResult, Report
 from argosy.stopping import Mode, better, sections_in
@@ -207,7 +209,7 @@ class SearchReport:
         more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
         state, page = run.status, f"argosy report {folder} --open"
         further = "Search further", f"with more {more} than before, {again}"
-        stop = f"argosy stop {folder} NAME; Ctrl-C where it runs saves all"
+        stop = f"argosy stop {folder} NAME; without a name it stops all"
         actions = {
             "running": (("Watch it", f"{page} --live"), ("Stop a trial", stop)),
             "done": (further, ("Curves, devices", page)),
@@ -258,6 +260,47 @@ class SearchReport:
     def _repr_html_(self) -> str:
         """Return the same for a notebook."""
         return self.ending().html()
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame, as `Report.to_pandas`."""
+        return frame_of(self.table(), ["trial", "status", "epochs"])
+
+    def curves(self) -> Any:
+        """Return the learning curves of the trials' members, as `Report.curves`."""
+        return self.run.curves()
+
+    def plot(
+        self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
+    ) -> Any:
+        """Draw a metric of the trials' members over the epochs, as `Report.plot`."""
+        return self.run.plot(metric, by=by, band=band, axes=axes)
+
+    def plot_parameters(self) -> list[Any]:
+        """Draw each parameter against the objective, a point for each trial, and return the axes of matplotlib, one for each.
+
+        The best trial is in colour; those that count for nothing are left out.
+        """
+        from argosy.results import figures  # imports matplotlib
+
+        points = [
+            (self.parameters[row.name], row.metrics[self.run.objective])
+            for row in self.rows
+            if row.name in self.parameters and row.metrics and row.status not in WORTHLESS
+        ]
+        names = [*dict.fromkeys(name for parameters, _ in points for name in parameters)]
+        axes = figures.new_axes(len(names)) if names else []
+        figures.draw_parameters(axes, names, points, self.run.objective)
+        return axes
+
+    def write_figures(self, folder: str | Path) -> list[Path]:
+        """Write the objective over the epochs and the parameters against it for a paper, as `Report.write_figures`."""
+        from argosy.results import figures  # imports matplotlib
+
+        with figures.for_paper():
+            drawn = {"objective": self.plot()}
+            if against := self.plot_parameters():
+                drawn["parameters"] = against[0]
+            return figures.save(Path(folder), drawn)
 
     def write_plots(self, path: str | Path) -> None:
         """Write one page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.

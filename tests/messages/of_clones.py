@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import studies
 from torch.optim import SGD
 
@@ -19,6 +20,7 @@ from argosy.running.control.clones import Clones
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.positions import Positions
 from argosy.running.control.run import Run
+from argosy.running.directory.attached import AttachedRun
 from argosy.running.directory.identity import Identity
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
@@ -80,12 +82,26 @@ def in_no_group() -> None:
     change(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
 
 
+def refused(patch: pytest.MonkeyPatch) -> None:
+    """What a driver answers is raised."""
+    answer = "refused: no member 'mpl' is here; clone one of mlp."
+    patch.setattr("argosy.running.directory.attached.tell", lambda *_: [answer])
+    attached({"optimizer.lr": 0.3})
+
+
+def attached(changes: dict[str, Any]) -> None:
+    """A clone that Python asks for."""
+    AttachedRun(directory=Path("runs/x")).clone("mpl", "late", changes)
+
+
 CASES = {
     "a clone that is its source": lambda: cloned(),
     "a clone with the values of its source": lambda: cloned(optimizer__lr=0.1),
     "a clone with a hyper-parameter that is not there": lambda: cloned(optimizer__rate=0.1),
     "a clone with a text for a number": lambda: cloned(optimizer__lr="fast"),
     "a warm clone with another batch size": lambda: cloned(warm=True, batch_size=10),
+    "what a run refused that Python asked": refused,
+    "a clone with no value of a hyper-parameter": lambda: attached({"optimizer.lr": [0.1]}),
     "a setting without a value": lambda: _setting("optimizer.lr"),
     "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
     "a clone of nobody": lambda: asked("vit"),

@@ -279,8 +279,26 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
     worker.work(arguments, [-1, heartbeat, -1, -1])
 
 
+def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:
+    """A result that an optional package makes."""
+    report = run()
+    patch.setitem(sys.modules, package, None)
+    ask(report)
+
+
+def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
+    """Another package of this kind; what has been imported with it in another test would stay."""
+    patch.delitem(sys.modules, "argosy.results.figures", raising=False)
+    without(patch, "matplotlib", argosy.Report.plot)
+
+
 CASES = {
     "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
+    "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
+    "a figure without matplotlib": without_matplotlib,
+    "a figure of a metric that no member reports": lambda: run().plot("val_los"),
+    "a file in the place of the folder of figures": lambda: run().write_figures(RUN / "journal.jsonl"),
+    "a figure of groups that there are not": lambda: run().plot(by="configuratoin"),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
     "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),

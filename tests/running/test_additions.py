@@ -147,7 +147,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     assert answers["stop"] == "refused: late is being added; stop it when that is answered."
     assert answers["clone"] == "refused: member 'late' is being added; clone it when that is answered."
     assert answers["dance"].startswith(
-        "refused: 'dance' is no command; commands are stop, with a member, add and clone."
+        "refused: 'dance' is no command; commands are stop, with or without a member, add and clone."
     )
     assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
     assert any("is no command" in answer and "Expecting" in answer for answer in answers.values())

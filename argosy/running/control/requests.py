@@ -17,6 +17,8 @@ from argosy.running.directory.inbox import Inbox
 
 __all__ = ["Requests"]
 
+GOES_ON = "the same command goes on"
+
 
 class Requests:
     """Requests to one run. A command is answered when what it asked for is done."""
@@ -76,13 +78,16 @@ class Requests:
         match command:
             case {"command": "stop", "member": str(name)}:
                 return self._stop(name, file)
+            case {"command": "stop", **rest} if not rest:
+                self.want_pause(f"by command; {GOES_ON}")
+                return f"every member is saved, and the run ends; {GOES_ON}"
             case {"command": "add"}:
                 self.additions.ask(file, command)
                 return None
             case {"command": "clone"}:
                 self.clones.ask(file, command)
                 return None
-        return f"{REFUSED}{command.get('command')!r} is no command; commands are stop, with a member, add and clone."
+        return f"{REFUSED}{command.get('command')!r} is no command; commands are stop, with or without a member, add and clone."
 
     def _stop(self, name: str, file: str) -> str | None:
         members = self.run.members

@@ -32,6 +32,7 @@ __all__ = [
     "read_journal",
     "timeline",
     "wait_for_data",
+    "wait_for_end",
     "wait_for_section",
 ]
 
@@ -203,6 +204,12 @@ def at_work(directory: Path) -> bool:
 def wait_for_data(directory: Path) -> None:
     """Wait until a run's data is open, before which there is nothing to report, or no driver works on it."""
     while at_work(directory) and not (directory / "study.json").exists():
+        time.sleep(LOOK_SECONDS)
+
+
+def wait_for_end(directory: Path) -> None:
+    """Wait until no driver works on a run."""
+    while at_work(directory):
         time.sleep(LOOK_SECONDS)
 
 

@@ -1,0 +1,133 @@
+"""Figures of a run by matplotlib, an optional package that is imported here alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.results.bands import Band, Curve
+
+try:
+    import matplotlib
+    from matplotlib import pyplot
+    from matplotlib.ticker import AutoLocator
+except ModuleNotFoundError as error:
+    raise RunError("figures are drawn by matplotlib, which is not installed: pip install 'argosy[plot]'.") from error
+
+__all__ = ["draw_bands", "draw_curves", "draw_parameters", "for_paper", "new_axes", "save"]
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours that are told apart by colour-blind people and, roughly, in print (Okabe and Ito 2008)."""
+GREY = "#b8b8b8"
+STYLES = ("-", "--", ":", "-.")
+"""Styles of lines, the next one for each time that all colours have been used."""
+KINDS = ("png", "svg", "pdf")
+PAPER: Mapping[str, Any] = {
+    "figure.figsize": (3.5, 2.6),
+    "figure.dpi": 300,
+    "font.size": 8,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "argosy",
+}
+"""Settings for a column of a paper, in inches and points; text stays text in PDF and SVG."""
+MOST_NAMED = 12
+"""Most entries of a legend inside of the axes; more are beside them."""
+LOG_RATIO = 50.0
+"""Least ratio of the largest to the smallest value for a logarithmic axis."""
+WIDTH, HEIGHT = 2.6, 2.4
+"""Inches of one of several axes side by side."""
+
+
+def new_axes(count: int = 1) -> list[Any]:
+    """Return so many new axes side by side, at most three in a row."""
+    columns, rows = min(count, 3), math.ceil(count / 3)
+    size = (columns * WIDTH, rows * HEIGHT) if count > 1 else None
+    _, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", figsize=size)
+    for unused in axes.flat[count:]:
+        unused.remove()
+    return [*axes.flat[:count]]
+
+
+def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | None) -> None:
+    """Draw one line for each member, best first: the first in colour under this name, if there is one, the others in grey."""
+    for number, curve in reversed([*enumerate(curves)]):
+        first = best is not None and number == 0
+        look = {"color": COLOURS[0], "label": f"best: {best}"} if first else {"color": GREY, "linewidth": 0.8}
+        axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **look)
+    _finish(axes, metric, named=best is not None)
+
+
+def draw_bands(axes: Any, bands: Sequence[Band], metric: str) -> None:
+    """Draw the mean of each group of members and the band around it."""
+    for number, band in enumerate(bands):
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
+        label = f"{band.name} (n = {band.count})"
+        axes.plot(band.epochs, band.means, marker=_marker(len(band.epochs)), label=label, **look)
+        if band.bounds:
+            low, high = zip(*band.bounds, strict=True)
+            axes.fill_between(band.epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    _finish(axes, metric, named=bool(bands))
+
+
+def draw_parameters(
+    axes: Sequence[Any], names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float]], metric: str
+) -> None:
+    """Draw the metric over each of these parameters; rows of (parameters, value) are best first, and the best is in colour."""
+    best = rows[0] if rows else None
+    for one, name in zip(axes, names, strict=True):
+        found = [row for row in reversed(rows) if name in row[0]]  # the best is drawn last, on top
+        given = [parameters[name] for parameters, _ in found]
+        xs, words = given, sorted({*map(str, given)})
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in given):
+            xs = [words.index(str(value)) for value in given]
+            one.set_xticks(range(len(words)), words)
+        elif xs and min(xs) > 0 and max(xs) / min(xs) >= LOG_RATIO:
+            one.set_xscale("log")
+        one.scatter(xs, [value for _, value in found], s=12, c=[COLOURS[0] if row is best else GREY for row in found])
+        one.set(xlabel=name, ylabel=metric)
+
+
+def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
+    """Write each of these axes' figures as PNG, SVG and PDF, and return the files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be a folder of figures: {error.strerror}. Choose another one.") from error
+    files = []
+    for name, axes in figures.items():
+        for kind in KINDS:
+            files.append(folder / f"{name}.{kind}")
+            # Without a date, and with identifiers that are not drawn, equal results are equal files.
+            axes.figure.savefig(
+                files[-1], metadata={"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+            )
+        pyplot.close(axes.figure)
+    return files
+
+
+def for_paper() -> Any:
+    """Return a context in which figures are made for a paper."""
+    return matplotlib.rc_context(dict(PAPER))
+
+
+def _marker(points: int) -> str:
+    """A single point gives no line."""
+    return "o" if points == 1 else ""
+
+
+def _finish(axes: Any, metric: str, *, named: bool) -> None:
+    axes.set(xlabel="epoch", ylabel=metric)
+    locator = axes.xaxis.get_major_locator()
+    if isinstance(locator, AutoLocator) and axes.dataLim.x1 >= 2:  # within one epoch no whole number may be in sight
+        locator.set_params(integer=True)
+    if named:
+        many = len(axes.get_legend_handles_labels()[0]) > MOST_NAMED
+        axes.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if many else {}))

@@ -1,0 +1,30 @@
+"""Tables as DataFrames of pandas, an optional package that is imported here alone."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from argosy.errors import RunError
+
+__all__ = ["frame_of"]
+
+WITH_GAPS = {int: "Int64", bool: "boolean"}
+"""Types of columns with gaps; where pandas chooses, whole numbers become fractions and switches become objects."""
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole: Sequence[str] = ()) -> Any:
+    """Return rows as a DataFrame, these columns first, an empty one with these alone; `whole` ones are whole numbers or NA."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise RunError(
+            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[plot]'. Without it, report.table() and "
+            "`argosy report DIR --csv` have the same rows."
+        ) from error
+    frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])
+    for name in frame.columns:
+        found = [row.get(name) for row in rows]
+        kinds = {type(value) for value in found if value is not None}
+        if len(kinds) == 1 and None in found and (kind := WITH_GAPS.get(kinds.pop())):
+            frame[name] = pandas.array(found, dtype=kind)
+    return frame.astype(dict.fromkeys(whole, "Int64"))

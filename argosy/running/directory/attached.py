@@ -1,0 +1,89 @@
+"""A run from beside it, in another process or a notebook: where it is, and what it is asked to change."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import RefusedError, StudyError
+from argosy.errors.checks import shown
+from argosy.errors.spelling import known_keywords, known_names
+from argosy.protocol.events import REFUSED
+from argosy.results.report import Report
+from argosy.running.directory.inbox import tell
+from argosy.running.directory.journal import at_work, read_journal, wait_for_end, wait_for_section
+from argosy.running.directory.loading import load
+
+__all__ = ["AttachedRun", "attach"]
+
+
+@known_names("AttachedRun")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttachedRun:
+    """A run, by its directory. What it is asked is answered by its driver, when it is done.
+
+    A refusal raises RefusedError with the driver's sentence; what is asked of a run without a driver raises RunError.
+    """
+
+    directory: Path
+
+    def status(self) -> Report:
+        """Return its report as it is now, without Optuna's study and without networks to load."""
+        return load(self.directory)
+
+    def add(self, study_file: str | Path) -> str:
+        """Add the members of a study file that the run does not have yet, and return its answer.
+
+        A file, because the driver runs it and unpickles nothing.
+        """
+        (answer,) = self._ask({"command": "add", "study": str(study_file)})
+        return answer
+
+    def stop(self, names: str | Sequence[str] | None = None) -> list[str]:
+        """Save these members and stop them; without names, save all and end the run, as Ctrl-C does.
+
+        Returns the answers, one for each name; where the run as a whole was stopped, after it has ended.
+        """
+        if names is None:
+            answers = self._ask({"command": "stop"})
+            wait_for_end(self.directory)
+            return answers
+        members = [names] if isinstance(names, str) else names
+        return self._ask(*({"command": "stop", "member": member} for member in members))
+
+    def clone(self, member: str, name: str, changes: Mapping[str, Any], *, warm: bool = False) -> str:
+        """Add a member that is another one but for these hyper-parameters, as ``{"optimizer.lr": 0.01}``, and return the answer.
+
+        A `warm` one goes on from the other one's weights, instead of from nothing.
+        """
+        # Numbers of NumPy and torch have a number of Python's.
+        values = {key: value.item() if hasattr(value, "item") else value for key, value in changes.items()}
+        for key, value in values.items():
+            if not isinstance(value, bool | int | float | str):
+                raise StudyError(f"clone {name!r}: {key} is {shown(value)}; give a number, a word, True or False.")
+        (answer,) = self._ask({"command": "clone", "member": member, "name": name, "set": values, "warm": warm})
+        return answer
+
+    def wait(self, *, section: bool = False) -> Report:
+        """Wait until the run has ended, or with `section` until any member ends a section from now on; return the report."""
+        (wait_for_section if section else wait_for_end)(self.directory)
+        return self.status()
+
+    def _ask(self, *commands: dict[str, Any]) -> list[str]:
+        """Return the answers to the commands, in order; raises RefusedError if one is a refusal."""
+        answers = tell(self.directory, *commands)
+        refused = [answer.removeprefix(REFUSED) for answer in answers if answer.startswith(REFUSED)]
+        if refused:
+            error = RefusedError(" ".join(refused))
+            error.answers = answers
+            raise error
+        return answers
+
+
+@known_keywords("argosy.attach")
+def attach(directory: str | Path) -> AttachedRun:
+    """Return the run in a directory, to ask it for changes while it goes on; raises RunError if there is none."""
+    directory = Path(directory)
+    if not at_work(directory):  # a driver that has just begun has no journal yet
+        read_journal(directory)
+    return AttachedRun(directory=directory)
