@@ -96,6 +96,7 @@ class CountingMember:
     samples: int = 0
     position: int = 0
     carried: int = 0
+    again: int = 0
     stream_epoch: int = -1
     private: bool = False
     diverged: bool = False

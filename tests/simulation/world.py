@@ -19,6 +19,7 @@ from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import Attach, Came, DevicePoisoned, Exit, Failed, Lost, Measured
 from argosy.running.launch.launcher import Job
 from argosy.running.launch.worker import without_feeder
+from argosy.stream.blocks import Layout
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, Heartbeat
@@ -30,6 +31,8 @@ from simulation.counting import CountingBlock, CountingMember
 
 __all__ = ["Killed", "SimulatedWorkers", "Terms", "World", "measured"]
 
+COUNTED = Layout(tree=None, dtypes=(), shapes=())
+"""Samples have no more than a number."""
 SLOTS = 6
 """Blocks that a feeder may have with its readers."""
 
@@ -425,7 +428,7 @@ class _Trainer(_Worker):
         feeder = self.workers.feeder_at(address)
         if feeder is not None:
             self.feeder = feeder
-            self.trainer.know(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, "counted"))
+            self.trainer.know(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, COUNTED))
             self.world.later(self.world.random.expovariate(1000.0), partial(feeder.admit, self))
 
     def _close(self) -> None:
