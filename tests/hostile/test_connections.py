@@ -167,7 +167,8 @@ def test_a_call_to_a_wrong_address_shows_nothing_of_the_key_and_ends_in_time(say
     assert bytes(got[32:]) == b"\x06rank 1"
 
 
-STRANGERS = 3000
+MOST_SECONDS = 60.0
+"""The latest that a worker gets in beside strangers; usually it takes less than one."""
 SOURCES = pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"], ids=["of another host", "of the caller's host"])
 
 
@@ -212,24 +213,27 @@ def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(re
 @SOURCES
 def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: str) -> None:
     listener, entered = Listener.to_network(bytes(32), refused.append), []
+    until = (
+        time.monotonic() + MOST_SECONDS
+    )  # strangers come as fast as this machine makes them, and it may have others to serve
 
     def call_again() -> Peer:
-        while True:
+        while time.monotonic() < until:
             try:
                 return dial(("127.0.0.1", listener.port), bytes(32), "rank 1", seconds=5)
             except WorkerError:
                 time.sleep(0.05)  # as an agent does
+        raise TimeoutError
 
     with ThreadPoolExecutor() as pool, contextlib.closing(strangers_of(source, listener.port)) as strangers:
         for _ in range(2 * entrance.UNPROVED):
             next(strangers)
             listener.enter()
-        one, came = pool.submit(call_again), 0
+        one = pool.submit(call_again)
         while not entered:
             next(strangers)
             entered += [name for name, _ in listener.enter()]
-            came += 1
-            assert came < 10 * STRANGERS
+            assert time.monotonic() < until
         one.result().close()
         assert entered == ["rank 1"]
     listener.close()

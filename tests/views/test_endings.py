@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,9 @@ def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Repo
 
 @pytest.mark.tampers
 def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
-    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     assert str(report) == repr(report) == report.ending().text(*size_of_output())
     study = studies.study(60, fleet=[studies.member("one")], epochs=1)
     for quiet in (False, True):
