@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import evidence
@@ -14,7 +15,19 @@ from torch.utils.data import Dataset, IterableDataset
 import argosy
 from argosy.stream.order import member_seed, permutation, window_order
 
-__all__ = ["RAGGED", "Lines", "Reader", "Texts", "filled_up", "fleet", "member", "reference", "study"]
+__all__ = [
+    "RAGGED",
+    "Lines",
+    "Reader",
+    "Texts",
+    "Tagger",
+    "filled_up",
+    "fleet",
+    "member",
+    "reference",
+    "study",
+    "tagged",
+]
 
 MOST = 30
 RAGGED = ({"ids": argosy.Ragged(MOST, mask="mask")}, None)
@@ -65,6 +78,25 @@ class Reader(nn.Module):
             found = self.layer(found, src_key_padding_mask=mask == 0)
         weight = mask[..., None].to(found.dtype)
         return self.classes((found * weight).sum(1) / weight.sum(1))
+
+
+class Tagger(nn.Module):
+    """Says something of each token ``[B, L, 2]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded = nn.Embedding(20, 2)
+
+    def forward(self, text: Mapping[str, Tensor]) -> Tensor:
+        return self.embedded(text["ids"])
+
+
+def tagged(directory: Path, **rest: Any) -> argosy.Report:
+    """A run of a network with outputs of unlike length; `rest` are fields of its Member."""
+    how = {"loss": lambda output, label: (output.mean((1, 2)) - label) ** 2, "batch_size": 4, **rest}
+    tagger = argosy.Member("tagger", model=Tagger, optimizer=partial(torch.optim.SGD, lr=0.1), **how)
+    wanted = study(tagger, length=40, stop=argosy.MaxEpochs(1))
+    return argosy.train(wanted, directory=directory, launcher="inline", devices="cpu:1", quiet=True)
 
 
 def filled_up(batch: Any) -> Any:

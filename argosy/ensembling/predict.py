@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
-from argosy.errors import StudyError
+from argosy.errors import RunError, StudyError
 from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
@@ -122,8 +122,19 @@ def predict(
                 outputs[number].append(answer_in_batches(network, inputs, sizes).cpu())
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
-    whole = None if targets[0] is None else torch.cat(targets)
-    return Predicted([torch.cat(parts) for parts in outputs], whole, torch.cat(kept), source.length)
+    whole = None if targets[0] is None else _joined(targets, "targets")
+    return Predicted([_joined(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
+
+
+def _joined(parts: list[Tensor], what: str) -> Tensor:
+    """Join the rows of several batches; raises RunError where their samples have unlike shapes."""
+    shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
+    if len(shapes) > 1:
+        raise RunError(
+            f"{what} of samples of unlike length have shapes {list(shapes[0])} and {list(shapes[1])}, which are no one tensor. Use a "
+            "network with one shape for each sample, or run member(name).load() on batches of your own."
+        )
+    return torch.cat(parts)
 
 
 def _opened(data: Data, seed: int, split: str) -> Source:

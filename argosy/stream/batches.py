@@ -97,8 +97,7 @@ class Cutter(ABC):
     def same(self, other: "Cutter") -> bool:
         """Return whether both cut the same batches from here on, so that one of them can serve both."""
         mine, theirs = (
-            (type(cutter), cutter.batch_size, cutter.length, cutter.position, cutter.gathered)
-            for cutter in (self, other)
+            (cutter.batch_size, cutter.length, cutter.position, cutter.gathered) for cutter in (self, other)
         )
         if self.positions is None or other.positions is None:
             return mine == theirs and self.positions is other.positions

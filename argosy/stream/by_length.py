@@ -78,11 +78,9 @@ class ByLength(Cutter):
 
     def same(self, other: Cutter) -> bool:
         """Implement `Cutter.same`."""
-        return (
-            isinstance(other, ByLength)
-            and (self._tokens, self._drawn, self._seen) == (other._tokens, other._drawn, other._seen)
-            and super().same(other)
-        )
+        assert isinstance(other, ByLength)  # the members of a program cut the same data
+        mine, theirs = ((cutter._tokens, cutter._drawn, cutter._seen) for cutter in (self, other))
+        return mine == theirs and super().same(other)
 
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
         """Implement `Cutter.take`; every batch is a copy."""
@@ -161,6 +159,8 @@ class Window:
         """Elements of the sequence up to the end of each batch."""
         self._elements = 0
         self._rows = 0
+        self._row_of: Indices = np.empty(0, np.int64)
+        """Row of each element's sample; of a broken one, any."""
         self._lengths: Mapping[int, Indices] = {}
 
     @property
@@ -185,7 +185,7 @@ class Window:
 
     def cut(self, form: Form | None, batch_size: int, tokens: int | None) -> int:
         """Cut the window into batches, the longest samples last; returns their number. Waits for the device."""
-        lengths = np.zeros(self.size, np.int64)
+        lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(self.sound) - 1
         if form is not None:
             leaves = [leaf[: self._rows] for leaf in self.leaves]
             self._lengths = lengths_of(leaves, form)
@@ -209,7 +209,7 @@ class Window:
         """Return one batch, broken samples left out."""
         elements = self.batches[number]
         sound = self.sound[elements]
-        rows = (np.cumsum(self.sound) - 1)[elements[sound]]
+        rows = self._row_of[elements[sound]]
         chosen = sent(torch.from_numpy(rows), self.leaves[0].device)
         form = form_of(tree)
         if form is None:

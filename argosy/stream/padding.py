@@ -62,7 +62,13 @@ def padded(sample: Any, ragged: Any) -> Any:
         if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
             raise _unlike(sample, ragged)
         found = {key: padded(value, ragged.get(key)) for key, value in sample.items()}
-        return found | {one.mask: Mask(found[key].length) for key, one in ragged.items() if _has_mask(one)}
+        masks = {one.mask: Mask(found[key].length) for key, one in ragged.items() if _has_mask(one)}
+        if twice := sorted(masks.keys() & found.keys()):
+            raise Unfit(
+                f"has {twice[0]!r}, which Data.ragged gives as mask= as well. Leave out the mask=, and give {twice[0]!r} an argosy.Ragged of its "
+                "own."
+            )
+        return found | masks
     if not isinstance(sample, tuple | list) or isinstance(sample, Padded) or len(sample) != len(ragged):
         raise _unlike(sample, ragged)
     parts = [padded(value, one) for value, one in zip(sample, ragged, strict=True)]

@@ -7,12 +7,15 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
+import pytest
 import studies
+import texts
 import torch
 from pandas import DataFrame
 from torch import Tensor, nn
 
 import argosy
+from argosy.ensembling import predict
 from argosy.ensembling.ensemble import Ensemble
 from messages.of_studies import VALIDATED, trained
 
@@ -111,7 +114,14 @@ def loaded_by_others() -> None:
     Ensemble.load(Path("ensemble.pt"), [member("vit")])
 
 
+def predicted_in_parts(patch: pytest.MonkeyPatch) -> None:
+    """Of a network with outputs as long as the longest sample of a batch."""
+    patch.setattr(predict, "ROWS", 8)
+    texts.tagged(Path("runs/x")).predict()
+
+
 CASES = {
+    "a prediction of unlike length": predicted_in_parts,
     "a comparison with what was not replicated": lambda: report().compare("mlp", "vit"),
     "a comparison by what is not reported": lambda: report(*argosy.replicate(member(), 2)).compare(
         "mlp", "mlp", "val_f1"

@@ -1,10 +1,12 @@
 """What a member's own code does that cannot train: found when it is built, and tried on the first block."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import studies
+import texts
 import torch
 from torch import nn
 from torch.nn import functional
@@ -122,6 +124,9 @@ CASES = {
     "BatchNorm and a mean of epochs": lambda: tried(model=studies.Mlp, average=argosy.LastK(5)),
     "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
     "a metric without arguments that is no factory": lambda: tried(metrics={"f1": lambda: 3}),
+    "a metric of the whole set over outputs of unlike length": lambda: texts.tagged(
+        Path("runs/x"), metrics={"f1": lambda output, target: 1.0}
+    ),
     "a metric of the whole set over outputs that cannot be gathered": lambda: tried(
         model=lambda: Pair(12, 10),
         loss=lambda output, target: functional.cross_entropy(output[0], target),

@@ -191,6 +191,7 @@ def test_a_sample_is_what_it_was_before_it_was_padded() -> None:
 @pytest.mark.parametrize(
     ("sample", "ragged", "words"),
     [
+        ({"ids": [1], "label": 0, "mask": [1]}, RAGGED, "has 'mask', which Data.ragged gives as mask= as well"),
         ((torch.zeros(9), 1), (Ragged(8), None), "has a length of 9, and Data.ragged allows 8"),
         ((torch.zeros(3), 1), {"ids": Ragged(8)}, "is built as \\(·, ·\\), and Data.ragged as {'ids': ·}"),
         ({"x": torch.zeros(3)}, {"ids": Ragged(8)}, "is built as {'x': ·}"),

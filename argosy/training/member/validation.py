@@ -197,6 +197,16 @@ class _Gathered:
                     f"sample, and among those of a batch of {rows} is {found}. Let the network return less in eval(), or "
                     "give the metric as an object with update(outputs, targets) and compute()."
                 )
+        earlier = (
+            [part.shape[1:] for part, _ in self._batches[0]] if self._batches else [leaf.shape[1:] for leaf in leaves]
+        )
+        for leaf, shape in zip(leaves, earlier, strict=True):
+            if leaf.shape[1:] != shape:
+                raise StudyError(
+                    f"{words} is of the whole set, and outputs and targets are gathered for it; samples of one batch have shape "
+                    f"{list(shape)} and of another {list(leaf.shape[1:])}, as they are of unlike length. Give the metric as an object "
+                    "with update(outputs, targets) and compute(), or as one value per sample."
+                )
         self._batches.append([self._backend.fetch(_widened(leaf)) for leaf in leaves])
 
     def whole(self) -> Any:
