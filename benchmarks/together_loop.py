@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from by_hand import ByHand
 from photographs import BATCH, NETWORKS, Photographs, normalize
 from torch import nn
 from torch.nn import functional
@@ -68,32 +69,17 @@ class Order(Sampler[tuple[int, int]]):
         self.epoch += 1
 
 
-class Trained:
-    """One model with its optimizer and the sums of its losses."""
+class Trained(ByHand):
+    """One of the networks, under its published seed, with the sum of its validation losses."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"0/{name}".encode()).digest()[:8], "big") >> 1)
-        model, optimizer = NETWORKS[name]
-        self.name, self.model = name, model()
-        self.optimizer = optimizer(self.model.parameters())
-        self.train_loss = self.val_loss = torch.zeros((), dtype=torch.float64)
-
-    def step(self, batch: Any) -> None:
-        x, y = batch
-        self.optimizer.zero_grad(set_to_none=True)
-        losses = functional.cross_entropy(self.model(x), y, reduction="none")
-        losses.mean().backward()
-        self.optimizer.step()
-        self.train_loss += losses.detach().double().sum()
+        super().__init__(name, *NETWORKS[name])
+        self.val_loss = torch.zeros((), dtype=torch.float64)
 
     def evaluate(self, batch: Any) -> None:
         x, y = batch
         self.val_loss += functional.cross_entropy(self.model(x), y, reduction="none").double().sum()
-
-    def save(self, folder: Path) -> None:
-        torch.save(
-            {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / f"{self.name}.pt"
-        )
 
 
 def perturb(models: Iterable[nn.Module]) -> None:
@@ -110,7 +96,7 @@ def train(members: list[Trained], passes: dict[str, Iterable[Any]], epochs: int,
     for _ in range(epochs):
         for member in members:
             member.model.train()
-            member.train_loss, member.val_loss = torch.zeros(2, dtype=torch.float64).unbind()
+            member.loss, member.val_loss = torch.zeros(2, dtype=torch.float64).unbind()
         for batch in passes["train"]:
             if first is None:
                 first, startup = time.time(), time.process_time()

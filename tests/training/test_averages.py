@@ -27,6 +27,7 @@ from argosy import EMA, SWA, LastK
 from argosy.errors import StudyError
 from argosy.stream.schedule import Orders
 from argosy.study import Member
+from argosy.training.choice.measure import state_bytes
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -254,3 +255,10 @@ def test_statistics_of_batchnorm_are_refused_for_means_of_epochs() -> None:
         with pytest.raises(StudyError, match="has BatchNorm and average="):
             packs.live(member(model=ResNet, average=rule))
     packs.live(member(model=ResNet, average=EMA()))
+
+
+@pytest.mark.parametrize(("rule", "copies"), [(EMA(), 1), (SWA(1), 1), (LastK(3), 4)])
+def test_what_an_average_holds_is_part_of_the_memory_that_plans_go_by(rule: Any, copies: int) -> None:
+    plain, averaged = (packs.live(member(average=one)) for one in (None, rule))
+    weights = sum(weight.numel() * weight.itemsize for weight in plain.model.parameters())
+    assert state_bytes(averaged) - state_bytes(plain) == copies * weights

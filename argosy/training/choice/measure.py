@@ -271,10 +271,11 @@ def _in_no_file(model: nn.Module) -> dict[str, Any]:
 
 
 def state_bytes(live: LiveMember) -> int:
-    """Return bytes of weights, buffers and optimizer state."""
+    """Return bytes of weights, buffers and optimizer state, and of what an average of the weights will hold."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
-    return _bytes(model) + _bytes(optimizer)
+    average = 0 if live.average is None else live.average.copies * _bytes(live.average.values)
+    return _bytes(model) + _bytes(optimizer) + average
 
 
 class _Held:

@@ -118,7 +118,7 @@ class LiveMember:
     val: Validation = field(init=False)
     """Validation of the current section."""
     average_val: Validation = field(init=False)
-    """The same with the averaged weights."""
+    """The same with the averaged weights, where it has an average."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     order: Indices | None = None
@@ -213,7 +213,9 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Drop what was validated, for another validation."""
-        self.val, self.average_val = (Validation(self.member, self.backend) for _ in range(2))
+        self.val = Validation(self.member, self.backend)
+        if self.average is not None:
+            self.average_val = Validation(self.member, self.backend)
 
     def end_validation(self) -> None:
         """Compute the metrics that are computed once; called after the last batch."""

@@ -32,6 +32,11 @@ class RunningAverage:
         self._last: list[list[Tensor]] = []
         """Weights at the ends of the last epochs, for `LastK`."""
 
+    @property
+    def copies(self) -> int:
+        """How many times the weights it comes to hold, on their device."""
+        return 1 + (self._rule.epochs if isinstance(self._rule, LastK) else 0)
+
     def step(self) -> None:
         """Follow the weights after a step."""
         if self.share is None:
