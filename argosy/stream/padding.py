@@ -25,6 +25,7 @@ __all__ = [
     "batch_of",
     "fitted",
     "form_of",
+    "given",
     "lengths_of",
     "longest_of",
     "padded",
@@ -154,11 +155,11 @@ class PaddedLists(PaddedSamples):
 class PaddedStream:
     """What gives samples one after another, with its samples padded."""
 
-    stream: Any
+    dataset: Any
     ragged: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return (padded(sample, self.ragged) for sample in self.stream)
+        return (padded(sample, self.ragged) for sample in self.dataset)
 
 
 def padding(dataset: Any, ragged: Any) -> Any:
@@ -166,6 +167,11 @@ def padding(dataset: Any, ragged: Any) -> Any:
     if not is_map_style(dataset):
         return PaddedStream(dataset, ragged)
     return (PaddedLists if hasattr(dataset, "__getitems__") else PaddedSamples)(dataset, ragged)
+
+
+def given(dataset: Any) -> Any:
+    """Return the Dataset as it was given, without what pads its samples."""
+    return dataset.dataset if isinstance(dataset, PaddedSamples | PaddedStream) else dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
+from argosy.stream.padding import given
 from argosy.stream.samples import THROWN, generator_states, refusal
 
 __all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe"]
@@ -84,7 +85,7 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
     for index in differ:
         if drew[index] or not same_bits(first[index], leaves(index)):
             raise StudyError(
-                f"Data.{split} ({type(dataset).__name__}) prepared sample {index} twice from the same seeds, and the "
+                f"Data.{split} ({type(given(dataset)).__name__}) prepared sample {index} twice from the same seeds, and the "
                 "results differ: it draws from a generator of its own. Draw from `random`, `numpy.random` or torch's "
                 "default generator (seeded for every sample), or derive the generator's seed from the index."
             )
@@ -105,11 +106,13 @@ def length_of(dataset: Any, split: str) -> int:
         length = len(dataset)
     except THROWN as error:  # the user's code
         raise StudyError(
-            f"Data.{split}: the {type(dataset).__name__} does not say how many samples it has: len() raised {error!r}. Give "
+            f"Data.{split}: the {type(given(dataset)).__name__} does not say how many samples it has: len() raised {error!r}. Give "
             "a map-style Dataset, with __len__ and __getitem__."
         ) from error
     if length == 0:
-        raise StudyError(f"Data.{split} is empty: the len() of the {type(dataset).__name__} is 0. Give it samples.")
+        raise StudyError(
+            f"Data.{split} is empty: the len() of the {type(given(dataset)).__name__} is 0. Give it samples."
+        )
     return length
 
 
@@ -119,7 +122,7 @@ def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any]
     length = length_of(dataset, split)
     if length != facts.length or fingerprint_of([leaves(0), leaves(length - 1)]) != facts.fingerprint:
         raise StudyError(
-            f"Data.{split}: the {type(dataset).__name__} is another one whenever it is opened (here of {length} samples, "
+            f"Data.{split}: the {type(given(dataset)).__name__} is another one whenever it is opened (here of {length} samples, "
             f"before of {facts.length}), and each loader worker opens its own, because it leaves files or connections open. Let "
             "it give the same samples in the same order: sort what it lists, and seed what it draws."
         )

@@ -15,8 +15,9 @@ from argosy import Ragged
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place, Unfit, sample_leaves
 from argosy.stream.by_length import ByLength
+from argosy.stream.kept.keys import key_of
 from argosy.stream.order import Digest, Selection, permutation, window_elements
-from argosy.stream.padding import Padded, batch_of, padded, unpadded
+from argosy.stream.padding import Padded, batch_of, padded, padding, unpadded
 
 LENGTH = 150
 LONGEST = 24
@@ -186,6 +187,33 @@ def test_a_sample_is_what_it_was_before_it_was_padded() -> None:
     leaves, tree = sample_leaves(none)
     batch = batch_of([leaf[None] for leaf in leaves], tree)
     assert batch["boxes"].shape == (1, 1, 4) and batch["labels"].tolist() == [[-1]]
+
+
+class Texts:
+    """Counts what it was asked for, as people's Datasets do."""
+
+    def __init__(self, least: int) -> None:
+        self.least, self.asked = least, 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        self.asked += 1
+        return sample(max(index, self.least))
+
+
+def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padded() -> None:
+    plain, padded_samples = Texts(0), padding(Texts(0), RAGGED)
+    key, of_plain = key_of(padded_samples), key_of(plain)
+    assert key.subject == of_plain.subject == f"{__name__}.Texts"
+    assert key.difference(of_plain.parts) == "Data.ragged"
+    assert key.difference(key_of(padding(Texts(1), RAGGED)).parts) == "its least"
+    assert key.difference(key_of(padding(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
+    assert padded_samples[3]["label"] == 3
+    key.note_use(padded_samples)
+    # What samples have counted decides nothing: opened again, it is as it was.
+    assert not key.difference(key_of(padding(padded_samples.dataset, RAGGED)).parts)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import torch
 
 from argosy.stream.code_digest import Code, Content, Global, Opaque, attributes_of, is_installed
 from argosy.stream.kept.witnesses import Roots
+from argosy.stream.padding import given
 
 __all__ = ["Key", "key_of"]
 
@@ -76,6 +77,7 @@ class Key:
 
     def note_use(self, dataset: Any) -> None:
         """Note what the first samples have changed: where the Dataset is opened again in this process, it counts as it was."""
+        dataset = given(dataset)
         now, _ = _parts(dataset, Code(self.whole))
         changed = {name: self.parts.get(name) for name, digest in now.items() if self.parts.get(name) != digest}
         USED.note(dataset, changed, self.whole)
@@ -124,7 +126,13 @@ USED = _Used()
 
 
 def key_of(dataset: Any) -> Key:
-    """Return the key of a Dataset that was opened; raises Opaque where it holds what has no content to be told."""
+    """Return the key of a Dataset that was opened; raises Opaque where it holds what has no content to be told.
+
+    Of samples that are padded it is that of the Dataset as it was given, and how they are.
+    """
+    if given(dataset) is not dataset:
+        key = key_of(given(dataset))
+        return replace(key, parts={**key.parts, "Data.ragged": repr(dataset.ragged)})
     whole = Content()
     parts, opaque = _parts(dataset, Code(whole))
     roots = tuple(_roots(whole.paths))
@@ -150,6 +158,7 @@ def key_of(dataset: Any) -> Key:
 
 
 def _subject(dataset: Any) -> str:
+    dataset = given(dataset)
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
 
 

@@ -25,6 +25,7 @@ from argosy.stream.kept.proof import PROVED
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
+from argosy.stream.padding import given
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
 from argosy.stream.trees import unflatten
@@ -74,7 +75,7 @@ class Spool:
 
     @property
     def _kind(self) -> str:
-        return type(self.stream).__name__
+        return type(given(self.stream)).__name__
 
     def _seed(self) -> None:
         seed_everything(sample_seed(self.seed, self.split, 0, OPENING))
