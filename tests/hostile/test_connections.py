@@ -213,9 +213,8 @@ def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(re
 @SOURCES
 def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: str) -> None:
     listener, entered = Listener.to_network(bytes(32), refused.append), []
-    until = (
-        time.monotonic() + MOST_SECONDS
-    )  # strangers come as fast as this machine makes them, and it may have others to serve
+    # Not so many strangers, but so long: they come as fast as this machine makes them, and it may have others to serve.
+    until = time.monotonic() + MOST_SECONDS
 
     def call_again() -> Peer:
         while time.monotonic() < until:
