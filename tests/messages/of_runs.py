@@ -287,8 +287,9 @@ def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Repor
 
 
 def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
-    """Another package of this kind; what has been imported with it in another test would stay."""
+    """Another package of this kind; a module that another test has imported with it would be taken from its package."""
     patch.delitem(sys.modules, "argosy.results.figures", raising=False)
+    patch.delattr(argosy.results, "figures", raising=False)
     without(patch, "matplotlib", argosy.Report.plot)
 
 
