@@ -15,6 +15,7 @@ from argosy.errors import ArgosyError as ArgosyError
 from argosy.errors.spelling import meant
 from argosy.ragged import Ragged as Ragged
 from argosy.results.report import Report as Report
+from argosy.stopping import EnsemblePlateau as EnsemblePlateau
 from argosy.stopping import MaxEpochs as MaxEpochs
 from argosy.stopping import MaxSamples as MaxSamples
 from argosy.stopping import MaxSeconds as MaxSeconds
@@ -47,6 +48,7 @@ __all__ = [
     "SWA",
     "ArgosyError",
     "Data",
+    "EnsemblePlateau",
     "LastK",
     "MaxEpochs",
     "MaxSamples",
