@@ -261,11 +261,11 @@ class Target(Stop):
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsemblePlateau:
-    """Let the ensemble of all members decide who trains on: after each section it is chosen anew from each member's best section
-    (greedy selection with replacement, Caruana et al. 2004). A member that it does without for `patience` sections ends, and all
-    do when the ensemble itself has not become better for as long. No rule of a member alone: it is `Study.ensemble`."""
+    """Let the ensemble of all members end them: it is chosen anew after each section, from each member's best one so far (greedy selection
+    with replacement, Caruana et al. 2004). A member ends when for `patience` sections it was neither chosen nor would have been from any of
+    several random halves of the members; all end when the ensemble has not become better for as long. Given as `Study.ensemble`."""
 
-    patience: int = 5
+    patience: int = 8
     """Sections: epochs, where an epoch is one section."""
     holdout: float = 0.25
     """Share of the validation samples that the ensemble is not chosen on. Its loss on these tells whether it became better, and is

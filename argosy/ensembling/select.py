@@ -3,19 +3,21 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from argosy.ensembling.combining import Combine, said
 
-__all__ = ["Losses", "chosen", "greedy", "of_errors", "of_probabilities"]
+__all__ = ["Losses", "chosen", "greedy", "of_errors", "of_probabilities", "useful"]
 
 Losses = Callable[[Tensor], Tensor]
 """Terms of means ``[M, N, …]`` -> the loss of each, ``[M]``."""
 
 ROUNDS = 50
 """Each round adds a member; the best ensemble of all rounds is taken."""
+BAGS = 8
 
 
 def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float]:
@@ -41,6 +43,17 @@ def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
         if losses_M[added] < best or size == 1:
             best, found = float(losses_M[added]), counts.copy()
     return [count / sum(found) for count in found]
+
+
+def useful(terms_MN: Tensor, losses: Losses, seed: int) -> set[int]:
+    """Return the numbers of the members that are `chosen` from one of several random halves of them: where the best ones lack, others
+    show what they are good for (bagged selection, Caruana et al. 2004, §2.3)."""
+    draws, found = np.random.RandomState(seed % 2**32), set[int]()
+    for _ in range(BAGS):
+        bag = draws.permutation(len(terms_MN))[: max(len(terms_MN) // 2, 1)]
+        weights = chosen(terms_MN[torch.from_numpy(bag)], losses)
+        found.update(int(number) for number, weight in zip(bag, weights, strict=True) if weight)
+    return found
 
 
 def of_probabilities(probability_MN: Tensor) -> Tensor:

@@ -253,6 +253,8 @@ class EnsembleChosen(Event):
     """Sections that each member has ended, of its own; members that ended before count with those that they have."""
     weights: Mapping[Name, float]
     """Of all that could be chosen, by its best section so far; 0 for those that were not. They sum to one."""
+    useful: tuple[Name, ...]
+    """Members that are in it, or in one that is chosen from a random half of them."""
     loss: float
     """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error."""
     held_out: float | None

@@ -43,9 +43,9 @@ def test_members_that_the_ensemble_does_without_end_and_all_are_what_they_are_al
     found, state = decisions(tmp_path), state_of(tmp_path)
     assert [one.section for one in found] == list(range(1, len(found) + 1))
     for name, here in state.members.items():
-        idle = [one.section for one in found if not one.weights[name]]
+        idle = [one.section for one in found if name not in one.useful]
         gone = next((n for n in idle if n - 1 in idle), None)
-        if "not in the ensemble" in here.reason:
+        if "no use to the ensemble" in here.reason:
             assert len(here.sections) == gone, name
         else:
             assert gone is None or len(here.sections) <= gone, name
@@ -69,18 +69,15 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     assert on.held_out is None
 
 
-def test_decisions_depend_on_no_device_and_no_turn(tmp_path: Path) -> None:
+def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
     found = []
-    for name, settings in {
-        "one": {},
-        "two": {"devices": "cpu:2"},
-        "turns": {"devices": "cpu:1", "policy": "rounds"},
-    }.items():
-        run(study(), tmp_path / name, **settings)
-        found.append(
-            (decisions(tmp_path / name), {n: len(m.sections) for n, m in state_of(tmp_path / name).members.items()})
-        )
-    assert found[0] == found[1] == found[2]
+    for devices in ("cpu:1", "cpu:2"):
+        run(study(), tmp_path / devices, devices=devices)
+        found.append((decisions(tmp_path / devices), evidence.results(tmp_path / devices)))
+    assert found[0] == found[1]
+    run(study(), tmp_path / "turns", devices="cpu:1", policy="rounds")
+    equal_alone(study(), tmp_path / "turns")
+    assert any("no use" in here.reason for here in state_of(tmp_path / "turns").members.values())
 
 
 def test_a_run_that_is_killed_decides_as_if_nothing_had_been(tmp_path: Path) -> None:

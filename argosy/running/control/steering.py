@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.ensembling.select import Losses, chosen, of_errors, of_probabilities
+from argosy.ensembling.select import Losses, chosen, of_errors, of_probabilities, useful
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, SectionEnded
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
@@ -52,8 +52,8 @@ class Standing:
             self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
             if self.over is None and self._since >= self.rule.patience:
                 self.over = event.section
-            for name, weight in event.weights.items():
-                self._idle[name] = 0 if weight else self._idle.get(name, 0) + 1
+            for name in event.weights:
+                self._idle[name] = 0 if name in event.useful else self._idle.get(name, 0) + 1
                 if self._idle[name] >= self.rule.patience:
                     self.dropped.setdefault(name, event.section)
 
@@ -69,7 +69,7 @@ class Standing:
         """Return why a member ends with `last`."""
         if self.over is not None and self.over <= self.dropped.get(member, self.over):
             return f"no better ensemble for {self.rule.patience} sections"
-        return f"not in the ensemble for {self.rule.patience} sections"
+        return f"no use to the ensemble for {self.rule.patience} sections"
 
     def ends(self, member: str) -> bool:
         """Whether a decision is known that ends the member."""
@@ -155,18 +155,22 @@ def decided(
     samples = max((len(told) for told in terms.values()), default=0)
     finite = {name: told for name, told in terms.items() if len(told) == samples and np.isfinite(told).all()}
     if not finite:
-        return EnsembleChosen(section=section, weights=dict.fromkeys(terms, 0.0), loss=math.nan, held_out=None)
+        return EnsembleChosen(
+            section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=math.nan, held_out=None
+        )
     terms_MN = torch.from_numpy(np.stack([*finite.values()])).double()
     apart = permutation(seed, APART, samples)[: int(samples * holdout)]
     on = torch.ones(samples, dtype=torch.bool)
     on[torch.from_numpy(apart)] = False
     weights = chosen(terms_MN[:, on], losses)
+    names, halves = [*finite], useful(terms_MN[:, on], losses, seed + section)
     mean_1N = torch.tensor(weights, dtype=torch.float64)[None] @ terms_MN
     held_out = float(losses(mean_1N[:, ~on])) if len(apart) else None
-    found = dict(zip(finite, weights, strict=True))
+    found = dict(zip(names, weights, strict=True))
     return EnsembleChosen(
         section=section,
         weights={name: found.get(name, 0.0) for name in terms},
+        useful=tuple(name for number, name in enumerate(names) if number in halves or found[name]),
         loss=float(losses(mean_1N[:, on])),
         held_out=held_out,
     )
