@@ -143,7 +143,7 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
     run(study(epochs=2), tmp_path)
     assert file.read_bytes() == whole
     file.write_bytes(b"{}\n" + whole)
-    with pytest.raises(argosy.ArgosyError, match="holds no answers"):
+    with pytest.raises(argosy.ArgosyError, match="is not the file of answers"):
         run(study(epochs=3), tmp_path)
 
 

@@ -77,7 +77,7 @@ class AnswerFile:
                 raise ValueError(f"{head.bytes} bytes are no float32")
         except ValueError as error:
             raise RunError(
-                f"{self.path} holds no answers of members: {error}. It was changed since the run wrote it; begin anew with --fresh."
+                f"{self.path} is not the file of answers that the run wrote: {error}. Put that back, or begin anew with --fresh."
             ) from error
         return head
 
