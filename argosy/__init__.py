@@ -32,6 +32,7 @@ from argosy.version import __version__ as __version__
 if TYPE_CHECKING:
     # Type checkers see what __getattr__ gives at run time.
     from argosy.adapters.arrays import fit as fit
+    from argosy.adapters.distill import distill as distill
     from argosy.adapters.huggingface import from_huggingface as from_huggingface
     from argosy.adapters.lightning import from_lightning as from_lightning
     from argosy.api import plan as plan
@@ -64,6 +65,7 @@ __all__ = [
     "accuracy",
     "attach",
     "bootstrap",
+    "distill",
     "fit",
     "from_huggingface",
     "from_lightning",
@@ -90,7 +92,7 @@ ELSEWHERE = {
     "StratifiedKFold": "kfold",
 }
 """Names of other libraries, and what they are called here."""
-ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
+ADAPTERS = {"distill": "distill", "fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
 """Functions, and the files that they are in."""
 
 

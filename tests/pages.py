@@ -63,7 +63,7 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         "What came out",
         [("argosy.Report", Report), ("MemberResult", MemberResult), ("Comparison", Comparison)],
     ),
-    "ensemble": ("Ensembles", [("Ensemble", Ensemble)]),
+    "ensemble": ("Ensembles", [("Ensemble", Ensemble), ("argosy.distill", argosy.distill)]),
     "tune": (
         "Searching",
         [

@@ -261,6 +261,7 @@ def test_public_names() -> None:
         "accuracy",
         "attach",
         "bootstrap",
+        "distill",
         "fit",
         "from_huggingface",
         "from_lightning",

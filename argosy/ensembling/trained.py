@@ -35,7 +35,7 @@ class Trained:
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
-        study = self._study()
+        study = self.known_study()
         preparation = preparation_of(study) if preprocess else None
         saved = next((saved for saved in reversed(self.state.member(name).saved) if saved.best is not None), None)
         if saved is None or saved.best is None:
@@ -53,7 +53,7 @@ class Trained:
 
     def predict(self, network: nn.Module, samples: Any) -> Tensor:
         """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data."""
-        study = self._study()
+        study = self.known_study()
         if samples is None and not study.data.has_val:
             raise RunError(
                 f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
@@ -69,11 +69,11 @@ class Trained:
     ) -> Ensemble:
         """Implement `Networks.ensemble`, with the combination that fits the losses where none is given."""
         found = self._combined(names, combine=combine, select=select, calibrate=calibrate)
-        found.preparation = preparation_of(self._study()) if preprocess else None
+        found.preparation = preparation_of(self.known_study()) if preprocess else None
         return found
 
     def _combined(self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool) -> Ensemble:
-        study = self._study()
+        study = self.known_study()
         networks = {name: self.load(name) for name in names}
         members = [study.member(name) for name in names]
         seeds = [seed_of(member, study.seed) for member in members]
@@ -94,7 +94,7 @@ class Trained:
 
     def out_of_fold(self, names: Sequence[str]) -> Tensor:
         """Return each sample's mean prediction by the members that held it out, ``[N, …]``."""
-        study = self._study()
+        study = self.known_study()
         parts = []
         for name in names:
             network = self.load(name)
@@ -113,7 +113,7 @@ class Trained:
 
     def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
         """Run networks on validation samples of the study."""
-        study = self._study()
+        study = self.known_study()
         return predict(
             networks,
             study.data,
@@ -123,7 +123,7 @@ class Trained:
             sizes=_sizes(study),
         )
 
-    def _study(self) -> Study:
+    def known_study(self) -> Study:
         if self.study is None:
             raise RunError(
                 f"the report of {self.directory} was read without its study and cannot build networks; give it the study: "

@@ -45,6 +45,9 @@ class Networks(Protocol):
         With `preprocess` it is behind `Data.on_device`.
         """
 
+    def known_study(self) -> Any:
+        """Return the run's study; raises RunError where it is not known."""
+
     def predict(self, network: Any, samples: Any) -> Any:
         """Return a network's output for each sample; None means the validation samples."""
 

@@ -134,7 +134,42 @@ def steered_by_hand() -> None:
     argosy.train(steered(stop=argosy.MaxEpochs(2)), directory="runs/x", launcher="inline", devices="cpu:1")
 
 
+class Flawed(studies.Vectors):
+    """Samples of which one raises."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise OSError("torn")
+        return super().__getitem__(index)
+
+
+class Threes(studies.Vectors):
+    """Samples of three parts."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), 0)
+
+
+def first_two(batch: Any) -> Any:
+    """For `Data.on_device`."""
+    return batch[:2]
+
+
+def taught(data: argosy.Data | None = None, **rest: Any) -> argosy.Study:
+    """Students of a run."""
+    return argosy.distill(report(data=data or VALIDATED), **{"into": member("student"), **rest})
+
+
 CASES = {
+    "a student that learns from its teacher alone and more": lambda: taught(weight=2),
+    "a student whose loss does not tell what it says": lambda: taught(into=member(loss=summed, metrics={})),
+    "a student of samples that the teacher could not be asked about": lambda: taught(
+        argosy.Data(train=Flawed(40), val=studies.Vectors(40), on_error="skip")
+    ),
+    "a student of samples of three parts": lambda: taught(
+        argosy.Data(train=Threes(40), val=Threes(40), on_device=first_two)
+    ).data.train[0],
+    "a student of a stream": lambda: taught(argosy.Data(train=studies.Lines(40), val=studies.Vectors(40))),
     "an ensemble that steers and is none": lambda: steered(ensemble=5),
     "an ensemble that steers and is given as a rule of members": lambda: steered(stop=argosy.EnsemblePlateau()),
     "an ensemble that is chosen on next to nothing": lambda: argosy.EnsemblePlateau(holdout=0.95),

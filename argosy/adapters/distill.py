@@ -1,0 +1,204 @@
+"""Students of a trained network or ensemble: a study like the teacher's, whose members also learn what the teacher answers.
+
+The loss is that of Hinton, Vinyals and Dean (2015): ``(1 - weight) * loss + weight * T² KL(teacher / T || student / T)`` for classes, and for
+numbers the student's squared distance from the teacher in the place of the second part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+from argosy.ensembling.ensemble import Ensemble
+from argosy.errors import StudyError
+from argosy.errors.checks import check_number, is_map_style, shown
+from argosy.errors.spelling import known_keywords
+from argosy.results.report import Report
+from argosy.stopping import Stop
+from argosy.study import Data, Member, Study
+from argosy.training.member.answers import kind_of
+
+__all__ = ["distill"]
+
+
+@known_keywords("argosy.distill")
+def distill(
+    report: Report,
+    into: Member | Sequence[Member],
+    *,
+    teacher: nn.Module | None = None,
+    temperature: float = 2.0,
+    weight: float = 0.5,
+    stop: Stop | None = None,
+) -> Study:
+    """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
+
+    The teacher is ``report.ensemble(select="greedy")``, or a `teacher` of yours: a network of the run, or an ensemble. It answers to each training
+    sample once, here; samples are those of the run's data, before `Data.then` and any `augment`. Members are validated by
+    their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
+    that part. `stop` is the study's rule, by default that of the run.
+
+    Raises:
+        StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
+            outputs are, for training samples that the teacher has not answered to.
+    """
+    check_number("distill: temperature", temperature, above=0)
+    check_number("distill: weight", weight, above=0)
+    if weight > 1:
+        raise StudyError(f"distill: weight is {weight}; it must be at most 1, the whole of the loss.")
+    study: Study = report.networks().known_study()
+    members = [into] if isinstance(into, Member) else [*into]
+    kinds = {kind_of(member) for member in members}
+    if len(kinds) != 1 or None in kinds:
+        raise StudyError(
+            "distill: students learn classes, under cross-entropy, or numbers, under a loss as nn.MSELoss(), all alike. Give into= members "
+            "of one kind, without a step of their own."
+        )
+    teacher = report.ensemble(select="greedy") if teacher is None else teacher
+    data, of_classes = study.data, kinds == {"classes"}
+    answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
+    if of_classes and isinstance(teacher, Ensemble):
+        answers = answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
+    loss = _classes if of_classes else _numbers
+    students = [
+        replace(
+            member,
+            loss=partial(
+                _mixed, own=member.loss or functional.cross_entropy, taught=loss, temperature=temperature, weight=weight
+            ),
+            metrics={name: _of_targets(metric) for name, metric in member.metrics.items()},
+            augment=None if member.augment is None else partial(_beside, member.augment),
+        )
+        for member in members
+    ]
+    return replace(study, data=_taught(data, answers), members=students, stop=stop or study.stop, ensemble=None)
+
+
+# ---- data
+
+
+class Taught(Dataset[Any]):
+    """Samples ``(input, (target, answer))``; where there is no teacher, as in validation, the answer is NaN."""
+
+    def __init__(self, dataset: Any, answers: Tensor, *, known: bool) -> None:
+        self.dataset, self.answers, self.known = dataset, answers, known
+        if known and len(answers) != len(dataset):
+            raise StudyError(
+                f"distill: the teacher has answered to {len(answers)} of {len(dataset)} training samples, since the others raised. Leave these out "
+                "of the data."
+            )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.dataset[index]
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise StudyError(
+                f"distill: sample {index} is {_form(sample)}; it must be (input, target), to which the teacher's answer is added. Let the dataset return "
+                "such pairs."
+            )
+        answer = self.answers[index] if self.known else torch.full_like(self.answers[0], torch.nan)
+        return sample[0], (sample[1], answer)
+
+
+def _taught(data: Data, answers: Tensor) -> Data:
+    train, val = _dataset(data.train, data.arrays), _dataset(data.val, data.val_arrays)
+    return replace(
+        data,
+        arrays=None,
+        val_arrays=None,
+        train=Taught(train, answers, known=True),
+        val=None if val is None else Taught(val, answers, known=False),
+        then=None if data.then is None else partial(_beside, data.then),
+        on_device=None if data.on_device is None else partial(_beside, data.on_device),
+    )
+
+
+def _dataset(dataset: Any, arrays: Sequence[Any] | None) -> Any:
+    if arrays is not None:
+        return TensorDataset(*map(torch.as_tensor, arrays))
+    made = dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
+    if made is not None and not is_map_style(made):
+        raise StudyError(
+            f"distill: the run's data is {shown(made)}, whose samples have no numbers by which answers could be kept. Give the run a map-style "
+            "Dataset, with __len__ and __getitem__."
+        )
+    return made
+
+
+def _form(sample: Any) -> str:
+    return f"{len(sample)} values" if isinstance(sample, tuple | list) else shown(sample)
+
+
+def _beside(work: Callable[[Any], Any], sample: Any) -> Any:
+    """Apply work on ``(input, target)`` beside an answer."""
+    inputs, (target, answer) = sample
+    inputs, target = work((inputs, target))
+    return inputs, (target, answer)
+
+
+# ---- losses and metrics
+
+
+def _mixed(
+    output: Tensor,
+    pair: tuple[Tensor, Tensor],
+    *,
+    own: Callable[[Any, Any], Tensor],
+    taught: Callable[[Tensor, Tensor, float], Tensor],
+    temperature: float,
+    weight: float,
+) -> Tensor:
+    """Return the member's own loss, mixed with the teacher's where there is an answer."""
+    target, answer = pair
+    hard = own(output, target)
+    known = ~answer.isnan().any()
+    soft = taught(output, answer.nan_to_num(0.0), temperature)
+    return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)
+
+
+def _classes(output: Tensor, answer: Tensor, temperature: float) -> Tensor:
+    """Return T² times the divergence of a student's logits from a teacher's, ``[B]``."""
+    student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
+    return temperature**2 * (teacher.exp() * (teacher - student)).flatten(1).sum(dim=1)
+
+
+def _numbers(output: Tensor, answer: Tensor, temperature: float) -> Tensor:
+    """Return the squared distance of a student's numbers from a teacher's, ``[B]``."""
+    del temperature  # divides logits alone
+    return (output - answer).square().flatten(1).mean(dim=1)
+
+
+def _of_targets(metric: Any) -> Any:
+    """Return a metric that is shown targets without answers."""
+    if not isinstance(metric, type) and callable(metric) and not hasattr(metric, "update"):
+        return partial(_without_answers, metric)
+    return partial(_State, metric)
+
+
+def _without_answers(metric: Callable[[Any, Any], Any], output: Any, pair: Any) -> Any:
+    return metric(output, pair[0])
+
+
+@dataclass(slots=True)
+class _State:
+    """The same of a metric that is an object, or makes one."""
+
+    metric: Any
+
+    def __post_init__(self) -> None:
+        self.metric = self.metric() if isinstance(self.metric, type) else self.metric
+
+    def update(self, outputs: Any, pair: Any) -> None:
+        """Add a batch."""
+        self.metric.update(outputs, pair[0])
+
+    def compute(self) -> Any:
+        """Return the value over all batches so far."""
+        return self.metric.compute()

@@ -1,0 +1,144 @@
+"""Students: the loss is the paper's, the teacher answers once, and validation is as without one."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam
+from torch.utils.data import TensorDataset
+
+import argosy
+from argosy.errors import StudyError
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(80, 12, generator=GENERATOR)
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+
+
+def data(kind: str, y: Tensor = Y) -> argosy.Data:
+    if kind == "arrays":
+        return argosy.Data(arrays=(X, y), val_arrays=(X[:40], y[:40]))
+    return argosy.Data(
+        train=TensorDataset(X, y), val=TensorDataset(X[:40], y[:40]), on_device=halved if kind == "halved" else None
+    )
+
+
+def halved(batch: Any) -> Any:
+    """For `Data.on_device`."""
+    x, y = batch
+    return x / 2, y
+
+
+def mlp(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def member(name: str, **rest: Any) -> argosy.Member:
+    return studies.member(name, model=mlp, optimizer=partial(SGD, lr=0.1), batch_size=20, **rest)
+
+
+def taught(tmp_path: Path, kind: str) -> argosy.Report:
+    """A run of teachers."""
+    study = argosy.Study(data=data(kind), members=[member("a"), member("b")], stop=argosy.MaxEpochs(3))
+    return argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "datasets", "halved"])
+def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Path, kind: str) -> None:
+    teachers = taught(tmp_path, kind)
+    ensemble = teachers.ensemble(select="greedy")
+    study = argosy.distill(teachers, member("student"), temperature=3.0, weight=0.7, stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", quiet=True, numerics="exact")
+    inputs = X / 2 if kind == "halved" else X
+    with torch.no_grad():
+        teacher = ensemble(inputs).log()
+    network = mlp()
+    (student,) = study.members
+    torch.manual_seed(0)
+    assert [*teacher.shape] == [80, 3]
+
+    def loss(at: Tensor) -> Tensor:
+        logits = network(inputs[at])
+        soft = functional.kl_div(
+            (logits / 3).log_softmax(1), (teacher[at] / 3).log_softmax(1), reduction="batchmean", log_target=True
+        )
+        return 0.3 * functional.cross_entropy(logits, Y[at]) + 0.7 * 9 * soft
+
+    from argosy.stream.order import member_seed, permutation
+
+    torch.manual_seed(member_seed(study.seed, "student"))
+    network = student.model()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    for at in torch.from_numpy(permutation(study.seed, 0, 80)).split(20):
+        optimizer.zero_grad()
+        loss(at).backward()
+        optimizer.step()
+    found = report.best().load()
+    for mine, theirs in zip(found.parameters(), network.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    # Validation is as without a teacher.
+    with torch.no_grad():
+        logits = found(inputs[:40])
+    assert report.best().metrics["val_loss"] == pytest.approx(float(functional.cross_entropy(logits, Y[:40])), abs=1e-6)
+    assert report.best().metrics["val_accuracy"] == pytest.approx(float((logits.argmax(1) == Y[:40]).float().mean()))
+
+
+def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path) -> None:
+    teachers = taught(tmp_path, "arrays")
+    study = argosy.distill(teachers, [member("one"), member("other")])
+    assert study.members[0].hyperparameters["loss.temperature"] == 2.0
+    losses = []
+    for packing in ("auto", "interleaved"):
+        report = argosy.train(
+            study, directory=tmp_path / packing, launcher="inline", devices="cpu:1", quiet=True, packing=packing
+        )
+        losses.append([report.member(name).metrics["val_loss"] for name in ("one", "other")])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_numbers_are_learnt_from_a_network_of_ones_own_and_metrics_that_are_objects_see_targets(tmp_path: Path) -> None:
+    y = X[:, :1] * 2
+    line = partial(argosy.Member, model=partial(nn.Linear, 12, 1), optimizer=partial(Adam, lr=0.05), batch_size=20)
+    study = argosy.Study(data=data("datasets", y), members=[line("a", loss=nn.MSELoss())], stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path / "teacher", launcher="inline", quiet=True)
+    teacher = nn.Linear(12, 1)
+    nn.init.zeros_(teacher.weight)
+    nn.init.constant_(teacher.bias, 5.0)
+    student = line("s", loss=nn.MSELoss(), metrics={"most": Most})
+    taught_wrong = argosy.distill(report, student, teacher=teacher, weight=1.0, stop=argosy.MaxEpochs(40))
+    found = argosy.train(taught_wrong, directory=tmp_path / "student", launcher="inline", quiet=True)
+    with torch.no_grad():
+        assert float(argosy.load(tmp_path / "student", study=taught_wrong).best().load()(X).mean()) > 0.2
+    assert found.best().metrics["val_most"] == pytest.approx(float(y[:40].max()))
+
+
+class Most:
+    """A metric that is an object: the greatest target."""
+
+    def __init__(self) -> None:
+        self.found = -torch.inf
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.found = max(self.found, float(targets.max()))
+
+    def compute(self) -> float:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"weight": 1.5}, "at most 1"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"into": member("own", loss=lambda output, target: output.sum(1) * 0)}, "all alike"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    report = taught(tmp_path, "arrays")
+    with pytest.raises(StudyError, match=said):
+        argosy.distill(report, **{"into": member("student"), **wrong})
