@@ -36,11 +36,3 @@ def test_its_commands_are_there(tmp_path: Path, line: str) -> None:
     found = forked.command(tmp_path, [command, "--help"])
     assert found.returncode == 0, line
     assert all(word in found.stdout for word in words if word.startswith("--")), line
-
-
-def test_links_of_the_docs_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
