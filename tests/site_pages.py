@@ -44,8 +44,9 @@ def pages() -> dict[str, str]:
     for path in SOURCES:
         place, text = _place(path), path.read_text()
         move, code = partial(_moved, path, place, linked), [*CODE.findall(text), ""]
-        # Brackets and parentheses of code are no links.
-        found[place] = "".join(LINK.sub(move, part) + code[number] for number, part in enumerate(CODE.split(text)))
+        # Brackets of code are no links; in words of code within a table GitHub wants a backslash before `|`, and MkDocs shows it.
+        words = (part if part.startswith("```") else part.replace("\\|", "|") for part in code)
+        found[place] = "".join(LINK.sub(move, part) + word for part, word in zip(CODE.split(text), words, strict=True))
     return found | {_place(path): _shown(path) for path in sorted(linked)}
 
 
