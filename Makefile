@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick check format chaos fuzz simulate pins newest clean
+.PHONY: demo test quick check docs format chaos fuzz simulate pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
@@ -23,6 +23,10 @@ check: $(VENV)/dev
 	$(BIN)/mypy
 	cd benchmarks && $(abspath $(BIN))/mypy --config-file= --ignore-missing-imports *.py
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+docs: $(VENV)-docs/done
+	$(VENV)-docs/bin/python tests/site_pages.py build/pages
+	$(VENV)-docs/bin/mkdocs build --strict
 
 chaos: $(VENV)/dev
 	$(BIN)/python benchmarks/chaos.py --json
@@ -54,12 +58,18 @@ $(VENV)/dev: $(VENV)/demo
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@
 
+# Apart, because the site needs nothing of the package, and the package nothing of the site.
+$(VENV)-docs/done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install -q -c constraints.txt mkdocs
+	touch $@
+
 # The newest of everything but torch, whose pin is changed by hand.
 $(VENV)-newest: FORCE
 	$(PYTHON) -m venv --clear $@
 	grep "^torch==" constraints.txt > $@/torch.txt
 	$@/bin/pip install -q -c $@/torch.txt setuptools torch
-	$@/bin/pip install -q -c $@/torch.txt --no-build-isolation -e ".[dev,ray]"
+	$@/bin/pip install -q -c $@/torch.txt --no-build-isolation -e ".[dev,docs,ray]"
 	$@/bin/pip freeze --all --exclude pip --exclude-editable | sed "s/+cpu$$//" > $@/pins.txt
 
 pins: $(VENV)-newest
@@ -72,4 +82,4 @@ newest: $(VENV)-newest
 FORCE:
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest runs
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-docs build runs

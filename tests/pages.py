@@ -162,7 +162,8 @@ def _markdown(text: str) -> str:
         if line.startswith(">>>") if not example else not line.strip():
             found.append("```")
             example = not example
-        found.append(re.sub(r"^    (\w+): ", r"* \1: ", line) if not example else line)
+        # MkDocs begins a list after an empty line alone.
+        found.append(re.sub(r"^    (\w+): ", r"* \1: ", line.replace("Raises:", "Raises:\n")) if not example else line)
     return "\n".join([*found, "```"] if example else found)
 
 

@@ -139,6 +139,8 @@ def test_imports_go_one_way_from_room_to_room() -> None:
 def test_the_page_of_the_structure_names_every_room() -> None:
     page = (PACKAGE.parent / "docs" / "internals" / "structure.md").read_text()
     assert [name for row in re.findall(r"(?m)^\| (`.*?) \|", page) for name in re.findall(r"`([\w.]+)`", row)] == ROOMS
+    (picture,) = re.findall(r"(?ms)^```text\n(.*?)^```", page)
+    assert [word for word in picture.split() if word in ROOMS] == ROOMS
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
