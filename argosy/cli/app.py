@@ -33,20 +33,17 @@ from argosy.cli.report import ReportCommand, RunCommand, print_report, print_sea
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
-from argosy.profiles import load_profiles, save_profiles
-from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
 from argosy.settings import Settings
-from argosy.study import Study
-from argosy.tuning.search import Store
 from argosy.version import __version__
 from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
-from argosy.views.timeline import write_timeline
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
     from argosy.running.control.pairs import Pair
+    from argosy.running.hosts.place import JobPlace
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
+    from argosy.study import Study
 
 
 @takes_settings()
@@ -62,7 +59,7 @@ def run(
     **settings: Any,
 ) -> None:
     """Train every member of a study file."""
-    place = place_asked(launcher, os.environ)
+    place = _place(launcher)
     chosen = _settings(settings, place)
     directory = _directory(directory, study_file)
     _serve(place, chosen, directory)
@@ -96,13 +93,14 @@ def tune(
     **settings: Any,
 ) -> None:
     """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
-    place = place_asked(launcher, os.environ)
+    place = _place(launcher)
     chosen = _settings(settings, place)
     directory = _directory(directory, search_file)
     _serve(place, chosen, directory)
     with _launcher(launcher, place, directory, address) as opened:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_search
+        from argosy.tuning.search import Store
 
         search = load_search(search_file)
         if fresh:
@@ -167,6 +165,8 @@ def plan(
             "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
             "leave them out."
         )
+    from argosy.profiles import load_profiles
+
     found = None if profiles is None else load_profiles(profiles)
     html = None if html is None else to_be_written(html)
     with _launcher("processes") as place:
@@ -181,6 +181,8 @@ def plan(
             return
         forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
     if html is not None:
+        from argosy.views.timeline import write_timeline
+
         write_timeline(forecast.simulation, html)
     if as_json:
         write(forecast.to_json())
@@ -216,6 +218,8 @@ def profile(
         study, chosen = load_study(study_file), Settings(**settings)
         device = place.discover(chosen).devices[0].name
         costs = api.profile(study, settings=chosen, launcher=place, node_devices=node_devices)
+    from argosy.profiles import save_profiles
+
     save_profiles(out, costs.profiles)
     found: Sequence[Pair] = ()
     if pairs:
@@ -285,7 +289,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _launcher(
-    name: str, place: JobPlace | None = None, directory: Path = Path(), address: str | None = None
+    name: str, place: "JobPlace | None" = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
     """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
@@ -308,6 +312,13 @@ def _launcher(
         yield launcher
 
 
+def _place(launcher: str) -> "JobPlace | None":
+    """Of this process in a job of several, if it is in one."""
+    from argosy.running.hosts.place import place_asked
+
+    return place_asked(launcher, os.environ)
+
+
 def _directory(given: Path | None, file: Path) -> Path:
     """Of the run of a file; absolute, because what the file does may change the folder that this process is in."""
     return (Path("runs", file.stem) if given is None else given).absolute()
@@ -321,17 +332,19 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
         write(f"What was in {directory} is kept in {place}.")
 
 
-def _settings(given: Mapping[str, Any], place: JobPlace | None) -> Settings:
+def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
     """As the job has them, where they are not given: its nodes, and the time that is left of it."""
     found = dict(given)
     if place is not None and given["nodes"] == 1:
         found["nodes"] = place.nodes
     if given["time_limit"] is None:
+        from argosy.running.hosts.place import seconds_left
+
         found["time_limit"] = seconds_left(os.environ, time.time())
     return Settings(**found)
 
 
-def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
+def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:
     """Where another process of the job drives: be the agent of this node, and exit."""
     if place is not None and place.rank > 0:
         from argosy.running.hosts.agent import serve
@@ -340,7 +353,7 @@ def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
 
 
 def _train(
-    study: Study,
+    study: "Study",
     settings: Settings,
     directory: Path,
     *,

@@ -7,14 +7,16 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 from argosy.errors import PlanError
 from argosy.errors.wording import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 __all__ = [
     "Json",
@@ -50,17 +52,21 @@ Json = Annotated[
 ]
 
 
-def console(**settings: Any) -> Console:
+def console(**settings: Any) -> "Console":
     """Return a rich console that shows messages literally: ``iou[cat]`` is no style, and ``:x:`` no picture."""
+    from rich.console import Console  # most commands print plain lines
+
     return Console(markup=False, emoji=False, highlight=False, **settings)
 
 
-def as_text(value: object, style: str = "") -> Text:
+def as_text(value: object, style: str = "") -> "Text":
     """Return the text as it is, for a table or a screen: without markup, and nothing that moves the cursor."""
+    from rich.text import Text
+
     return Text(visible(str(value)), style)
 
 
-def show(table: RenderableType) -> None:
+def show(table: "RenderableType") -> None:
     """Print a table, as wide as its destination."""
     # Files and pipes have no width.
     terminal = sys.stdout.isatty()
