@@ -81,3 +81,27 @@ def test_commands_that_only_read_import_nothing_slow(folder: Path, words: str) -
     )
     done = subprocess.run([sys.executable, "-c", program, *words.split()], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "[]")
+
+
+JSON = {
+    "status": "status runs/study",
+    "report": "report runs/study",
+    "everything": "report runs/study --verbose",
+    "a page": "report runs/study --html",
+    "curves": "report runs/study --csv",
+    "runs": "runs",
+    "audit": "audit runs/study",
+    "compare": "compare runs/study wide thin",
+    "query": "query runs/study SELECT * FROM events",
+    "tables": "query runs/study --schema",
+    "simulate": "simulate runs/study",
+    "cache": "cache",
+    "doctor": "doctor",
+}
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_what_is_printed_is_as_its_schema_says(folder: Path, name: str) -> None:
+    """The check itself is in `forked.command`, so that it is one of every command of all tests."""
+    words = JSON[name].split(maxsplit=2) if name == "query" else JSON[name].split()
+    assert told(folder, *words)["schema"] == 1

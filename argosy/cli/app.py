@@ -29,13 +29,15 @@ from argosy.cli.options import (
     Verbose,
     takes_settings,
 )
-from argosy.cli.report import ReportCommand, RunCommand, print_report, print_search, typed
+from argosy.cli.query import compare, query
+from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, print_search, typed, write_report
+from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
 from argosy.settings import Settings
 from argosy.version import __version__
-from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
+from argosy.views.output import All, Json, console, open_what_is_closed, show, to_be_written, write
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
@@ -109,7 +111,7 @@ def tune(
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
         report = api.run_search(search, chosen, directory, store=store, launcher=opened, **watching)
     if as_json:
-        write(report.to_json())
+        write_report(report, verbose=verbose)
     else:
         print_search(report, typed(), verbose=verbose)
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
@@ -139,7 +141,7 @@ def demo(
             break
     ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
     if as_json and compare:
-        write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
+        write({**{policy: brief(report) for policy, report in reports.items()}, "times_as_long": ratio}, every=verbose)
     else:
         for report in reports.values():
             _finish(report, as_json=as_json, verbose=verbose)
@@ -156,6 +158,7 @@ def plan(
     ] = None,
     profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
     html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
+    every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -177,7 +180,7 @@ def plan(
         if cluster is None:
             made = api.plan(study, settings=chosen, launcher=place)
             train_them = typed().replace(" plan ", " run ", 1)
-            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}")
+            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}", every=every)
             return
         forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
     if html is not None:
@@ -185,7 +188,7 @@ def plan(
 
         write_timeline(forecast.simulation, html)
     if as_json:
-        write(forecast.to_json())
+        write(forecast.to_json(), every=every)
         return
     write(f"{forecast.explain()}\n")
     if html is not None:
@@ -206,6 +209,7 @@ def profile(
     out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
     node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
+    every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -228,7 +232,7 @@ def profile(
         found = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
     if as_json:
         measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
-        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured})
+        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured}, every=every)
         return
     for known in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
@@ -257,10 +261,11 @@ def _options(
 
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
-    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, reporting_cli.audit),
+    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
     "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
     "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
     "Foresee": (plan, profile, planning_cli.simulate),
+    "Drive it by a program": (guide, schema),
 }
 """Commands by their part of ``--help``, in the order in which people come to need them."""
 
@@ -378,7 +383,7 @@ def _view(*, quiet: bool) -> "View | None":
 
 def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        write(report.to_json())
+        write_report(report, verbose=verbose)
     else:
         print_report(report, typed(), f"{typed()} --retry-failed", verbose=verbose)
 

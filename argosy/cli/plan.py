@@ -1,7 +1,6 @@
 """``argosy simulate``: read tables or a journal, decide, print."""
 
 import csv
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from argosy.errors import PlanError
+from argosy.views.output import All, Json, write
 
 if TYPE_CHECKING:
     from argosy.cluster import Cluster
@@ -47,11 +47,12 @@ def simulate(
     flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
     one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
     draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
-    as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
+    every: All = False,
+    as_json: Json = False,
 ) -> None:
     """Replay a table of networks on clusters that need not exist, or a run: options but --policy are of tables."""
     if table.is_dir():
-        _simulate_run(table, policy, as_json=as_json)
+        _simulate_run(table, policy, as_json=as_json, every=every)
         return
     from argosy.planning.policy import Moving  # no other command plans
     from argosy.planning.replay import ReplayCharges, replay, workload_of
@@ -79,10 +80,10 @@ def simulate(
         for cluster in clusters
         for name in _policies(policy)
     ]
-    typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
+    write({"runs": [run.to_json() for run in runs]} if as_json else _table(runs), every=every)
 
 
-def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
+def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -> None:
     """A run at the rates and for the epochs that its members had, beside what it took."""
     from argosy.planning import POLICIES
     from argosy.planning.hindsight import Hindsight
@@ -94,12 +95,12 @@ def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
     runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
     if as_json:
         actual = {past.policy: {"actual_seconds": past.seconds}}
-        typer.echo(json.dumps([run.to_json() | actual.get(run.policy, {}) for run in runs]))
+        write({"runs": [run.to_json() | actual.get(run.policy, {}) for run in runs]}, every=every)
         return
     simulated = "".join(
         f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
     )
-    typer.echo(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
+    write(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> "Cluster":

@@ -9,20 +9,21 @@ import typer
 from argosy.errors import ArgosyError
 from argosy.errors.wording import text_table
 from argosy.results.ending import size_of_output
-from argosy.views.output import Json, write
+from argosy.views.output import All, Json, write
 
 __all__ = ["runs"]
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder with directories of runs.")] = Path("runs"),
+    every: All = False,
     as_json: Json = False,
 ) -> None:
     """List the runs that are here, the latest first: how far each is, and its best."""
     journals = sorted(folder.glob("*/journal.jsonl"), key=lambda path: -path.stat().st_mtime)
     rows = [_row(journal) for journal in journals]
     if as_json:
-        write({"runs": rows})
+        write({"runs": rows}, every=every)
     elif not rows:
         write(f"There is no run in {folder}. Begin one:  argosy run study.py")
     else:
