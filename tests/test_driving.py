@@ -1,6 +1,7 @@
 """What a program that drives Argosy meets: quick commands, the guide, JSON and its schemas, queries and hooks."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,11 @@ from typing import Any
 
 import forked
 import pytest
+from schemas import errors
+
+from argosy.cli.schema import schema_of
+from argosy.running.watch import hooks
+from argosy.views.output import MOST_CHARACTERS, shortened
 
 STUDY = """
 from functools import partial
@@ -105,3 +111,97 @@ def test_what_is_printed_is_as_its_schema_says(folder: Path, name: str) -> None:
     """The check itself is in `forked.command`, so that it is one of every command of all tests."""
     words = JSON[name].split(maxsplit=2) if name == "query" else JSON[name].split()
     assert told(folder, *words)["schema"] == 1
+
+
+def test_the_check_of_schemas_sees_what_is_not_described() -> None:
+    schema = schema_of("runs")
+    row = {"run": "x", "status": "done", "changed": "2026-01-01 10:00", "best": "mlp"}
+    for runs, wrong in (
+        ([row], ""),
+        ([{**row, "best": 1}], "no string"),
+        ([{**row, "new": 1}], "not described"),
+        ([{}], "missing"),
+    ):
+        found = [*errors({"schema": 1, "runs": runs}, schema, schema["$defs"])]
+        assert (wrong in found[0]) if wrong else not found
+    assert [*errors({"schema": 2, "runs": []}, schema, schema["$defs"])] == [".schema: 2 is not 1"]
+
+
+def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
+    value = {"best": {"interval": [0.1, 0.2]}, "members": [{"member": f"mlp-{n}", "x": "x" * 90} for n in range(500)]}
+    short = shortened(value)
+    assert len(json.dumps(short)) <= MOST_CHARACTERS
+    kept = short["members"]
+    assert kept == value["members"][: len(kept)] and len(kept) + short["left_out"]["members"] == 500
+    assert len(kept) > 20 and short["best"] == value["best"]
+    assert shortened({"rows": [1, 2]}) == {"rows": [1, 2]}
+
+
+def test_the_guide_is_short_and_each_part_can_be_had_alone(folder: Path) -> None:
+    text = argosy(folder, "guide")
+    assert len(text) <= MOST_CHARACTERS
+    topics = re.findall(r"(?m)^## (\w+)$", text)
+    assert f": {', '.join(topics).lower()}." in text
+    assert "".join(argosy(folder, "guide", topic) for topic in topics).split() == text[text.index("## ") :].split()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM members",
+        "CREATE TABLE mine (x)",
+        "ATTACH 'mine.db' AS mine",
+        "PRAGMA writable_schema = 1",
+        "VACUUM INTO 'mine.db'",
+        "SELECT load_extension('mine')",
+        "SELECT 1; SELECT 2",
+    ],
+)
+def test_a_query_can_only_read(folder: Path, sql: str) -> None:
+    before = sorted(path.name for path in folder.iterdir())
+    found = forked.command(folder, ["query", "runs/study", sql])
+    assert found.returncode == 2 and "the query cannot be answered" in found.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_query_joins_what_members_sections_and_events_say(folder: Path) -> None:
+    sql = (
+        "SELECT members.member, count(*), min(sections.val_loss), json_extract(facts, '$.status') FROM members "
+        "JOIN sections USING (member) JOIN events USING (member) WHERE event = 'MemberEnded' GROUP BY 1 ORDER BY 3"
+    )
+    rows = told(folder, "query", "runs/study", sql)["rows"]
+    report = told(folder, "report", "runs/study")["members"]
+    wanted = [[row["member"], 3, row["val_loss"], "done"] for row in report if row["status"] == "done"]
+    assert rows == wanted
+    table = argosy(folder, "query", "runs/study", "SELECT member, seed FROM members LIMIT 1")
+    assert table.split() == ["member", "seed", report[0]["member"], str(report[0]["seed"])]
+    as_csv = argosy(folder, "query", "runs/study", "SELECT event, facts FROM events", "--csv", "--all")
+    assert len(as_csv.splitlines()) == 1 + len((folder / "runs/study/journal.jsonl").read_text().splitlines())
+
+BROKEN = "members=[member(str(n), model=partial(Broken, hidden=2)) for n in range(3)],\n    stop"
+HOOK = 'echo "$ARGOSY_EVENT $ARGOSY_STATUS $ARGOSY_MEMBER$ARGOSY_BEST" >> told.txt; cat "$ARGOSY_FACTS" > $ARGOSY_EVENT.json'
+
+
+def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(STUDY)
+    words = ("run", "study.py", "--dir", "x", "--launcher", "inline", "--devices", "cpu:1")
+    argosy(tmp_path, *words, "--on-end", HOOK, "--on-diverged", HOOK, code=1)
+    assert (tmp_path / "told.txt").read_text().splitlines() == ["diverged diverged wild", "end done wide"]
+    diverged, end = (json.loads((tmp_path / f"{event}.json").read_text()) for event in ("diverged", "end"))
+    assert diverged["reason"] == "its training loss is not a number after 10 steps"
+    assert end["best"] == told(tmp_path, "report", "x")["best"]
+    # Neither one that fails nor one that hangs is more than a line at the end.
+    found = forked.command(
+        tmp_path, [*words, "--fresh", "--on-diverged", "exit 3", "--on-end", "sleep 60"], first=_hurried
+    )
+    assert found.returncode == 1 and "done after" in found.stdout
+    assert "on_diverged: the command 'exit 3' ended with exit code 3 (see " in found.stderr
+    assert "on_end: the command 'sleep 60' took longer than 0.3 s and was ended." in found.stderr
+    # Nor is one for a run that an error ends.
+    (tmp_path / "study.py").write_text(re.sub(r"(?s)members=\[.*?\],\n    stop", BROKEN, STUDY))
+    argosy(tmp_path, *words, "--fresh", "--on-end", HOOK, code=1)
+    assert (tmp_path / "told.txt").read_text().splitlines()[2:] == ["end failed "]
+
+
+def _hurried() -> None:
+    hooks.SECONDS = 0.3

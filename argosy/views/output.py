@@ -4,7 +4,6 @@ import copy
 import functools
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from argosy.disk.json_values import finite
 from argosy.errors import PlanError
 from argosy.errors.wording import visible
 
@@ -25,7 +25,6 @@ __all__ = [
     "Json",
     "as_text",
     "console",
-    "finite",
     "open_what_is_closed",
     "shortened",
     "show",
@@ -145,15 +144,6 @@ def to_be_written(path: Path) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise PlanError(f"{path} cannot be written; give a file, in a folder that is there and that you may write in.")
     return path
-
-
-def finite(value: Any) -> Any:
-    """Return the value with null for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def open_what_is_closed() -> None:
