@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
     assert shortened({"rows": [1, 2]}) == {"rows": [1, 2]}
 
 
+@pytest.mark.parametrize("command", ["run", "tune", "simulate"])
+def test_a_program_reads_help_without_frames(folder: Path, command: str) -> None:
+    said = argosy(folder, command, "--help")
+    assert "--json" in said and "\u2500" not in said and len(said) <= MOST_CHARACTERS
+
+
 def test_the_guide_is_short_and_each_part_can_be_had_alone(folder: Path) -> None:
     text = argosy(folder, "guide")
     assert len(text) <= MOST_CHARACTERS
@@ -178,6 +185,7 @@ def test_a_query_joins_what_members_sections_and_events_say(folder: Path) -> Non
     as_csv = argosy(folder, "query", "runs/study", "SELECT event, facts FROM events", "--csv", "--all")
     assert len(as_csv.splitlines()) == 1 + len((folder / "runs/study/journal.jsonl").read_text().splitlines())
 
+
 BROKEN = "members=[member(str(n), model=partial(Broken, hidden=2)) for n in range(3)],\n    stop"
 HOOK = 'echo "$ARGOSY_EVENT $ARGOSY_STATUS $ARGOSY_MEMBER$ARGOSY_BEST" >> told.txt; cat "$ARGOSY_FACTS" > $ARGOSY_EVENT.json'
 
@@ -205,3 +213,180 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
 
 def _hurried() -> None:
     hooks.SECONDS = 0.3
+
+
+class Program:
+    """A program that knows nothing but ``argosy --help``, ``argosy guide`` and JSON: it types no word that these two do not have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.help, self.guide = argosy(folder, "--help"), argosy(folder, "guide")
+        self.printed = [self.help, self.guide]
+        self.running: forked.Forked
+
+    def asks(self, *words: str, code: int = 0) -> Any:
+        """Return the JSON that a command prints."""
+        assert re.search(rf"(?m)^. {words[0]} ", self.help), words
+        assert all(word in self.guide for word in words[1:] if word.startswith("--")), words
+        self.printed.append(argosy(self.folder, *words, "--json", code=code))
+        return json.loads(self.printed[-1])
+
+    def starts(self, *words: str) -> forked.Forked:
+        """Start a command that goes on, and return it."""
+        with (self.folder / "printed.txt").open("ab") as printed:
+            return forked.started(self.folder, [*words, "--json"], out=printed.fileno(), err=printed.fileno())
+
+    def waits(self, running: forked.Forked, *statuses: str) -> None:
+        """Wait until a command that was started has the run in one of these states; its data may not be open yet."""
+        deadline = time.monotonic() + 120
+        while running.poll() is None or statuses == ("done",):
+            found = forked.command(self.folder, ["status", "runs/x", "--wait", "--json"])
+            if found.returncode == 0 and json.loads(found.stdout)["status"] in statuses:
+                return
+            assert time.monotonic() < deadline, found.stdout + found.stderr
+        raise AssertionError((self.folder / "printed.txt").read_text())
+
+    def computes(self, lines: str) -> Any:
+        """Return what Python prints as JSON after these lines."""
+        done = subprocess.run([sys.executable, "-c", lines], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def test_twenty_tasks_of_a_program(tmp_path: Path) -> None:
+    slow = STUDY.replace("return self.layers(x)", "time.sleep(0.003 * self.training); return self.layers(x)")
+    (tmp_path / "study.py").write_text(f"import time\n{slow}".replace("MaxEpochs(3)", "MaxEpochs(40)"))
+    more = (
+        slow.split("study =")[0]
+        + "study = argosy.Study(\n    data="
+        + slow.split("data=")[1].split("members")[0]
+        + MORE
+    )
+    (tmp_path / "more.py").write_text(f"import time\n{more}")
+    program, run = Program(tmp_path), ("run", "study.py", "--dir", "runs/x", "--devices", "cpu:1")
+    for task in TASKS:
+        task(program, run)
+    assert len(TASKS) == 20
+    assert max(map(len, program.printed)) <= MOST_CHARACTERS
+
+
+MORE = "    members=[member('late', model=partial(Net, hidden=3))],\n    stop=argosy.MaxEpochs(40),\n)\n"
+
+
+def _checks_the_machine(program: Program, run: Any) -> None:
+    assert all(check["ok"] for check in program.asks("doctor")["checks"] if check["name"] == "processes")
+
+
+def _starts(program: Program, run: Any) -> None:
+    program.running = program.starts(*run)
+    program.waits(program.running, "running")
+
+
+def _waits_for_a_section(program: Program, run: Any) -> None:
+    found = program.asks("status", "runs/x", "--wait")
+    assert found["status"] == "running" and any(row["epochs"] > 0 for row in found["members"])
+
+
+def _clones_with_another_rate(program: Program, run: Any) -> None:
+    assert not program.asks("clone", "runs/x", "wide-seed=0", "slower", "--set", "optimizer.lr=0.001")["refused"]
+
+
+def _adds_a_member(program: Program, run: Any) -> None:
+    assert not program.asks("add", "runs/x", "more.py")["refused"]
+
+
+def _stops_one(program: Program, run: Any) -> None:
+    assert not program.asks("stop", "runs/x", "thin-seed=2")["refused"]
+
+
+def _sees_a_refusal(program: Program, run: Any) -> None:
+    found = program.asks("stop", "runs/x", "nobody", code=2)
+    assert found["refused"] and "nobody" in found["answer"]
+
+
+def _pauses(program: Program, run: Any) -> None:
+    program.asks("stop", "runs/x")
+    assert program.running.wait(60) == 130 and program.asks("status", "runs/x")["status"] == "paused"
+
+
+def _resumes_to_the_end(program: Program, run: Any) -> None:
+    program.running = program.starts(*run)
+    program.waits(program.running, "done")
+    assert program.running.wait(60) == 1, "members have failed"
+
+
+def _lists_runs(program: Program, run: Any) -> None:
+    assert [row["run"] for row in program.asks("runs")["runs"] if row["status"] == "done"] == ["x"]
+
+
+def _finds_the_best_configuration(program: Program, run: Any) -> None:
+    found = program.asks("report", "runs/x")
+    first = found["configurations"][0]
+    low, high = first["intervals"][found["objective"]]
+    assert first["configuration"] == "wide" and low < first[found["objective"]] < high
+
+
+def _finds_the_best_member_and_its_epoch(program: Program, run: Any) -> None:
+    first = program.asks("status", "runs/x")["members"][0]
+    assert 1 <= first["best_epoch"] <= 40 and first["val_accuracy"] > 0.5
+
+
+def _compares_with_an_interval(program: Program, run: Any) -> None:
+    found = program.asks("compare", "runs/x", "wide", "thin")
+    low, high = found["interval"]
+    assert found["pairs"] == 2 and low < found["first_minus_second"] < high
+    assert found["distinguishable"] is (high < 0 or low > 0)
+
+
+def _lists_failures_with_their_reasons(program: Program, run: Any) -> None:
+    rows = program.asks("report", "runs/x")["members"]
+    failed = {row["member"]: row["reason"] for row in rows if row["status"] in ("failed", "diverged")}
+    assert "no such layer" in failed["broken"] and "not a number" in failed["wild"] and len(failed) == 2
+
+
+def _reads_hyperparameters(program: Program, run: Any) -> None:
+    rows = {row["member"]: row for row in program.asks("report", "runs/x")["members"]}
+    assert (rows["slower"]["optimizer.lr"], rows["wide-seed=0"]["optimizer.lr"]) == (0.001, 0.1)
+    assert rows["thin-seed=2"]["status"] == "stopped" and rows["late"]["epochs"] == 40
+
+
+def _asks_in_sql(program: Program, run: Any) -> None:
+    columns = program.asks("query", "runs/x", "--schema")["tables"]["sections"]
+    assert {"member", "epoch", "val_loss"} <= {*columns}
+    sql = "SELECT member, count(*) FROM sections WHERE configuration = 'wide' GROUP BY member"
+    assert program.asks("query", "runs/x", sql)["rows"] == [[f"wide-seed={seed}", 40] for seed in range(3)]
+
+
+def _asks_when_it_happened(program: Program, run: Any) -> None:
+    sql = "SELECT at, json_extract(facts, '$.reason') FROM events WHERE event = 'MemberEnded' AND member = 'wild'"
+    ((at, reason),) = program.asks("query", "runs/x", sql)["rows"]
+    assert at > 0 and "not a number" in reason
+
+
+def _writes_learning_curves(program: Program, run: Any) -> None:
+    file = Path(program.asks("report", "runs/x", "--csv", "curves.csv")["csv"])
+    assert file.read_text().startswith("member,configuration,seed,fold,epoch,metric,value\n")
+
+
+def _audits(program: Program, run: Any) -> None:
+    assert program.asks("audit", "runs/x")["passes"]
+
+
+def _makes_an_ensemble_and_predicts(program: Program, run: Any) -> None:
+    """By the lines of the guide as they stand."""
+    lines = "".join(
+        re.findall(r"(?m)^    (.*\n)", program.guide[program.guide.index("## Use") : program.guide.index("## Hooks")])
+    )
+    shown = program.computes(
+        f"import json, torch\nsamples = torch.zeros(4, 6)\n{lines}\nprint(json.dumps([len(outputs), outputs.shape[-1]]))"
+    )
+    assert shown == [4, 3]
+
+
+TASKS = (
+    *(_checks_the_machine, _starts, _waits_for_a_section, _clones_with_another_rate, _adds_a_member, _stops_one),
+    *(_sees_a_refusal, _pauses, _resumes_to_the_end, _lists_runs, _finds_the_best_configuration),
+    *(_finds_the_best_member_and_its_epoch, _compares_with_an_interval, _lists_failures_with_their_reasons),
+    *(_reads_hyperparameters, _asks_in_sql, _asks_when_it_happened, _writes_learning_curves, _audits),
+    _makes_an_ensemble_and_predicts,
+)

@@ -60,9 +60,7 @@ Json = Annotated[
     bool,
     typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table (argosy schema)."),
 ]
-All = Annotated[
-    bool, typer.Option("--all", help="With --json: every row; without it as many as fit into 2,000 tokens.")
-]
+All = Annotated[bool, typer.Option("--all", help="Every row; without it as many as fit into 2,000 tokens.")]
 
 
 def console(**settings: Any) -> "Console":
