@@ -207,7 +207,7 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
     assert "on_diverged: the command 'exit 3' ended with exit code 3 (see " in found.stderr
     assert "on_end: the command 'sleep 60' took longer than 0.3 s and was ended." in found.stderr
     # Nor is one for a run that an error ends.
-    (tmp_path / "study.py").write_text(re.sub(r"(?s)members=\[.*?\],\n    stop", BROKEN, STUDY))
+    (tmp_path / "study.py").write_text(re.sub(r"(?s)members=\[.*\],\n    stop", BROKEN, STUDY))
     argosy(tmp_path, *words, "--fresh", "--on-end", HOOK, code=1)
     assert (tmp_path / "told.txt").read_text().splitlines()[2:] == ["end failed "]
 
@@ -255,15 +255,10 @@ class Program:
 
 
 def test_twenty_tasks_of_a_program(tmp_path: Path) -> None:
-    slow = STUDY.replace("return self.layers(x)", "time.sleep(0.003 * self.training); return self.layers(x)")
-    (tmp_path / "study.py").write_text(f"import time\n{slow}".replace("MaxEpochs(3)", "MaxEpochs(40)"))
-    more = (
-        slow.split("study =")[0]
-        + "study = argosy.Study(\n    data="
-        + slow.split("data=")[1].split("members")[0]
-        + MORE
-    )
-    (tmp_path / "more.py").write_text(f"import time\n{more}")
+    text = STUDY.replace("MaxEpochs(3)", "MaxEpochs(40)").replace("return self.layers(x)", SLOWLY)
+    late = "members=[member('late', model=partial(Net, hidden=3))],\n    stop"
+    (tmp_path / "study.py").write_text(text)
+    (tmp_path / "more.py").write_text(re.sub(r"(?s)members=\[.*\],\n    stop", late, text))
     program, run = Program(tmp_path), ("run", "study.py", "--dir", "runs/x", "--devices", "cpu:1")
     for task in TASKS:
         task(program, run)
@@ -271,11 +266,11 @@ def test_twenty_tasks_of_a_program(tmp_path: Path) -> None:
     assert max(map(len, program.printed)) <= MOST_CHARACTERS
 
 
-MORE = "    members=[member('late', model=partial(Net, hidden=3))],\n    stop=argosy.MaxEpochs(40),\n)\n"
+SLOWLY = "__import__('time').sleep(0.003 * self.training); return self.layers(x)"
 
 
 def _checks_the_machine(program: Program, run: Any) -> None:
-    assert all(check["ok"] for check in program.asks("doctor")["checks"] if check["name"] == "processes")
+    assert program.asks("doctor")["ok"]
 
 
 def _starts(program: Program, run: Any) -> None:

@@ -1,7 +1,8 @@
 """Commands of the user that run at the end of a run, and for each member that diverges: ``on_end`` and ``on_diverged``.
 
 A thread of their own starts them one after another and waits for each, so the run does not; a command that takes too long is
-killed, and one whose driver is killed ends with it. What goes wrong is printed at the end, and changes nothing else.
+killed with all that it has started, and the shell of one whose driver is killed ends as well. What goes wrong is printed at the
+end, and changes nothing else.
 """
 
 import functools
