@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from argosy.running.directory.attached import attach as attach
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
+    from argosy.stopping import EnsemblePlateau as EnsemblePlateau
     from argosy.stopping import MaxEpochs as MaxEpochs
     from argosy.stopping import MaxSamples as MaxSamples
     from argosy.stopping import MaxSeconds as MaxSeconds
@@ -47,6 +48,7 @@ __all__ = [
     "SWA",
     "ArgosyError",
     "Data",
+    "EnsemblePlateau",
     "LastK",
     "MaxEpochs",
     "MaxSamples",
@@ -102,7 +104,7 @@ HOMES = {
     "running.directory.attached": ("attach",),
     "running.directory.loading": ("load",),
     "running.hosts.ray_cluster": ("Ray",),
-    "stopping": ("MaxEpochs", "MaxSamples", "MaxSeconds", "MaxSteps", "Plateau", "Target"),
+    "stopping": ("EnsemblePlateau", "MaxEpochs", "MaxSamples", "MaxSeconds", "MaxSteps", "Plateau", "Target"),
     "study": ("Data", "Member", "Study", "accuracy"),
     "tuning.search": ("Search",),
 }

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, check_number, check_whole, shown
 from argosy.errors.spelling import known_keywords, meant, near
 
 __all__ = [
+    "EnsemblePlateau",
     "History",
     "MaxEpochs",
     "MaxSamples",
@@ -28,6 +30,7 @@ __all__ = [
 History = Sequence[Mapping[str, float]]
 """One row per finished section: its metrics, ``seconds`` of its training, and the member's totals up to its end: ``epochs``
 (0.25, 0.5, …), optimizer ``steps`` and training ``samples``."""
+LARGEST_HOLDOUT = 0.9
 SLACK = 1e-9
 """Tolerance of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
 Mode = Literal["min", "max"]
@@ -254,6 +257,33 @@ class Target(Stop):
         return frozenset({self.metric})
 
 
+@known_keywords("argosy.EnsemblePlateau")
+@described
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnsemblePlateau:
+    """Let the ensemble of all members end them: it is chosen anew after each section, from each member's best one so far (greedy selection
+    with replacement, Caruana et al. 2004). A member ends when for `patience` sections it was neither chosen nor would have been from any of
+    several random halves of the members; all end when the ensemble has not become better for as long. Given as `Study.ensemble`."""
+
+    patience: int = 8
+    """Sections: epochs, where an epoch is one section."""
+    holdout: float = 0.25
+    """Share of the validation samples that the ensemble is not chosen on. Its loss on these tells whether it became better, and is
+    an honest figure of an ensemble; with 0 it is judged by the samples that it was chosen on."""
+    min_delta: float = 0.0
+    """Least difference of the ensemble's loss that counts as better."""
+
+    def __post_init__(self) -> None:
+        check_whole("EnsemblePlateau: patience", self.patience, least=1)
+        check_number("EnsemblePlateau: holdout", self.holdout, least=0)
+        if self.holdout > LARGEST_HOLDOUT:
+            raise StudyError(
+                f"EnsemblePlateau: holdout is {self.holdout}; it must be at most {LARGEST_HOLDOUT}, or too few samples are left to "
+                "choose on."
+            )
+        check_number("EnsemblePlateau: min_delta", self.min_delta, least=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Either(Stop):
     """Stop when one of two rules says so."""
@@ -330,6 +360,10 @@ def sections_in(epochs: float, sections: int) -> int:
 
 def check_rule(what: str, rule: Any) -> None:
     """Raise StudyError for anything but a stopping rule."""
+    if isinstance(rule, EnsemblePlateau):
+        raise StudyError(
+            f"{what} is an EnsemblePlateau, which ends members by what the others are; give it as Study(ensemble=...)."
+        )
     if not isinstance(rule, Stop):
         raise StudyError(f"{what} is {shown(rule)}; it must be a stopping rule, such as MaxEpochs(10).")
 

@@ -30,7 +30,7 @@ from argosy.errors.checks import (
 )
 from argosy.errors.spelling import known_keywords, meant
 from argosy.ragged import check_ragged
-from argosy.stopping import MaxEpochs, Mode, Stop, check_rule, mode_of
+from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
 
@@ -270,6 +270,8 @@ class Terms:
     validations_per_epoch: int
     has_val: bool
     on_device: Callable[[Any], Any] | None
+    answers: bool
+    """Whether members say with each better section what they answer to the validation samples."""
     stop: Stop
     """Rule of members without one of their own."""
 
@@ -292,6 +294,8 @@ class Study:
     """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
     seed: int = 0
     """What the order of samples, what is drawn in preparation, and members without a seed of their own follow from."""
+    ensemble: EnsemblePlateau | None = None
+    """Lets the ensemble of the members decide which of them train on, and when all end. Their own rules end them as well."""
     validations_per_epoch: int = 1
     """Sections of an epoch: after each of them the members are validated, and rules see a row of history. Weights do not
     depend on it."""
@@ -314,6 +318,8 @@ class Study:
         self._check_objective()
         for member in self.members:
             self._check_member(member)
+        if self.ensemble is not None:
+            self._check_ensemble(self.ensemble)
         object.__setattr__(self, "mode", mode_of(self.objective, self.mode, owner="Study"))
 
     def _check_objective(self) -> None:
@@ -357,6 +363,33 @@ class Study:
                 "validate=, (model, batch) -> loss."
             )
 
+    def _check_ensemble(self, rule: Any) -> None:
+        if not isinstance(rule, EnsemblePlateau):
+            raise StudyError(
+                f"Study.ensemble is {shown(rule)}; it must be an argosy.EnsemblePlateau, as EnsemblePlateau(patience=5)."
+            )
+        if not self.data.has_val:
+            raise StudyError(
+                "Study.ensemble chooses by validation samples, and Data has none: give val= (or val_arrays=), or leave it out."
+            )
+        if self.data.ragged is not None:
+            raise StudyError(
+                "Study.ensemble compares members sample by sample, and batches of Data.ragged, cut by length, put them into an order of "
+                "each member's own. Leave one of the two out."
+            )
+        first = self.members[0]
+        for member in self.members:
+            if _listed(member.val_subset) != _listed(first.val_subset):
+                raise StudyError(
+                    f"members {first.name!r} and {member.name!r} are validated on samples of their own, and Study.ensemble needs the same "
+                    "for all: give them one val_subset, or none."
+                )
+            if member.step is not None:
+                raise StudyError(
+                    f"member {member.name!r} has a step of its own, and Study.ensemble needs networks whose outputs and targets a loss "
+                    "compares, as (output, target) -> loss. Give it loss= instead, or leave out ensemble."
+                )
+
     def _check_tokens(self, member: Member) -> None:
         if member.batch_tokens is None:
             return
@@ -395,12 +428,17 @@ class Study:
             validations_per_epoch=self.validations_per_epoch,
             has_val=self.data.has_val,
             on_device=self.data.on_device,
+            answers=self.ensemble is not None,
             stop=self.stop,
         )
 
     def stop_of(self, member: Member) -> Stop:
         """Return the member's own rule, or the study's."""
         return self.stop if member.stop is None else member.stop
+
+
+def _listed(indices: Sequence[int] | None) -> list[int] | None:
+    return None if indices is None else [*indices]
 
 
 def _of_its_split(metric: str, known: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ from argosy.results.repetitions import Comparison
 from argosy.results.report import MemberResult, Report
 from argosy.running.directory.attached import AttachedRun
 from argosy.settings import Settings
-from argosy.stopping import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
+from argosy.stopping import EnsemblePlateau, MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
 from argosy.tuning.report import SearchReport, TrialResult
 
 __all__ = ["FOLDER", "NAMES", "pages"]
@@ -46,7 +46,13 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
     ),
     "rules": (
         "Stopping rules",
-        [(f"argosy.{one.__name__}", one) for one in (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)],
+        [
+            *(
+                (f"argosy.{one.__name__}", one)
+                for one in (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)
+            ),
+            ("argosy.EnsemblePlateau", EnsemblePlateau),
+        ],
     ),
     "train": (
         "Training",

@@ -104,6 +104,14 @@ def study(
     return argosy.Study(data=data, members=members() if fleet is None else fleet, **rest)
 
 
+def steered(patience: int = 2, epochs: int = 8, **rest: Any) -> argosy.Study:
+    """Six networks, of which three hardly learn, and an ensemble that steers them."""
+    rates = {"a": 0.3, "b": 0.1, "c": 0.03, "d": 1e-4, "e": 1e-5, "f": 3e-6}
+    fleet = [member(name, optimizer=partial(SGD, lr=rate), **rest) for name, rate in rates.items()]
+    rule = argosy.EnsemblePlateau(patience=patience, holdout=0.25)
+    return study(fleet=fleet, length=120, val=60, epochs=epochs, ensemble=rule)
+
+
 def dawdle(batch: Any) -> Any:
     """An augmentation that takes its time, so that there is a moment to interrupt."""
     time.sleep(0.02)

@@ -245,6 +245,7 @@ def test_public_names() -> None:
         "SWA",
         "ArgosyError",
         "Data",
+        "EnsemblePlateau",
         "LastK",
         "MaxEpochs",
         "MaxSamples",

@@ -37,7 +37,7 @@ __all__ = [
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
-DETAILS = ("packs", "alone", "legs", "gauges")
+DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
 """What of a report only says how it was made."""
 BEGUN_BY = "the command that began it"
 

@@ -3,16 +3,21 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from argosy.ensembling.combining import Combine, said
 
-__all__ = ["greedy"]
+__all__ = ["Losses", "chosen", "greedy", "of_errors", "of_probabilities", "useful"]
+
+Losses = Callable[[Tensor], Tensor]
+"""Terms of means ``[M, N, …]`` -> the loss of each, ``[M]``."""
 
 ROUNDS = 50
 """Each round adds a member; the best ensemble of all rounds is taken."""
+BAGS = 8
 
 
 def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float]:
@@ -22,32 +27,53 @@ def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float
     squared error; ties go to the earliest ensemble and the first member. A member may be added again. On these samples the
     ensemble is never worse than the best member alone.
     """
-    said_MN, loss = _terms(outputs_MN.double(), target_N, combine)
-    total, counts = torch.zeros_like(said_MN[0]), [0] * len(said_MN)
-    best, chosen = math.inf, counts
+    terms_MN, losses = _terms(outputs_MN.double(), target_N, combine)
+    return chosen(terms_MN, losses)
+
+
+def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
+    """Return the weights of `greedy` for what the loss of a mean needs of each member's outputs; raises ValueError for no member."""
+    total, counts = torch.zeros_like(terms_MN[0]), [0] * len(terms_MN)
+    best, found = math.inf, counts
     for size in range(1, ROUNDS + 1):
-        losses = [_or_inf(loss((total + one) / size).item()) for one in said_MN]
-        added = losses.index(min(losses))
-        total = total + said_MN[added]
+        losses_M = losses((total + terms_MN) / size).nan_to_num(nan=math.inf)  # as a network has that has diverged
+        added = int(losses_M.argmin())
+        total = total + terms_MN[added]
         counts[added] += 1
-        if losses[added] < best or size == 1:
-            best, chosen = losses[added], counts.copy()
-    return [count / sum(chosen) for count in chosen]
+        if losses_M[added] < best or size == 1:
+            best, found = float(losses_M[added]), counts.copy()
+    return [count / sum(found) for count in found]
 
 
-def _terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def useful(terms_MN: Tensor, losses: Losses, seed: int) -> set[int]:
+    """Return the numbers of the members that are `chosen` from one of several random halves of them: where the best ones lack, others
+    show what they are good for (bagged selection, Caruana et al. 2004, §2.3)."""
+    draws, found = np.random.RandomState(seed % 2**32), set[int]()
+    for _ in range(BAGS):
+        bag = draws.permutation(len(terms_MN))[: max(len(terms_MN) // 2, 1)]
+        weights = chosen(terms_MN[torch.from_numpy(bag)], losses)
+        found.update(int(number) for number, weight in zip(bag, weights, strict=True) if weight)
+    return found
+
+
+def of_probabilities(probability_MN: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``."""
+    return -probability_MN.log().mean(dim=1)
+
+
+def of_errors(error_MN: Tensor) -> Tensor:
+    """Return the mean squared error of each row, ``[M]``."""
+    return error_MN.pow(2).flatten(1).mean(dim=1)
+
+
+def _terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> tuple[Tensor, Losses]:
     """Return the members' terms of the sum, reduced to what the loss of their mean needs, and that loss."""
     if combine == "mean":
-        return outputs_MN - target_N, lambda errors_N: errors_N.pow(2).mean()
+        return outputs_MN - target_N, of_errors
     said_MNC = said(outputs_MN, combine)
     if combine == "probabilities":
         of_target_MN = said_MNC.gather(2, target_N[:, None].expand(len(said_MNC), -1, -1)).squeeze(2)
-        return of_target_MN, lambda probability_N: -probability_N.log().mean()
+        return of_target_MN, of_probabilities
     if combine == "logits":
-        return said_MNC, lambda logits_NC: functional.cross_entropy(logits_NC, target_N)
-    return said_MNC, lambda votes_NC: (votes_NC.argmax(dim=1) != target_N).double().mean()
-
-
-def _or_inf(loss: float) -> float:
-    """Return infinity for NaN, the loss of a network that has diverged."""
-    return math.inf if math.isnan(loss) else loss
+        return said_MNC, lambda logits_MNC: torch.stack([functional.cross_entropy(one, target_N) for one in logits_MNC])
+    return said_MNC, lambda votes_MNC: (votes_MNC.argmax(dim=2) != target_N).double().mean(dim=1)

@@ -19,11 +19,10 @@ from argosy.errors.spelling import meant
 from argosy.results.fold import RunState
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
+from argosy.training.member.answers import kind_of
 from argosy.training.member.live import seed_of
 
 __all__ = ["Trained"]
-
-OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +139,15 @@ def _sizes(study: Study) -> list[int]:
 
 def _usual(members: Sequence[Member]) -> Combine:
     """Return how to combine members trained by these losses; raise RunError where the losses do not tell."""
-    if all(_of_classes(member) for member in members):
+    kinds = {kind_of(member) for member in members}
+    if kinds == {"classes"}:
         return "probabilities"
-    if all(isinstance(member.loss, OF_NUMBERS) for member in members):
+    if kinds == {"numbers"}:
         return "mean"
     raise RunError(
         f"what the outputs of members {', '.join(repr(member.name) for member in members)} are, their losses do not tell. Say "
         "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers."
     )
-
-
-def _of_classes(member: Member) -> bool:
-    return member.step is None and (member.loss is None or isinstance(member.loss, nn.CrossEntropyLoss))
 
 
 def _all_validated_alike(members: Sequence[Member]) -> bool:

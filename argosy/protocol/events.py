@@ -14,6 +14,7 @@ __all__ = [
     "Checkpoint",
     "Cloned",
     "DataOpened",
+    "EnsembleChosen",
     "Discarded",
     "Divided",
     "Event",
@@ -242,6 +243,22 @@ class SectionEnded(Event):
     """Whether its objective is the best so far."""
     steps: int = 0
     """Optimizer steps since the member's beginning; 0 in journals of versions that did not write it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleChosen(Event):
+    """All members that train are through so many sections, and the study's ensemble was chosen anew."""
+
+    section: int
+    """Sections that each member has ended, of its own; members that ended before count with those that they have."""
+    weights: Mapping[Name, float]
+    """Of all that could be chosen, by its best section so far; 0 for those that were not. They sum to one."""
+    useful: tuple[Name, ...]
+    """Members that are in it, or in one that is chosen from a random half of them."""
+    loss: float
+    """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error."""
+    held_out: float | None
+    """The same on the samples that it was not chosen on; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)

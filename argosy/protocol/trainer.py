@@ -1,7 +1,7 @@
 """Messages between the driver and trainers, apart from journaled events, and from launchers about any worker: values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.cluster import Node
@@ -176,6 +176,9 @@ class SectionReport:
     events: tuple[Event, ...]
     section: int | None = None
     """The section of the stream that ends with this."""
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+    """By member whose section is its best so far, what it answers to the validation samples, as `argosy.training.member.answers` has it;
+    only where the study has an ensemble."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from argosy.protocol.events import (
     DataOpened,
     Discarded,
     Divided,
+    EnsembleChosen,
     Event,
     Fed,
     MemberEnded,
@@ -200,6 +201,8 @@ class RunState:
     """Why members could not share a program with others, for those that tried."""
     answered: list[Answered] = field(default_factory=list)
     sharing: SharingChosen | None = None
+    ensembles: list[EnsembleChosen] = field(default_factory=list)
+    """The study's ensemble after each section, where it has one."""
     brought: list[str] = field(default_factory=list)
     """Members that were added after the run had begun."""
     in_step: set[str] = field(default_factory=set)
@@ -287,6 +290,8 @@ class RunState:
             self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
         elif isinstance(event, SharingChosen):
             self.sharing = event
+        elif isinstance(event, EnsembleChosen):
+            self.ensembles.append(event)
         elif isinstance(event, Fed):
             key = (event.split, event.epoch, event.section)
             self.fed[key] = self.fed.get(key, 0) + event.samples

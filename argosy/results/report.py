@@ -13,7 +13,7 @@ from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
 from argosy.errors.wording import cause, differing, last_line, lasting
-from argosy.protocol.events import SectionEnded, SharingChosen
+from argosy.protocol.events import EnsembleChosen, SectionEnded, SharingChosen
 from argosy.protocol.packs import Packed
 from argosy.results.bands import BANDS, Band, Curve, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
@@ -183,6 +183,8 @@ class Report:
     """Energy that the whole machine used meanwhile, by counter."""
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
+    ensembles: tuple[EnsembleChosen, ...]
+    """What `Study.ensemble` chose after each section: the members' weights, and its losses."""
     packs: tuple[Packed, ...]
     """Programs chosen for members that can share one, and the measurements: every choice, first to last."""
     alone: Mapping[str, str]
@@ -465,7 +467,7 @@ class Report:
         took = f" after {lasting(self.seconds)}" if self.seconds and not self.killed_drivers else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
         return Ending(
-            best=self._best(),
+            best=(*self._best(), *self._last_ensemble()),
             failures=tuple(row.failure for row in self.rows if row.failed),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
             if failed
@@ -488,6 +490,18 @@ class Report:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
         return f"Best: {leader} at epoch {row.best_epoch} of {row.epochs:g}", f"{load}.member({row.name!r}).load()"
+
+    def _last_ensemble(self) -> tuple[str, ...]:
+        """Return what `Study.ensemble` chose last, and how to load it."""
+        if not self.ensembles:
+            return ()
+        last = self.ensembles[-1]
+        loss = f"loss {last.loss:.4g}"
+        if last.held_out is not None:
+            loss = f"loss {last.held_out:.4g} on samples that it was not chosen on"
+        count = sum(weight > 0 for weight in last.weights.values())
+        how = f"argosy.load({str(self.directory)!r}, study=study).ensemble(select='greedy')"
+        return (f"Ensemble: {count} of {len(self.rows)} members, {loss}", f"Load it: {how}")
 
     def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
         """Return the table of members, without hyper-parameters that are equal in all."""
@@ -543,6 +557,7 @@ class Report:
             "cpu_seconds": round(self.cpu_seconds, 3),
             "joules": dict(self.joules),
             "sharing": asdict(self.sharing) if self.sharing else None,
+            "ensembles": [asdict(chosen) for chosen in self.ensembles],
             "packs": [{**asdict(pack), "improvement": pack.improvement} for pack in self.packs],
             "alone": dict(self.alone),
             "diagnosis": asdict(self.diagnosis) if self.diagnosis else None,
@@ -598,6 +613,7 @@ class Report:
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,
             sharing=state.sharing,
+            ensembles=tuple(state.ensembles),
             legs=legs_of(state),
             packs=tuple(state.packed),
             alone=state.alone,

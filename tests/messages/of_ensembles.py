@@ -1,6 +1,7 @@
 """What is wrong with an ensemble, a prediction, or a comparison that a report is asked for."""
 
 import pickle
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -120,7 +121,40 @@ def predicted_in_parts(patch: pytest.MonkeyPatch) -> None:
     texts.tagged(Path("runs/x")).predict()
 
 
+def steered(*members: argosy.Member, **rest: Any) -> argosy.Study:
+    """A study whose ensemble ends members."""
+    given = {"data": VALIDATED, "members": members or [member()], "ensemble": argosy.EnsemblePlateau(), **rest}
+    return argosy.Study(**given)
+
+
+def steered_by_hand() -> None:
+    """One whose file of answers was changed."""
+    argosy.train(steered(stop=argosy.MaxEpochs(1)), directory="runs/x", launcher="inline", devices="cpu:1")
+    Path("runs/x/answers.bin").write_bytes(b"{}\n")
+    argosy.train(steered(stop=argosy.MaxEpochs(2)), directory="runs/x", launcher="inline", devices="cpu:1")
+
+
 CASES = {
+    "an ensemble that steers and is none": lambda: steered(ensemble=5),
+    "an ensemble that steers and is given as a rule of members": lambda: steered(stop=argosy.EnsemblePlateau()),
+    "an ensemble that is chosen on next to nothing": lambda: argosy.EnsemblePlateau(holdout=0.95),
+    "an ensemble that steers without validation": lambda: steered(data=argosy.Data(arrays=VALIDATED.arrays)),
+    "an ensemble that steers on samples of unlike length": lambda: replace(
+        texts.study(texts.member("a")), ensemble=argosy.EnsemblePlateau()
+    ),
+    "an ensemble that steers members of different samples": lambda: steered(
+        member("one", val_subset=range(20)), member("two", val_subset=range(20, 40))
+    ),
+    "an ensemble that steers members with steps of their own": lambda: steered(member(step=summed, metrics={})),
+    "an ensemble that steers members whose loss does not tell what they say": lambda: argosy.train(
+        steered(member(loss=summed, metrics={})), directory="runs/x", launcher="inline"
+    ),
+    "an ensemble that steers members whose targets are probabilities": lambda: report(
+        member(loss=nn.CrossEntropyLoss(), metrics={}),
+        data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
+        ensemble=argosy.EnsemblePlateau(),
+    ),
+    "an ensemble that steers, whose file was changed": steered_by_hand,
     "a prediction of unlike length": predicted_in_parts,
     "a comparison with what was not replicated": lambda: report().compare("mlp", "vit"),
     "a comparison by what is not reported": lambda: report(*argosy.replicate(member(), 2)).compare(

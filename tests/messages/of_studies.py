@@ -26,7 +26,8 @@ VALIDATED = argosy.Data(arrays=ARRAYS, val_arrays=ARRAYS)
 def trained(*members: argosy.Member, **rest: Any) -> argosy.Report:
     """Train them in this process, on 40 samples."""
     data = rest.pop("data", VALIDATED)
-    study = argosy.Study(data=data, members=members, stop=rest.pop("stop", argosy.MaxEpochs(1)))
+    rule = rest.pop("ensemble", None)
+    study = argosy.Study(data=data, members=members, stop=rest.pop("stop", argosy.MaxEpochs(1)), ensemble=rule)
     return argosy.train(study, directory="runs/x", launcher="inline", devices="cpu:1", **rest)
 
 

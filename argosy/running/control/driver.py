@@ -8,6 +8,7 @@ round, when the journal is on the disk. The driver never waits for a worker. It 
 `leg_starts` new legs · `measurements` members that join · `faults` losses · `requests` what people want.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,6 +58,7 @@ from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
 from argosy.running.control.run import Run
 from argosy.running.control.splitting import measuring_of_run
+from argosy.running.control.steering import Steering
 from argosy.running.control.verdicts import Bringer, Judge, Rules
 from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.anew import keep_aside
@@ -146,7 +148,8 @@ class Driver:
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
     def go_on(self) -> None:
-        """Let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
+        """Choose the ensemble, and let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
+        self._choose_ensemble()
         self.outcomes.call()
         self.measurements.bring()
         self.starts.admit_nodes()
@@ -155,6 +158,11 @@ class Driver:
             self.run.wants_plan = False
             self.starts.launch()
         self.measurements.measure_unknown()
+
+    def _choose_ensemble(self) -> None:
+        run = self.run
+        while run.steering is not None and (decision := run.steering.decide(run.state, run.study)) is not None:
+            run.record(decision)
 
     def _settle_costs(self) -> None:
         if self.run.costs_settled:
@@ -223,6 +231,9 @@ class Driver:
         """What an assignment reports together, in the order of its events."""
         run = self.run
         self.faults.saved_at.setdefault(worker, time.monotonic())
+        if run.steering is not None and report.answers:
+            ended = [event for event in report.events if isinstance(event, SectionEnded)]
+            run.steering.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
             if isinstance(event, SectionEnded):
                 run.record(event)
@@ -321,14 +332,20 @@ def drive(
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""
     measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
+    rule = job.study.ensemble
+    steering = None if rule is None else Steering(job.study, rule, job.directory)
     run = Run(
         *(job, cluster, workers, journal, state, view, measuring),
         judges=(Rules(), *judges),
         bringers=bringers,
         packs=packs,
+        steering=steering,
     )
     driver = Driver(run, anew=anew)
-    with interrupts(driver.requests.want_pause):
+    with (
+        contextlib.nullcontext() if steering is None else contextlib.closing(steering),
+        interrupts(driver.requests.want_pause),
+    ):
         status, reason = "failed", ""
         try:
             with workers:

@@ -18,6 +18,7 @@ from argosy.running.control.legs import Legs
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Members
 from argosy.running.control.positions import Positions
+from argosy.running.control.steering import Steering
 from argosy.running.control.tolerance import Tolerance
 from argosy.running.control.verdicts import Bringer, Judge, Verdict, judge
 from argosy.running.control.worker_pool import WorkerPool
@@ -48,6 +49,7 @@ class Run:
         judges: Sequence[Judge],
         bringers: Sequence[Bringer] = (),
         packs: NamedPolicy | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self.directory = job.directory
         self.settings = job.settings
@@ -56,7 +58,9 @@ class Run:
         self.state = state
         """The fold of the journal."""
         self.view = view
-        self.judges = tuple(judges)
+        self.steering = steering
+        """One of the judges, where the study has an ensemble."""
+        self.judges = (*judges, *([] if steering is None else [steering]))
         self.bringers = bringers
         self.packs = packs
         """A policy in the place of that of the settings."""

@@ -24,6 +24,7 @@ from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.process_state import kept_by
+from argosy.training.member.answers import Answers
 from argosy.training.member.checkpoint import plain
 from argosy.training.member.checks import (
     check_average_of,
@@ -103,9 +104,13 @@ class LiveMember:
     """Samples stepped on in the current section."""
     private: bool = False
     """Whether it writes into its input, and so gets copies."""
+    answering: bool = False
+    """Whether it keeps what it answers in its best section, for an ensemble."""
     one_pass: bool = False
     """Whether kernels that round otherwise than its optimizer may step it."""
     best: Best | None = None
+    answers: bytes | None = None
+    """What it answered in the section that it ended last, if that is its best and it is `answering`."""
     outputs: torch.Tensor | None = None
     """A meta tensor with the shape of its network's output, once labels were checked against it."""
     loss_scale: LossScale | None = field(init=False)
@@ -213,9 +218,13 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Drop what was validated, for another validation."""
-        self.val = Validation(self.member, self.backend)
+        self.val = self._validation()
         if self.average is not None:
-            self.average_val = Validation(self.member, self.backend)
+            self.average_val = self._validation()
+
+    def _validation(self) -> Validation:
+        answers = Answers(self.member, self.backend) if self.answering else None
+        return Validation(self.member, self.backend, answers)
 
     def end_validation(self) -> None:
         """Compute the metrics that are computed once; called after the last batch."""
@@ -322,7 +331,10 @@ class LiveMember:
         metrics.update({f"average_{name}": value for name, value in average.items()}, averaged=float(averaged))
 
     def _judge(self, value: float, *, averaged: bool) -> None:
+        self.answers = None
         if self.best is None or self.best.beaten_by(value, self.mode):
+            validation = self.average_val if averaged else self.val
+            self.answers = None if validation.answers is None else validation.answers.whole()
             self.best = Best(self.epoch, self.section, value, averaged)
             self._best_here, self._best_weights = True, None
 
@@ -417,11 +429,18 @@ class LiveMember:
 
 
 def build(
-    member: Member, backend: Backend, *, study_seed: int, objective: str, mode: Mode, exact: bool = True
+    member: Member,
+    backend: Backend,
+    *,
+    study_seed: int,
+    objective: str,
+    mode: Mode,
+    exact: bool = True,
+    answering: bool = False,
 ) -> LiveMember:
     """Build a member: its network, optimizer and schedule, under its own seed. Raises StudyError.
 
-    With `exact`, its steps are its optimizer's own, to the bit.
+    With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`.
     """
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
@@ -434,7 +453,7 @@ def build(
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
     check_average_of(member, model)
-    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode)
+    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode, answering=answering)
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live
 

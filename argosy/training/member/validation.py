@@ -22,6 +22,7 @@ from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
 from argosy.training.member.tally import Tally, double, total_of
 
@@ -49,6 +50,8 @@ class Validation:
 
     member: Member
     backend: Backend
+    answers: Answers | None = None
+    """Filled where the study has an ensemble."""
     sums: Tally = field(init=False)
     """Sums of the loss and of the per-sample metrics."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
@@ -75,6 +78,8 @@ class Validation:
             state.update(output, target)
         if self._of_the_set:
             self._gathered.add(rows, output, target, self._words(next(iter(self._of_the_set))))
+        if self.answers is not None:
+            self.answers.add(output, target)
         totals = {name: total_of(value, rows) for name, value in {"loss": losses, **values}.items()}
         self.sums.add(rows, digest, totals)
 

@@ -163,6 +163,7 @@ class Trainer:
                 objective=terms.objective,
                 mode=terms.mode,
                 exact=self.exact,
+                answering=terms.answers,
             )
 
     def obey(self, command: Any) -> None:
@@ -302,6 +303,7 @@ class Trainer:
     def _end_section(self, block: Block) -> None:
         section = block.place.section
         events: list[Event] = []
+        answers: dict[str, bytes] = {}
         for name, assigned in list(self.assigned.items()):
             if assigned.ends(block.place):
                 # As its sums would, but busy: nothing that is idle is found to hang.
@@ -310,6 +312,8 @@ class Trainer:
                 ended = self.guard(name, partial(assigned.end_section, section, self.name))
                 if ended is not None and assigned.leads:
                     events.append(ended)
+                    if assigned.live.answers:
+                        answers[name] = assigned.live.answers
         due = self.saving.due
         # A member without a file of its own gets one: without it, its best weights could not be saved if it fails.
         unsaved = [
@@ -321,7 +325,7 @@ class Trainer:
             self.saving.wanted = False
         if self.assigned or events:
             # The driver does not wait for an empty assignment: its late report could be taken for one of the next leg.
-            self.emit(SectionReport(events=tuple(events), section=section))
+            self.emit(SectionReport(events=tuple(events), section=section, answers=answers))
 
     # ---- members
 

@@ -1,0 +1,176 @@
+"""The ensemble of a run's members, chosen anew after each section, as a judge: members that it does without end, and so does the run.
+
+A decision is of all members after as many sections of their own, so it depends on no timing: a member that a decision could end waits
+for it. What members answered is in a file of the run, what was decided in its journal, from which the verdicts follow.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from argosy.ensembling.select import Losses, chosen, of_errors, of_probabilities, useful
+from argosy.errors import StudyError
+from argosy.protocol.events import EnsembleChosen, SectionEnded
+from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.running.control.verdicts import Fate, Verdict
+from argosy.running.directory.answer_file import AnswerFile
+from argosy.stopping import EnsemblePlateau
+from argosy.stream.order import permutation
+from argosy.study import Study
+from argosy.training.member.answers import kind_of
+
+__all__ = ["Standing", "Steering", "decided"]
+
+FILE = "answers.bin"
+APART = 2**32 - 1
+"""In the place of an epoch's number, for the order of which the first samples are kept apart."""
+
+
+class Standing:
+    """What decisions have come to so far: a fold of `EnsembleChosen` under one rule."""
+
+    def __init__(self, rule: EnsemblePlateau) -> None:
+        self.rule = rule
+        self.decisions = 0
+        self.dropped: dict[str, int] = {}
+        """By member: the decision with which it ends."""
+        self.over: int | None = None
+        """The decision with which all end."""
+        self._best, self._since = math.inf, 0
+        self._idle: dict[str, int] = {}
+
+    def follow(self, decisions: Sequence[EnsembleChosen]) -> None:
+        """Apply those that are new."""
+        for event in decisions[self.decisions :]:
+            self.decisions = event.section
+            value = event.loss if event.held_out is None else event.held_out
+            better = value < self._best - self.rule.min_delta
+            self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
+            if self.over is None and self._since >= self.rule.patience:
+                self.over = event.section
+            for name in event.weights:
+                self._idle[name] = 0 if name in event.useful else self._idle.get(name, 0) + 1
+                if self._idle[name] >= self.rule.patience:
+                    self.dropped.setdefault(name, event.section)
+
+    def last(self, member: str) -> int:
+        """Return the decision that ends a member, or the first one that may."""
+        known = [decision for decision in (self.dropped.get(member), self.over) if decision is not None]
+        if known:
+            return min(known)
+        patience = self.rule.patience
+        return self.decisions + min(patience - self._idle.get(member, 0), patience - self._since)
+
+    def reason(self, member: str) -> str:
+        """Return why a member ends with `last`."""
+        if self.over is not None and self.over <= self.dropped.get(member, self.over):
+            return f"no better ensemble for {self.rule.patience} sections"
+        return f"no use to the ensemble for {self.rule.patience} sections"
+
+    def ends(self, member: str) -> bool:
+        """Whether a decision is known that ends the member."""
+        return self.over is not None or member in self.dropped
+
+
+class Steering:
+    """The `Judge` of a study with an ensemble."""
+
+    def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
+        self.seed, self.rule = study.seed, rule
+        kinds = {kind_of(member) for member in study.members}
+        if len(kinds) > 1 or None in kinds:
+            raise StudyError(
+                "Study.ensemble is made of classes, under cross-entropy, or of numbers, under a loss as nn.MSELoss(), of all members alike. "
+                "Give the members such losses, or leave out ensemble."
+            )
+        self._losses: Losses = of_probabilities if kinds == {"classes"} else of_errors
+        self._standing = Standing(rule)
+        self._file = AnswerFile(directory / FILE)
+        self._answers = self._file.read()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    # ---- what members answer
+
+    def keep(self, ended: Sequence[SectionEnded], answers: Mapping[str, bytes], per_epoch: int) -> None:
+        """Write what members answered in sections that they ended, before these are journaled."""
+        found = [
+            (event.member, event.epoch * per_epoch + event.section + 1, answers[event.member])
+            for event in ended
+            if event.member in answers
+        ]
+        self._file.append(found)
+        self._answers.update({(name, section): np.frombuffer(told, np.float32) for name, section, told in found})
+
+    def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
+        """Return the next decision, to be journaled, once all members that train have come as far."""
+        self._standing.follow(state.ensembles)
+        section = self._standing.decisions + 1
+        here = [state.member(name) for name in study.names]
+        if self._standing.over is not None or not any(len(one.sections) >= section for one in here):
+            return None
+        if any(len(one.sections) < section and one.status not in OVER for one in here):
+            return None
+        best = {one.name: _best(one, section) for one in here if one.status not in WRONG}
+        terms = {name: self._answers[name, at] for name, at in best.items() if (name, at) in self._answers}
+        self._answers = {(name, at): told for (name, at), told in self._answers.items() if at >= best.get(name, 0)}
+        return decided(section, terms, self._losses, holdout=self.rule.holdout, seed=self.seed)
+
+    # ---- the judge
+
+    def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
+        """Implement `Judge.verdict`: a member that a decision could end where it is waits for that."""
+        self._standing.follow(state.ensembles)
+        sections, last = len(state.member(member).sections), self._standing.last(member)
+        if sections < last:
+            return Verdict(Fate.GO_ON, certain=last - sections)
+        if self._standing.ends(member):
+            return Verdict(Fate.END, self._standing.reason(member))
+        return Verdict(Fate.REST, f"waits for the ensemble of section {last}")
+
+    def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
+        """Return those that a decision lets go on, or ends."""
+        return [name for name in resting if self.verdict(name, state, study).fate is not Fate.REST]
+
+
+def _best(member: MemberState, section: int) -> int:
+    """Return the number of a member's best section among the first so many; 0 where there is none."""
+    rows = member.sections[:section]
+    return next((number for number in range(len(rows), 0, -1) if rows[number - 1].best), 0)
+
+
+def decided(
+    section: int, terms: Mapping[str, npt.NDArray[np.float32]], losses: Losses, *, holdout: float, seed: int
+) -> EnsembleChosen:
+    """Choose an ensemble from members' answers ``[N]`` on a part of the samples; the share `holdout` of them is kept apart.
+
+    Members whose answers are not numbers, or are of fewer samples than others', as some were broken, cannot be chosen.
+    """
+    samples = max((len(told) for told in terms.values()), default=0)
+    finite = {name: told for name, told in terms.items() if len(told) == samples and np.isfinite(told).all()}
+    if not finite:
+        return EnsembleChosen(
+            section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=math.nan, held_out=None
+        )
+    terms_MN = torch.from_numpy(np.stack([*finite.values()])).double()
+    apart = permutation(seed, APART, samples)[: int(samples * holdout)]
+    on = torch.ones(samples, dtype=torch.bool)
+    on[torch.from_numpy(apart)] = False
+    weights = chosen(terms_MN[:, on], losses)
+    names, halves = [*finite], useful(terms_MN[:, on], losses, seed + section)
+    mean_1N = torch.tensor(weights, dtype=torch.float64)[None] @ terms_MN
+    held_out = float(losses(mean_1N[:, ~on])) if len(apart) else None
+    found = dict(zip(names, weights, strict=True))
+    return EnsembleChosen(
+        section=section,
+        weights={name: found.get(name, 0.0) for name in terms},
+        useful=tuple(name for number, name in enumerate(names) if number in halves or found[name]),
+        loss=float(losses(mean_1N[:, on])),
+        held_out=held_out,
+    )

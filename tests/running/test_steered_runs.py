@@ -1,0 +1,165 @@
+"""Runs that their ensemble steers: what was decided follows from what members answer alone, and members are what they are alone."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import evidence
+import forked
+import pytest
+import studies
+import torch
+from living import equal_alone, run, state_of
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy import EnsemblePlateau, MaxEpochs
+from argosy.ensembling.select import of_probabilities
+from argosy.errors import StudyError
+from argosy.protocol.events import EnsembleChosen, Saved
+from argosy.running.control.steering import decided
+from argosy.running.directory.journal import read_journal
+
+SCRIPT = """
+import sys, argosy, studies
+directory, launcher, devices = sys.argv[1:]
+argosy.train(studies.steered(augment=studies.dawdle), directory=directory, launcher=launcher, devices=devices, numerics="exact",
+             checkpoint_seconds=0.0, quiet=True)
+"""
+study = studies.steered
+
+
+def decisions(directory: Path) -> list[EnsembleChosen]:
+    """What was decided, in the order of the journal."""
+    return state_of(directory).ensembles
+
+
+def test_members_that_the_ensemble_does_without_end_and_all_are_what_they_are_alone(tmp_path: Path) -> None:
+    wanted = study()
+    run(wanted, tmp_path)
+    equal_alone(wanted, tmp_path)
+    found, state = decisions(tmp_path), state_of(tmp_path)
+    assert [one.section for one in found] == list(range(1, len(found) + 1))
+    for name, here in state.members.items():
+        idle = [one.section for one in found if name not in one.useful]
+        gone = next((n for n in idle if n - 1 in idle), None)
+        if "no use to the ensemble" in here.reason:
+            assert len(here.sections) == gone, name
+        else:
+            assert gone is None or len(here.sections) <= gone, name
+    assert len({len(here.sections) for here in state.members.values()}) > 1, "nobody ended before the others"
+
+
+def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no_part(tmp_path: Path) -> None:
+    x, y = PAIRS
+    wanted = replace(study(patience=20, epochs=3), data=argosy.Data(arrays=PAIRS, val_arrays=PAIRS))
+    report = run(wanted, tmp_path)
+    last, terms = decisions(tmp_path)[-1], {}
+    for name in wanted.names:
+        with torch.no_grad():
+            terms[name] = report.member(name).load().eval()(x).softmax(1).gather(1, y[:, None])[:, 0].numpy()
+    again = decided(last.section, terms, of_probabilities, holdout=0.25, seed=wanted.seed)
+    assert again.weights == pytest.approx(last.weights)
+    assert again.loss == pytest.approx(last.loss, abs=1e-5)
+    assert again.held_out == pytest.approx(last.held_out, abs=1e-5)
+    # Other answers to what is held out change no weight; other answers to any other sample do.
+    on = decided(last.section, terms, of_probabilities, holdout=0.0, seed=wanted.seed)
+    assert on.held_out is None
+
+
+def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
+    found = []
+    for devices in ("cpu:1", "cpu:2"):
+        run(study(), tmp_path / devices, devices=devices)
+        found.append((decisions(tmp_path / devices), evidence.results(tmp_path / devices)))
+    assert found[0] == found[1]
+    run(study(), tmp_path / "turns", devices="cpu:1", policy="rounds")
+    equal_alone(study(), tmp_path / "turns")
+    assert any("no use" in here.reason for here in state_of(tmp_path / "turns").members.values())
+
+
+def test_a_run_that_is_killed_decides_as_if_nothing_had_been(tmp_path: Path) -> None:
+    assert forked.script(SCRIPT, str(tmp_path / "whole"), "inline", "cpu:1", err=2).wait() == 0
+    killed = tmp_path / "killed"
+
+    def saved() -> int:
+        return (
+            sum(isinstance(event, Saved) for event in read_journal(killed))
+            if (killed / "journal.jsonl").exists()
+            else 0
+        )
+
+    for _ in range(3):
+        before, process = saved(), forked.script(SCRIPT, str(killed), "processes", "cpu:2", err=2)
+        while saved() < before + 6 and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert forked.script(SCRIPT, str(killed), "processes", "cpu:2", err=2).wait() == 0
+    # A decision that an earlier driver journaled is not made again.
+    assert decisions(killed) == decisions(tmp_path / "whole")
+    assert evidence.results(killed) == evidence.results(tmp_path / "whole")
+
+
+def test_fused_members_and_averages_answer_as_alone(tmp_path: Path) -> None:
+    members = [studies.member(name, average=argosy.EMA(0.9)) for name in "abc"]
+    wanted = argosy.Study(
+        data=argosy.Data(arrays=PAIRS, val_arrays=PAIRS),
+        members=members,
+        stop=MaxEpochs(4),
+        ensemble=EnsemblePlateau(patience=4),
+    )
+    found = []
+    for packing in ("auto", "interleaved"):
+        run(wanted, tmp_path / packing, packing=packing, numerics="equivalent", devices="cpu:1")
+        found.append([(one.weights, pytest.approx(one.loss, abs=1e-5)) for one in decisions(tmp_path / packing)])
+    assert found[0] == found[1]
+
+
+def test_numbers_are_compared_by_their_squared_error(tmp_path: Path) -> None:
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    data = argosy.Data(arrays=(x, x[:, :1]), val_arrays=(x[:32], x[:32, :1]))
+    members = [
+        argosy.Member(
+            name, model=partial(nn.Linear, 4, 1), optimizer=partial(SGD, lr=rate), batch_size=16, loss=nn.MSELoss()
+        )
+        for name, rate in (("a", 0.3), ("b", 0.1))
+    ]
+    rule = EnsemblePlateau(patience=3, holdout=0)
+    run(argosy.Study(data=data, members=members, stop=MaxEpochs(3), ensemble=rule), tmp_path)
+    last, state = decisions(tmp_path)[-1], state_of(tmp_path)
+    alone = min(here.best.metrics["val_loss"] for here in state.members.values() if here.best is not None)
+    assert last.held_out is None and last.loss <= alone * (1 + 1e-6)
+
+
+def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(tmp_path: Path) -> None:
+    run(study(epochs=2), tmp_path)
+    file = tmp_path / "answers.bin"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"member": "a", "section": 9, "bytes": 40}\nhalf')
+    run(study(epochs=2), tmp_path)
+    assert file.read_bytes() == whole
+    file.write_bytes(b"{}\n" + whole)
+    with pytest.raises(argosy.ArgosyError, match="is not the file of answers"):
+        run(study(epochs=3), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ensemble": 5}, "must be an argosy.EnsemblePlateau"),
+        ({"stop": EnsemblePlateau()}, "give it as Study"),
+        ({"data": studies.data("drawn", 40, val=0)}, "Data has none"),
+    ],
+)
+def test_what_an_ensemble_cannot_steer_is_refused(change: dict[str, object], said: str) -> None:
+    if "data" in change:
+        change = {"data": argosy.Data(train=studies.Vectors(40))}
+    with pytest.raises(StudyError, match=said):
+        replace(study(), **change)  # type: ignore[arg-type]
+
+
+PAIRS = (torch.randn(40, 12, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 10)
