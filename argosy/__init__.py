@@ -1,32 +1,12 @@
 """Argosy trains a whole fleet of different PyTorch networks over one dataset as one job.
 
-The names below are the public API; everything else may change. Functions that need torch load it on first use.
+The names below are the public API; everything else may change. Each is loaded where it is first asked for, so that the
+command line starts at once and torch is imported by what needs it.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from argosy.averages import EMA as EMA
-from argosy.averages import SWA as SWA
-from argosy.averages import LastK as LastK
-from argosy.designs.grid import grid as grid
-from argosy.designs.grid import replicate as replicate
-from argosy.errors import ArgosyError as ArgosyError
-from argosy.errors.spelling import meant
-from argosy.ragged import Ragged as Ragged
-from argosy.results.report import Report as Report
-from argosy.stopping import EnsemblePlateau as EnsemblePlateau
-from argosy.stopping import MaxEpochs as MaxEpochs
-from argosy.stopping import MaxSamples as MaxSamples
-from argosy.stopping import MaxSeconds as MaxSeconds
-from argosy.stopping import MaxSteps as MaxSteps
-from argosy.stopping import Plateau as Plateau
-from argosy.stopping import Target as Target
-from argosy.study import Data as Data
-from argosy.study import Member as Member
-from argosy.study import Study as Study
-from argosy.study import accuracy as accuracy
-from argosy.tuning.search import Search as Search
 from argosy.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -38,11 +18,31 @@ if TYPE_CHECKING:
     from argosy.api import plan as plan
     from argosy.api import train as train
     from argosy.api import tune as tune
+    from argosy.averages import EMA as EMA
+    from argosy.averages import SWA as SWA
+    from argosy.averages import LastK as LastK
     from argosy.designs.folds import bootstrap as bootstrap
     from argosy.designs.folds import kfold as kfold
+    from argosy.designs.grid import grid as grid
+    from argosy.designs.grid import replicate as replicate
+    from argosy.errors import ArgosyError as ArgosyError
+    from argosy.ragged import Ragged as Ragged
+    from argosy.results.report import Report as Report
     from argosy.running.directory.attached import attach as attach
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
+    from argosy.stopping import EnsemblePlateau as EnsemblePlateau
+    from argosy.stopping import MaxEpochs as MaxEpochs
+    from argosy.stopping import MaxSamples as MaxSamples
+    from argosy.stopping import MaxSeconds as MaxSeconds
+    from argosy.stopping import MaxSteps as MaxSteps
+    from argosy.stopping import Plateau as Plateau
+    from argosy.stopping import Target as Target
+    from argosy.study import Data as Data
+    from argosy.study import Member as Member
+    from argosy.study import Study as Study
+    from argosy.study import accuracy as accuracy
+    from argosy.tuning.search import Search as Search
 
 __all__ = [
     "EMA",
@@ -92,8 +92,26 @@ ELSEWHERE = {
     "StratifiedKFold": "kfold",
 }
 """Names of other libraries, and what they are called here."""
-ADAPTERS = {"distill": "distill", "fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
-"""Functions, and the files that they are in."""
+HOMES = {
+    "adapters.arrays": ("fit",),
+    "adapters.distill": ("distill",),
+    "adapters.huggingface": ("from_huggingface",),
+    "adapters.lightning": ("from_lightning",),
+    "api": ("plan", "train", "tune"),
+    "averages": ("EMA", "LastK", "SWA"),
+    "designs.folds": ("bootstrap", "kfold"),
+    "designs.grid": ("grid", "replicate"),
+    "errors": ("ArgosyError",),
+    "ragged": ("Ragged",),
+    "results.report": ("Report",),
+    "running.directory.attached": ("attach",),
+    "running.directory.loading": ("load",),
+    "running.hosts.ray_cluster": ("Ray",),
+    "stopping": ("EnsemblePlateau", "MaxEpochs", "MaxSamples", "MaxSeconds", "MaxSteps", "Plateau", "Target"),
+    "study": ("Data", "Member", "Study", "accuracy"),
+    "tuning.search": ("Search",),
+}
+"""Modules, and the public names that are in them."""
 
 
 def __dir__() -> list[str]:
@@ -101,29 +119,12 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ADAPTERS:
-        return getattr(importlib.import_module(f"argosy.adapters.{ADAPTERS[name]}"), name)
-    if name in ("plan", "train", "tune"):
-        from argosy import api  # imports torch, which ``import argosy`` and ``argosy --help`` must not
-
-        return getattr(api, name)
-    if name == "load":
-        from argosy.running.directory.loading import load  # imports numpy
-
-        return load
-    if name == "attach":
-        from argosy.running.directory.attached import attach  # imports numpy
-
-        return attach
-    if name == "Ray":
-        from argosy.running.hosts.ray_cluster import Ray  # imports ray
-
-        return Ray
     if name == "data":
-        return importlib.import_module("argosy.data")  # imports torch
-    if name in ("bootstrap", "kfold"):
-        from argosy.designs import folds as resampling  # imports numpy
+        return importlib.import_module("argosy.data")
+    home = next((module for module, names in HOMES.items() if name in names), None)
+    if home is not None:
+        return getattr(importlib.import_module(f"argosy.{home}"), name)
+    from argosy.errors.spelling import meant  # imports inspect, which no command waits for
 
-        return getattr(resampling, name)
     public = list({*__all__, "Ray"})
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")

@@ -35,6 +35,7 @@ from argosy.running.launch.launcher import Job, Launcher
 from argosy.running.launch.limits import only_cores, usable_cores
 from argosy.running.launch.processes import Processes
 from argosy.running.watch.apart import Apart
+from argosy.running.watch.hooks import Hooked
 from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings, Sharing
 from argosy.stopping import Mode
@@ -98,6 +99,8 @@ def train(
     hang_seconds: float = 120.0,
     threads: int = 1,
     retry_failed: bool = False,
+    on_end: str | None = None,
+    on_diverged: str | None = None,
     raise_on_failure: bool = False,
     quiet: bool = False,
     progress: bool = False,
@@ -132,6 +135,8 @@ def train(
         hang_seconds=hang_seconds,
         threads=threads,
         retry_failed=retry_failed,
+        on_end=on_end,
+        on_diverged=on_diverged,
     )
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
@@ -191,16 +196,18 @@ def run(
 ) -> Report:
     """Do what `train` does, with its settings as a value; the `fresh` members begin anew. Neither a view nor a tracker can hold it up."""
     directory = directory.absolute()  # what the study runs may change the folder that this process is in
-    watching = _watched(view, trackers, directory)
-    with _claimed(directory, settings, launcher) as (lock, journal):
-        state = RunState.of(read_journal(directory))
-        anew = begin_anew(fresh, study, state, directory)
-        if anew is not None:
-            state.apply(anew)
-        cluster = launcher.discover(settings)
-        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
-    return load(directory, study=study)
+    with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
+        with _claimed(directory, settings, launcher) as (lock, journal):
+            state = RunState.of(read_journal(directory))
+            anew = begin_anew(fresh, study, state, directory)
+            if anew is not None:
+                state.apply(anew)
+            cluster = launcher.discover(settings)
+            job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+            drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
+        report = load(directory, study=study)
+        watching.ended(report)
+    return report
 
 
 def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
@@ -316,37 +323,38 @@ def run_search(
             f"packs={search.packs!r} says who trains with whom, and so does policy={settings.policy!r}; give one of them."
         )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
-    watching = _watched(view, trackers, directory)
-    with _claimed(directory, settings, launcher) as (lock, journal):
-        events = read_journal(directory)
-        state = RunState.of(events)
-        tuner = Tuner.of(search, events)
-        tuner.warn()
-        tuner.recall(events, state)
-        brought = tuner.bring(state)
-        begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
-        study = tuner.study
-        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-        # What is refused must not have been journaled: to undo the change would be refused then. Trials alone are checked:
-        # members that the user added come later.
-        trials = {name: one for name, one in state.members.items() if name in study.names}
-        Identity(directory, trials, job.process_state, of_search=True).check(study)
-        tuner.show(directory, store)
-        for new in brought:
-            if new.cloned is not None:
-                inherit(directory, new.cloned)
-        for event in begins:
-            journal.append(event)
-            state.apply(event)
-        journal.commit()
-        cluster = launcher.discover(settings)
-        watching.expect(partial(tuner.to_come, state))
-        roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
-        try:
-            drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
-        finally:
-            tuner.leave(state)
-    run = load(directory, study=tuner.study)
+    with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
+        with _claimed(directory, settings, launcher) as (lock, journal):
+            events = read_journal(directory)
+            state = RunState.of(events)
+            tuner = Tuner.of(search, events)
+            tuner.warn()
+            tuner.recall(events, state)
+            brought = tuner.bring(state)
+            begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
+            study = tuner.study
+            job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+            # What is refused must not have been journaled: to undo the change would be refused then. Trials alone are checked:
+            # members that the user added come later.
+            trials = {name: one for name, one in state.members.items() if name in study.names}
+            Identity(directory, trials, job.process_state, of_search=True).check(study)
+            tuner.show(directory, store)
+            for new in brought:
+                if new.cloned is not None:
+                    inherit(directory, new.cloned)
+            for event in begins:
+                journal.append(event)
+                state.apply(event)
+            journal.commit()
+            cluster = launcher.discover(settings)
+            watching.expect(partial(tuner.to_come, state))
+            roles: dict[str, Any] = {"judges": [tuner], "bringers": [tuner], "packs": tuner.policy}
+            try:
+                drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
+            finally:
+                tuner.leave(state)
+        run = load(directory, study=tuner.study)
+        watching.ended(run)
     return SearchReport.of(run, timeline(directory), tuner.sampling.study)
 
 

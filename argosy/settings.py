@@ -5,7 +5,7 @@ from typing import Literal, TypeVar, get_args
 
 from argosy.described import described
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice, check_number, check_whole
+from argosy.errors.checks import check_choice, check_number, check_whole, shown
 from argosy.errors.spelling import known_keywords
 
 __all__ = ["Settings", "Sharing"]
@@ -92,11 +92,17 @@ class Settings:
         False,
         "Let members that failed in an earlier run go on from their newest files, now that the study is mended.",
     )
+    on_end: str | None = _setting(
+        None, "Shell command for the end of the run, 60 s at most; facts are in its environment (argosy guide hooks)."
+    )
+    on_diverged: str | None = _setting(None, "The same for each member that diverges, while the run goes on.")
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, get_args(Sharing))
         check_choice("packing", self.packing, ("auto", "interleaved"))
         check_choice("numerics", self.numerics, ("equivalent", "exact"))
+        for name in ("on_end", "on_diverged"):
+            _check_command(name, getattr(self, name))
         self._check_numbers()
         if self.sharing == "none" and self.policy != "solo":
             raise StudyError(
@@ -132,3 +138,8 @@ class Settings:
         check_number("hang_seconds", self.hang_seconds, above=0.0)
         if self.time_limit is not None:
             check_number("time_limit", self.time_limit, least=0.0)
+
+
+def _check_command(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value.strip() or "\0" in value):
+        raise StudyError(f"{name} is {shown(value)}; it must be a command of the shell, as in {name}='./notify.sh'.")

@@ -32,7 +32,8 @@ TRIALS = {"hyperband": None, "asha": 40, "median": 20, "pbt": 12}
 
 def searched(folder: Path, name: str, every: float | None, draw: random.Random) -> tuple[list[dict[str, Any]], int]:
     """The table of the search in that directory, and how many processes were killed meanwhile."""
-    command = [sys.executable, "-m", "argosy", "tune", "search.py", "--dir", name, "--numerics", "exact", "--json"]
+    words = f"argosy tune search.py --dir {name} --numerics exact --json --verbose"
+    command = [sys.executable, "-m", *words.split()]
     killed = 0
     while True:
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as driver:

@@ -65,7 +65,7 @@ class Run:
             time.sleep(0.5)
 
     def members(self, *words: str) -> dict[str, dict[str, Any]]:
-        return {row["member"]: row for row in self.command("status", *words)["members"]}
+        return {row["member"]: row for row in self.command("status", "--verbose", *words)["members"]}
 
     def _argosy(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "argosy", *words]

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+import schemas
+
 from argosy.cli import app as cli
 from argosy.running.launch import forkserver, worker  # noqa: F401  # what servers and workers import
 from argosy.running.launch.forkserver import ForkServer
@@ -83,10 +85,13 @@ def start_server() -> ForkServer:
 def command(
     folder: Path, words: Iterable[str], *, first: Callable[[], object] = lambda: None
 ) -> subprocess.CompletedProcess[str]:
-    """``python -W error -m argosy`` with these words, run in a folder to its end; `first` is what is done before, there."""
+    """``python -W error -m argosy`` with these words, run in a folder to its end; `first` is what is done before, there. JSON that it prints is as its schema says."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        words = list(words)
         code = started(folder, words, out=out.fileno(), err=err.fileno(), first=first).wait()
-        return subprocess.CompletedProcess(list(words), code, _text(out), _text(err))
+        printed = _text(out)
+        schemas.check(words, printed)
+        return subprocess.CompletedProcess(words, code, printed, _text(err))
 
 
 def started(

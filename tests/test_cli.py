@@ -157,11 +157,17 @@ def test_what_cannot_be_done_in_the_end_is_said_before_anything_is_measured(
 
 
 def test_the_help_of_run_greets_nobody_with_several_nodes(folder: Path) -> None:
-    first, several = argosy(folder, "run", "--help").stdout.split("Several nodes")
+    first, several = forked.command(folder, ["run", "--help"], first=_as_terminal).stdout.split("Several nodes")
     assert "--devices" in first
     for word in ("flotilla", "leg", "feeder", "ring", "--nodes", "sharing", "preparing"):
         assert not re.search(rf"(?<!\w){word}\b", first), word
     assert all(option in several for option in ("--nodes", "--sharing", "--preparing-nodes"))
+
+
+def _as_terminal() -> None:
+    """What is printed goes to a terminal without colours; elsewhere help is without frames and parts."""
+    sys.stdout.isatty = lambda: True  # type: ignore[method-assign]
+    os.environ["TERM"] = "dumb"
 
 
 def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.CompletedProcess[str]:

@@ -6,9 +6,9 @@ import studies
 from hypothesis import given
 from hypothesis import strategies as st
 
+from argosy.disk.json_values import finite
 from argosy.errors import wording
 from argosy.errors.wording import differing, html_table, last_line, shortened, spelled, text_table
-from argosy.views.output import finite
 
 
 def test_the_examples_hold() -> None:

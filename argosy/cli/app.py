@@ -29,24 +29,23 @@ from argosy.cli.options import (
     Verbose,
     takes_settings,
 )
-from argosy.cli.report import ReportCommand, RunCommand, print_report, print_search, typed
+from argosy.cli.query import compare, query
+from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, print_search, typed, write_report
+from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
-from argosy.profiles import load_profiles, save_profiles
-from argosy.running.hosts.place import JobPlace, place_asked, seconds_left
 from argosy.settings import Settings
-from argosy.study import Study
-from argosy.tuning.search import Store
 from argosy.version import __version__
-from argosy.views.output import Json, console, open_what_is_closed, show, to_be_written, write
-from argosy.views.timeline import write_timeline
+from argosy.views.output import All, Json, console, open_what_is_closed, show, to_be_written, write
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
     from argosy.running.control.pairs import Pair
+    from argosy.running.hosts.place import JobPlace
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
+    from argosy.study import Study
 
 
 @takes_settings()
@@ -62,7 +61,7 @@ def run(
     **settings: Any,
 ) -> None:
     """Train every member of a study file."""
-    place = place_asked(launcher, os.environ)
+    place = _place(launcher)
     chosen = _settings(settings, place)
     directory = _directory(directory, study_file)
     _serve(place, chosen, directory)
@@ -96,13 +95,14 @@ def tune(
     **settings: Any,
 ) -> None:
     """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
-    place = place_asked(launcher, os.environ)
+    place = _place(launcher)
     chosen = _settings(settings, place)
     directory = _directory(directory, search_file)
     _serve(place, chosen, directory)
     with _launcher(launcher, place, directory, address) as opened:
         from argosy import api  # beside the launcher's own imports
         from argosy.running.directory.studyfile import load_search
+        from argosy.tuning.search import Store
 
         search = load_search(search_file)
         if fresh:
@@ -111,7 +111,7 @@ def tune(
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
         report = api.run_search(search, chosen, directory, store=store, launcher=opened, **watching)
     if as_json:
-        write(report.to_json())
+        write_report(report, verbose=verbose)
     else:
         print_search(report, typed(), verbose=verbose)
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
@@ -141,7 +141,7 @@ def demo(
             break
     ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
     if as_json and compare:
-        write({**{policy: report.to_json() for policy, report in reports.items()}, "times_as_long": ratio})
+        write({**{policy: brief(report) for policy, report in reports.items()}, "times_as_long": ratio}, every=verbose)
     else:
         for report in reports.values():
             _finish(report, as_json=as_json, verbose=verbose)
@@ -158,6 +158,7 @@ def plan(
     ] = None,
     profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
     html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
+    every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -167,6 +168,8 @@ def plan(
             "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
             "leave them out."
         )
+    from argosy.profiles import load_profiles
+
     found = None if profiles is None else load_profiles(profiles)
     html = None if html is None else to_be_written(html)
     with _launcher("processes") as place:
@@ -177,13 +180,15 @@ def plan(
         if cluster is None:
             made = api.plan(study, settings=chosen, launcher=place)
             train_them = typed().replace(" plan ", " run ", 1)
-            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}")
+            write(made.to_json() if as_json else f"{made.explain()}\n\nTrain them:      {train_them}", every=every)
             return
         forecast = api.forecast_cluster(study, cluster, settings=chosen, launcher=place, profiles=found)
     if html is not None:
+        from argosy.views.timeline import write_timeline
+
         write_timeline(forecast.simulation, html)
     if as_json:
-        write(forecast.to_json())
+        write(forecast.to_json(), every=every)
         return
     write(f"{forecast.explain()}\n")
     if html is not None:
@@ -204,6 +209,7 @@ def profile(
     out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
     node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
+    every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
@@ -216,6 +222,8 @@ def profile(
         study, chosen = load_study(study_file), Settings(**settings)
         device = place.discover(chosen).devices[0].name
         costs = api.profile(study, settings=chosen, launcher=place, node_devices=node_devices)
+    from argosy.profiles import save_profiles
+
     save_profiles(out, costs.profiles)
     found: Sequence[Pair] = ()
     if pairs:
@@ -224,7 +232,7 @@ def profile(
         found = measure_pairs(study, [profile.member for profile in costs.profiles], device, chosen)
     if as_json:
         measured = [{**asdict(pair), "improvement": pair.improvement} for pair in found]
-        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured})
+        write({"out": str(out), "profiles": [p.to_json() for p in costs.profiles], "pairs": measured}, every=every)
         return
     for known in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
@@ -253,10 +261,11 @@ def _options(
 
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
-    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, reporting_cli.audit),
+    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
     "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
     "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
     "Foresee": (plan, profile, planning_cli.simulate),
+    "Drive it by a program": (guide, schema),
 }
 """Commands by their part of ``--help``, in the order in which people come to need them."""
 
@@ -285,7 +294,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _launcher(
-    name: str, place: JobPlace | None = None, directory: Path = Path(), address: str | None = None
+    name: str, place: "JobPlace | None" = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
     """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
@@ -308,6 +317,13 @@ def _launcher(
         yield launcher
 
 
+def _place(launcher: str) -> "JobPlace | None":
+    """Of this process in a job of several, if it is in one."""
+    from argosy.running.hosts.place import place_asked
+
+    return place_asked(launcher, os.environ)
+
+
 def _directory(given: Path | None, file: Path) -> Path:
     """Of the run of a file; absolute, because what the file does may change the folder that this process is in."""
     return (Path("runs", file.stem) if given is None else given).absolute()
@@ -321,17 +337,19 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
         write(f"What was in {directory} is kept in {place}.")
 
 
-def _settings(given: Mapping[str, Any], place: JobPlace | None) -> Settings:
+def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
     """As the job has them, where they are not given: its nodes, and the time that is left of it."""
     found = dict(given)
     if place is not None and given["nodes"] == 1:
         found["nodes"] = place.nodes
     if given["time_limit"] is None:
+        from argosy.running.hosts.place import seconds_left
+
         found["time_limit"] = seconds_left(os.environ, time.time())
     return Settings(**found)
 
 
-def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
+def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:
     """Where another process of the job drives: be the agent of this node, and exit."""
     if place is not None and place.rank > 0:
         from argosy.running.hosts.agent import serve
@@ -340,7 +358,7 @@ def _serve(place: JobPlace | None, settings: Settings, directory: Path) -> None:
 
 
 def _train(
-    study: Study,
+    study: "Study",
     settings: Settings,
     directory: Path,
     *,
@@ -365,7 +383,7 @@ def _view(*, quiet: bool) -> "View | None":
 
 def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
     if as_json:
-        write(report.to_json())
+        write_report(report, verbose=verbose)
     else:
         print_report(report, typed(), f"{typed()} --retry-failed", verbose=verbose)
 

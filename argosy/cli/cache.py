@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from argosy.views.output import Json, show, write
+from argosy.views.output import All, Json, show, write
 
 __all__ = ["cache"]
 
@@ -14,6 +14,7 @@ def cache(
     clear: Annotated[
         bool, typer.Option("--clear", help="Delete them; runs that use them keep what they have open.")
     ] = False,
+    every: All = False,
     as_json: Json = False,
 ) -> None:
     """List prepared samples that are kept for later runs, or delete them; Data(keep=False) keeps none."""
@@ -36,7 +37,7 @@ def cache(
     for entry in entries if clear else ():
         kept.discard(entry.folder)
     if as_json:
-        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows})
+        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows}, every=every)
     elif not rows:
         write(f"Nothing is kept in {kept.folder}.")
     else:

@@ -1,6 +1,7 @@
 """Options that several commands have: those of a run's settings are made from `argosy.settings.Settings`."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -74,6 +75,8 @@ class Commands(TyperGroup):
         """See `click.Group.resolve_command`."""
         found: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
         name, command, words = found
+        if not sys.stdout.isatty():
+            command.rich_markup_mode = None  # frames around options are half of what a program would read
         options = [param for param in command.params if param.param_type_name == "option"]
         flags = {one: param.opts[-1] for param in options for one in (param.name, word_of(param.opts[-1]))}
         known = {flag for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}

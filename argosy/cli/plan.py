@@ -1,28 +1,22 @@
 """``argosy simulate``: read tables or a journal, decide, print."""
 
 import csv
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from argosy.cluster import Cluster
 from argosy.errors import PlanError
-from argosy.errors.spelling import meant
-from argosy.planning import POLICIES
-from argosy.planning.hindsight import Hindsight
-from argosy.planning.outcomes import Simulation
-from argosy.planning.policy import Moving
-from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
-from argosy.running.directory.journal import read_journal, timeline
+from argosy.views.output import All, Json, write
+
+if TYPE_CHECKING:
+    from argosy.cluster import Cluster
+    from argosy.planning.outcomes import Simulation
+    from argosy.planning.replay import Network
 
 __all__ = ["cluster_of", "read_networks", "read_scaling", "simulate"]
-
-REPLAYED = tuple(name for name in POLICIES if name != "exact")
-"""What ``--policy all`` means: ``exact`` solves only small cases."""
 
 
 def simulate(
@@ -36,7 +30,7 @@ def simulate(
         Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it nothing is split")
     ] = None,
     devices: Annotated[str, typer.Option(help="cluster sizes, as in 20,40,80")] = "8",
-    policy: Annotated[str, typer.Option(help=f"all, or some of {', '.join(POLICIES)}")] = "all",
+    policy: Annotated[str, typer.Option(help="all, or some, as in balanced,solo")] = "all",
     samples: Annotated[int, typer.Option(help="samples of one epoch")] = 30606,
     epochs_known: Annotated[bool, typer.Option(help="policies see the epochs of the table beforehand")] = False,
     preparation: Annotated[
@@ -53,12 +47,16 @@ def simulate(
     flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
     one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
     draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
-    as_json: Annotated[bool, typer.Option("--json", help="print one list of objects")] = False,
+    every: All = False,
+    as_json: Json = False,
 ) -> None:
     """Replay a table of networks on clusters that need not exist, or a run: options but --policy are of tables."""
     if table.is_dir():
-        _simulate_run(table, policy, as_json=as_json)
+        _simulate_run(table, policy, as_json=as_json, every=every)
         return
+    from argosy.planning.policy import Moving  # no other command plans
+    from argosy.planning.replay import ReplayCharges, replay, workload_of
+
     moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
     charges = ReplayCharges(
         slowdown=slowdown,
@@ -82,34 +80,42 @@ def simulate(
         for cluster in clusters
         for name in _policies(policy)
     ]
-    typer.echo(json.dumps([run.to_json() for run in runs]) if as_json else _table(runs))
+    write({"runs": [run.to_json() for run in runs]} if as_json else _table(runs), every=every)
 
 
-def _simulate_run(directory: Path, policy: str, *, as_json: bool) -> None:
+def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -> None:
     """A run at the rates and for the epochs that its members had, beside what it took."""
+    from argosy.planning import POLICIES
+    from argosy.planning.hindsight import Hindsight
+    from argosy.running.directory.journal import read_journal, timeline
+
     read_journal(directory)  # says what is wrong with a directory that holds no run
     past = Hindsight.of(timeline(directory))
     own = [past.policy] if past.policy in POLICIES else []
     runs = [past.under(name, clock=time.perf_counter) for name in dict.fromkeys((*own, *_policies(policy)))]
     if as_json:
         actual = {past.policy: {"actual_seconds": past.seconds}}
-        typer.echo(json.dumps([run.to_json() | actual.get(run.policy, {}) for run in runs]))
+        write({"runs": [run.to_json() | actual.get(run.policy, {}) for run in runs]}, every=every)
         return
     simulated = "".join(
         f", simulated {run.makespan_seconds / past.seconds:.2f} times that" for run in runs if run.policy == past.policy
     )
-    typer.echo(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
+    write(f"{_table(runs)}\nThe run itself took {past.seconds:,.1f} s under {past.policy}{simulated}.")
 
 
-def cluster_of(devices: int, node_devices: int, memory_gb: float) -> Cluster:
+def cluster_of(devices: int, node_devices: int, memory_gb: float) -> "Cluster":
     """So many devices in equal nodes; PlanError where they do not fill them."""
+    from argosy.cluster import Cluster
+
     if devices < 1 or node_devices < 1 or devices % node_devices:
         raise PlanError(f"{devices} devices do not fill nodes of {node_devices}; change --devices or --node-devices.")
     return Cluster.parse(f"{devices // node_devices}x{node_devices}x{memory_gb:.12g}GB")
 
 
-def read_networks(path: Path) -> list[Network]:
+def read_networks(path: Path) -> "list[Network]":
     """The rows of a table with columns name, samples_per_second, epochs, model_mb."""
+    from argosy.planning.replay import Network
+
     try:
         with path.open(newline="") as file:
             return [
@@ -143,7 +149,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def _policies(text: str) -> Sequence[str]:
-    names = REPLAYED if text == "all" else tuple(text.split(","))
+    from argosy.errors.spelling import meant
+    from argosy.planning import POLICIES
+
+    # ``exact`` solves only small cases.
+    names = tuple(name for name in POLICIES if name != "exact") if text == "all" else tuple(text.split(","))
     if unknown := [name for name in names if name not in POLICIES]:
         raise PlanError(
             f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or some of {', '.join(POLICIES)}."
@@ -151,7 +161,7 @@ def _policies(text: str) -> Sequence[str]:
     return names
 
 
-def _table(runs: Sequence[Simulation]) -> str:
+def _table(runs: "Sequence[Simulation]") -> str:
     lines = ["policy       devices  makespan s   of bound  flotillas  moves   idle  planner s"]
     for run in runs:
         ratio = run.makespan_seconds / run.bound_seconds if run.bound_seconds else 1.0

@@ -16,16 +16,29 @@ from typer.core import TyperCommand
 from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
 from argosy.results.ending import size_of_output
-from argosy.views.output import Json, show, to_be_written, write
+from argosy.views.output import All, Json, show, to_be_written, write
 
 if TYPE_CHECKING:
     from argosy.results.report import Report
     from argosy.tuning.report import SearchReport
 
-__all__ = ["ReportCommand", "RunCommand", "audit", "print_report", "print_search", "report", "status", "typed"]
+__all__ = [
+    "ReportCommand",
+    "RunCommand",
+    "audit",
+    "brief",
+    "print_report",
+    "print_search",
+    "report",
+    "status",
+    "typed",
+    "write_report",
+]
 
 SHARE = 0.05
 """Of the time that may go into a page of a run that goes on: a large one is written less often."""
+DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
+"""What of a report only says how it was made."""
 BEGUN_BY = "the command that began it"
 
 
@@ -45,10 +58,16 @@ def status(
     if not as_json:
         _print(found, verbose=verbose)
         return
-    rows = [{"member": r.name, "status": r.status, "epochs": r.epochs, **r.metrics} for r in found.rows]
+    rows = [
+        {"member": row.name, "status": row.status, "epochs": row.epochs, "best_epoch": row.best_epoch, **row.metrics}
+        for row in found.rows
+    ]
     search = search_of(found)
     trials = {} if search is None else {"trials": search.table()}
-    write({"status": found.status, "members": rows, **trials})
+    best = found.leader.to_json() if found.leader else None
+    write(
+        {"status": found.status, "objective": found.objective, "best": best, "members": rows, **trials}, every=verbose
+    )
 
 
 def report(
@@ -72,14 +91,14 @@ def report(
     from argosy.running.directory.loading import load, search_of
 
     if csv_file is not None or figures is not None:
-        _export(load(directory), csv_file, figures, as_json=as_json)
+        _export(load(directory), csv_file, figures, as_json=as_json, every=verbose)
         return
     if not (html or open_ or live):
         found = load(directory)
         if not as_json:
             _print(found, verbose=verbose)
         else:
-            write((search_of(found) or found).to_json())
+            write_report(search_of(found) or found, verbose=verbose)
         return
     if live:
         from argosy.running.directory.journal import wait_for_data
@@ -93,13 +112,13 @@ def report(
         _keep_writing(directory)
 
 
-def audit(directory: RunDirectory, as_json: Json = False) -> None:
+def audit(directory: RunDirectory, every: All = False, as_json: Json = False) -> None:
     """Check that every member saw every sample of its epochs exactly once, in order; exit code 1 if not."""
     from argosy.running.directory import audit as auditing
 
     found = auditing.audit(directory)
     if as_json:
-        write({"directory": str(directory), "passes": not found, "found": found})
+        write({"directory": str(directory), "passes": not found, "found": found}, every=every)
     elif found:
         write("\n".join([*found, "", "Train these members again, in another directory."]))
     else:
@@ -109,7 +128,7 @@ def audit(directory: RunDirectory, as_json: Json = False) -> None:
     raise typer.Exit(1 if found else 0)
 
 
-def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_json: bool) -> None:
+def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_json: bool, every: bool) -> None:
     """The curves as CSV, printed for an empty name of the file, and the figures."""
     from argosy.running.directory.loading import search_of
 
@@ -130,7 +149,7 @@ def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_j
     if figures is not None:
         written["figures"] = [str(file) for file in (search_of(found) or found).write_figures(figures)]
     if as_json:
-        write(written)
+        write(written, every=every)
     else:
         for file in (*([written["csv"]] if "csv" in written else []), *written.get("figures", ())):
             write(f"Written: {file}")
@@ -147,6 +166,16 @@ def _print(found: "Report", *, verbose: bool) -> None:
         folder = shlex.quote(str(found.directory))
         again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
         print_search(search, again, verbose=verbose)
+
+
+def brief(found: "Report | SearchReport") -> dict[str, Any]:
+    """Return what came out, without what only says how it was made."""
+    return {key: value for key, value in found.to_json().items() if key not in DETAILS}
+
+
+def write_report(found: "Report | SearchReport", *, verbose: bool) -> None:
+    """For programs: what came out; everything where it is asked for."""
+    write(found.to_json() if verbose else brief(found), every=verbose)
 
 
 def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:

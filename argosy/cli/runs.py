@@ -9,27 +9,32 @@ import typer
 from argosy.errors import ArgosyError
 from argosy.errors.wording import text_table
 from argosy.results.ending import size_of_output
-from argosy.views.output import Json, write
+from argosy.views.output import All, Json, write
 
 __all__ = ["runs"]
+
+SHOWN = 20
+"""Runs that are listed where not all are asked for."""
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder with directories of runs.")] = Path("runs"),
+    every: All = False,
     as_json: Json = False,
 ) -> None:
     """List the runs that are here, the latest first: how far each is, and its best."""
     journals = sorted(folder.glob("*/journal.jsonl"), key=lambda path: -path.stat().st_mtime)
     rows = [_row(journal) for journal in journals]
     if as_json:
-        write({"runs": rows})
+        write({"runs": rows}, every=every)
     elif not rows:
         write(f"There is no run in {folder}. Begin one:  argosy run study.py")
     else:
-        columns = ("run", "status", "changed")
-        table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])
-        lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in rows)), strict=True)]
-        write("\n".join([*lines, "", f"Look at one:     argosy report {folder}/NAME"]))
+        columns, shown = ("run", "status", "changed"), rows if every else rows[:SHOWN]
+        table = text_table(columns, [[row[name] for name in columns] for row in shown], size_of_output()[0])
+        lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in shown)), strict=True)]
+        left = [f"and {len(rows) - len(shown)} more: --all lists them"] if len(rows) > len(shown) else []
+        write("\n".join([*lines, *left, "", f"Look at one:     argosy report {folder}/NAME"]))
 
 
 def _row(journal: Path) -> dict[str, Any]:

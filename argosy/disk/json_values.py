@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_or
 from argosy.errors import StudyError
 from argosy.errors.checks import check_name
 
-__all__ = ["Name", "Positive", "conforming", "parsed"]
+__all__ = ["Name", "Positive", "conforming", "finite", "parsed"]
 
 DEEPEST = 64
 """Most levels of values inside each other."""
@@ -36,6 +36,15 @@ Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
 Positive = Annotated[int, _check_positive]
 Read = Callable[[Any, str, set[str]], Any]
 """(value, where it stands, fields that this version does not know) -> the value; raises ValueError."""
+
+
+def finite(value: Any) -> Any:
+    """Return the value with null for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def parsed(text: str, *, infinite: bool = False) -> Any:

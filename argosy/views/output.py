@@ -1,32 +1,44 @@
 """What commands print and write: text for users, or one JSON object, alone on the standard output; and files."""
 
+import copy
 import functools
 import io
 import json
-import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
 
+from argosy.disk.json_values import finite
 from argosy.errors import PlanError
 from argosy.errors.wording import visible
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
 __all__ = [
+    "All",
     "Json",
     "as_text",
     "console",
-    "finite",
     "open_what_is_closed",
+    "shortened",
     "show",
     "stdout_of_json",
     "to_be_written",
     "write",
 ]
+
+SCHEMA = 1
+"""Version of all JSON outputs: another one where a field goes, or changes its meaning."""
+MOST_CHARACTERS = 8000
+"""Most characters of a JSON output where not all was asked for: 2,000 tokens of a language model, of four each."""
+SHORTEST = 2
+"""Lists of so many entries are pairs, as intervals, and never cut."""
 
 
 @functools.cache
@@ -46,21 +58,26 @@ def _for_json(wanted: bool) -> bool:
 
 Json = Annotated[
     bool,
-    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table."),
+    typer.Option("--json", callback=_for_json, help="Print one JSON object instead of a table (argosy schema)."),
 ]
+All = Annotated[bool, typer.Option("--all", help="Every row; without it as many as fit into 2,000 tokens.")]
 
 
-def console(**settings: Any) -> Console:
+def console(**settings: Any) -> "Console":
     """Return a rich console that shows messages literally: ``iou[cat]`` is no style, and ``:x:`` no picture."""
+    from rich.console import Console  # most commands print plain lines
+
     return Console(markup=False, emoji=False, highlight=False, **settings)
 
 
-def as_text(value: object, style: str = "") -> Text:
+def as_text(value: object, style: str = "") -> "Text":
     """Return the text as it is, for a table or a screen: without markup, and nothing that moves the cursor."""
+    from rich.text import Text
+
     return Text(visible(str(value)), style)
 
 
-def show(table: RenderableType) -> None:
+def show(table: "RenderableType") -> None:
     """Print a table, as wide as its destination."""
     # Files and pipes have no width.
     terminal = sys.stdout.isatty()
@@ -69,12 +86,47 @@ def show(table: RenderableType) -> None:
     _put(page.getvalue().rstrip("\n"), sys.stdout)
 
 
-def write(value: Any) -> None:
-    """Print text, or a value as JSON; a closed output is ignored, since the command's work is done."""
+def write(value: str | dict[str, Any], *, every: bool = False) -> None:
+    """Print text, or a value as JSON, with `every` row of its lists; a closed output is ignored, since the command's work is done."""
     if isinstance(value, str):
         _put(visible(value), sys.stdout)
     else:
-        _put(json.dumps(finite(value), allow_nan=False), stdout_of_json())
+        told = finite({"schema": SCHEMA, **value})
+        _put(_json(told if every else shortened(told)), stdout_of_json())
+
+
+def shortened(value: dict[str, Any], most: int = MOST_CHARACTERS) -> dict[str, Any]:
+    """Return the value with its longest lists cut at their ends until its JSON fits; ``left_out`` says how many entries went.
+
+    >>> shortened({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
+    {'rows': ['a', 'b'], 'pair': [1, 2], 'left_out': {'rows': 2}}
+    """
+    if len(_json(value)) <= most:
+        return value
+    left_out: dict[str, int] = {}
+    short = {**copy.deepcopy(value), "left_out": left_out}
+    while len(_json(short)) > most:
+        name, longest = max(_lists(short), key=lambda found: len(found[1]), default=("", []))
+        if len(longest) <= SHORTEST:
+            break
+        left_out[name] = left_out.get(name, 0) + len(longest) - len(longest) // 2
+        del longest[len(longest) // 2 :]
+    return short
+
+
+def _lists(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield all lists in a value, each with the key that it is found under."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _lists(item, key)
+    elif isinstance(value, list):
+        yield name, value
+        for item in value:
+            yield from _lists(item, name)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def _put(text: str, stdout: TextIO) -> None:
@@ -90,15 +142,6 @@ def to_be_written(path: Path) -> Path:
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise PlanError(f"{path} cannot be written; give a file, in a folder that is there and that you may write in.")
     return path
-
-
-def finite(value: Any) -> Any:
-    """Return the value with null for numbers that are not finite, which JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def open_what_is_closed() -> None:

@@ -14,6 +14,8 @@ import pytest
 import studies
 
 import argosy
+from argosy.cli.query import query
+from argosy.cli.schema import guide, schema
 from argosy.disk import files
 from argosy.errors.system import refusals_told
 from argosy.protocol.events import Checkpoint, RunEnded
@@ -26,6 +28,7 @@ from argosy.running.control.positions import Positions
 from argosy.running.control.rehearsal import Rehearsed
 from argosy.running.control.run import Run
 from argosy.running.control.tolerance import LOSSES, Tolerance
+from argosy.running.directory import query as querying
 from argosy.running.directory.anew import begin_anew
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import tell
@@ -42,6 +45,7 @@ from messages.of_studies import misspelt, study
 __all__ = ["CASES"]
 
 RUN = Path("runs/x")
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"
 FAILING = studies.member("mlp", model=misspelt)
 
 
@@ -49,6 +53,12 @@ def run(epochs: int = 1, *, fresh: Any = False, **rest: Any) -> argosy.Report:
     """A small run, in this process."""
     asked = study(stop=argosy.MaxEpochs(epochs), **rest)
     return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1", fresh=fresh)
+
+
+def asked(sql: str) -> querying.Answer:
+    """An answer of a small run."""
+    run()
+    return querying.query(RUN, sql)
 
 
 def loaded(member: argosy.Member) -> None:
@@ -299,6 +309,20 @@ CASES = {
     "a figure without matplotlib": without_matplotlib,
     "a figure of a metric that no member reports": lambda: run().plot("val_los"),
     "a file in the place of the folder of figures": lambda: run().write_figures(RUN / "journal.jsonl"),
+    "a query of a table that there is not": lambda: asked("SELECT * FROM trials"),
+    "a query that writes": lambda: asked("DELETE FROM members"),
+    "a query of nothing": lambda: asked("-- later"),
+    "a query that is never over": lambda patch: (
+        patch.setattr(querying, "SECONDS", 0.01),
+        asked(f"{ENDLESS} max(i) FROM n"),
+    ),
+    "a query with too many rows": lambda patch: (
+        patch.setattr(querying, "MOST_ROWS", 10),
+        asked(f"{ENDLESS} i FROM n"),
+    ),
+    "a command without its query": lambda: query(RUN),
+    "a part that the guide does not have": lambda: guide("compar"),
+    "a schema of a command without JSON": lambda: schema("statu"),
     "a figure of groups that there are not": lambda: run().plot(by="configuratoin"),
     "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
     "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),

@@ -165,6 +165,7 @@ CASES = {
     "a keyword that belongs elsewhere": lambda: argosy.Data(arrays=ARRAYS, batch_size=32),
     "a keyword that is misspelt": lambda: studies.member("mlp", eval_batchsize=7),
     "a grid with an axis that build does not take": lambda: argosy.grid(lambda lr: studies.member(), rate=[0.1]),
+    "a command that is no text": lambda: Settings(on_end=["notify.sh"]),
     "an unknown way of sharing": lambda: Settings(sharing="broadcast"),
     "sharing 'none' with another policy": lambda: Settings(sharing="none"),
     "compile with exact numerics": lambda: Settings(compile=True, numerics="exact"),

@@ -38,7 +38,7 @@ def test_simulate_prints_one_object_a_policy_and_size(tables: Path) -> None:
     options = "--devices 4,8 --policy all --samples 500 --slowdown 1.115 --rebalance-seconds 2 --memory-gb 16 --json"
     found = simulate(tables, "networks.csv", "--scaling", "curves.csv", *options.split())
     assert found.returncode == 0, found.stderr
-    rows = json.loads(found.stdout)
+    rows = json.loads(found.stdout)["runs"]
     assert [(row["policy"], row["devices"]) for row in rows] == [
         (policy, size)
         for size in (4, 8)
@@ -58,7 +58,7 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
         words = ["--devices", "4", "--policy", "balanced,solo", "--draws", "3", "--json", *options]
         found = simulate(tables, "networks.csv", *words)
         assert found.returncode == 0, found.stderr
-        return {row["policy"]: row["makespan_seconds"] for row in json.loads(found.stdout)}
+        return {row["policy"]: row["makespan_seconds"] for row in json.loads(found.stdout)["runs"]}
 
     blind, seeing, fed = makespans(), makespans("--epochs-known"), makespans("--preparation", "100")
     assert seeing["solo"] == blind["solo"] and seeing["balanced"] <= min(seeing["solo"], blind["balanced"])

@@ -93,7 +93,7 @@ def test_the_command_simulates_a_run_beside_what_it_took(tmp_path: Path) -> None
     report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:2")
     assert report.legs[0].saving_seconds > 0
     words = ["simulate", "run", "--policy", "solo,balanced"]
-    rows = json.loads(forked.command(tmp_path, [*words, "--json"]).stdout)
+    rows = json.loads(forked.command(tmp_path, [*words, "--json"]).stdout)["runs"]
     assert [row["policy"] for row in rows] == ["balanced", "solo"], "its own policy first"
     assert 0 < rows[0]["actual_seconds"] < report.seconds and "actual_seconds" not in rows[1]
     assert all(row["devices"] == 2 and row["makespan_seconds"] > 0 for row in rows)

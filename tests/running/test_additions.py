@@ -235,7 +235,7 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     assert argosy.load(where).status == "running"
     words = ("clone", where, "plain", "twin", "--set", "optimizer.lr=0.01", "--warm", "--json")
     code, out, _ = argosy_command(*words)
-    assert (code, json.loads(out)) == (0, {"answer": "added twin", "refused": False})
+    assert (code, json.loads(out)) == (0, {"schema": 1, "answer": "added twin", "refused": False})
     ended = sum(line["event"] == "SectionEnded" for line in run.lines())
     rows = json.loads(argosy_command("status", where, "--wait", "--json")[1])["members"]
     assert {row["member"] for row in rows} > {"plain", "late", "twin"}

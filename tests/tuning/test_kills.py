@@ -53,7 +53,7 @@ search = argosy.Search(build=build, space={{"lr": FloatDistribution(0.001, 1.0, 
 @pytest.mark.parametrize("scheduler", ["asha", "pbt"])
 def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: Path, scheduler: str) -> None:
     (tmp_path / "search.py").write_text(SEARCH.format(folder=str(tmp_path), scheduler=scheduler))
-    words = ["tune", "search.py", "--devices", "cpu:2", "--numerics", "exact", "--json", "--dir"]
+    words = ["tune", "search.py", "--devices", "cpu:2", "--numerics", "exact", "--json", "--verbose", "--dir"]
     with (tmp_path / "said").open("w") as said:
         driver = forked.started(tmp_path, [*words, "killed"], out=said.fileno(), err=said.fileno())
         (tmp_path / "there").write_text(str(driver.pid))

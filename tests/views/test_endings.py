@@ -197,5 +197,5 @@ def test_help_begins_with_what_people_use_and_the_version_is_said() -> None:
     said = CliRunner().invoke(app, ["--help"]).output
     first = [line.split()[1] for line in said.splitlines() if re.match(r"│ [a-z]+ ", line)]
     assert first[:4] == ["run", "tune", "runs", "status"]
-    assert first[-1] == "simulate"
+    assert first[-1] == "schema"
     assert CliRunner().invoke(app, ["--version"]).output == f"argosy {argosy.__version__}\n"

@@ -69,6 +69,11 @@ class Measuring:
         self._rates: dict[object, float] = {}
         """What plans go by instead of what was measured, by kind of work."""
 
+    @property
+    def shapes(self) -> dict[str, str]:
+        """Digests of the parameters' names and shapes, by member."""
+        return {name: found.parameter_shapes for name, found in self.measured.items()}
+
     def want(self, members: Iterable[Member]) -> None:
         """These are to be known; the costs of some may be, by what was measured of others."""
         for member in members:

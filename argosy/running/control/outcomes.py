@@ -49,7 +49,7 @@ class Outcomes:
     def announce(self, names: list[str]) -> None:
         """Let study.json have members that joined."""
         self.members.announced(names)
-        self.run.identity.add(self.run.study, names, measured=self.measuring.measured)
+        self.run.identity.add(self.run.study, names, shapes=self.measuring.shapes)
 
     def refuse(self, addition: str, why: str) -> None:
         """The members that a command brought come to nothing."""

@@ -120,8 +120,8 @@ class Run:
     def known_of_study(self) -> dict[str, Any]:
         """What only open data and built networks tell of it."""
         assert self.data is not None
-        fingerprints, measured = self.data.fingerprints, self.measuring.measured
-        return {"lengths": self.lengths, "fingerprints": fingerprints, "measured": measured}
+        fingerprints, shapes = self.data.fingerprints, self.measuring.shapes
+        return {"lengths": self.lengths, "fingerprints": fingerprints, "shapes": shapes}
 
     def write_study(self) -> None:
         """Write ``study.json``; raises RunError where the directory holds another study's run."""

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from argosy.disk.files import append_descriptor, check_directory, lines_of, opened
 from argosy.disk.json_values import conforming, parsed
 from argosy.errors import RunError
@@ -288,6 +286,8 @@ class Lock:
 
     def _end_stopped_orphans(self) -> None:
         """Kill stopped processes that hold the lock: stopped before their tie was set, they outlive the driver."""
+        import psutil  # which readers do not need
+
         own = self.path.resolve()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):

@@ -7,12 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-import numpy as np
-
 from argosy.disk.files import lines_of, opened, replacing
 from argosy.disk.json_values import Name, Positive, conforming, parsed
 from argosy.errors import RunError
-from argosy.protocol.trainer import Measured
 from argosy.study import FACTORIES, Member, Repetition, Study
 
 __all__ = ["MEMBER_FIELDS", "NEWCOMERS", "describe", "found_study", "functions", "spell", "summarize", "write_json"]
@@ -85,10 +82,10 @@ def summarize(
     *,
     lengths: Mapping[str, int] | None = None,
     fingerprints: Mapping[str, str] | None = None,
-    measured: Mapping[str, Measured] | None = None,
+    shapes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the study as a plain value; parameter shapes are given for members that were built."""
-    measured, fingerprints = measured or {}, fingerprints or {}
+    """Return the study as a plain value; digests of parameter `shapes` are given for members that were built."""
+    shapes, fingerprints = shapes or {}, fingerprints or {}
     return {
         "seed": study.seed,
         "objective": study.objective,
@@ -101,7 +98,7 @@ def summarize(
         "then": _spell(study.data.then),
         "ragged": None if study.data.ragged is None else repr(study.data.ragged),
         "stop": repr(study.stop),
-        "members": {m.name: describe(m, measured.get(m.name)) for m in study.members},
+        "members": {m.name: describe(m, shapes.get(m.name)) for m in study.members},
     }
 
 
@@ -160,13 +157,13 @@ def _spelled(value: Any, depth: int = 0) -> str:
     return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
 
 
-def describe(member: Member, measured: Measured | None) -> dict[str, Any]:
+def describe(member: Member, shapes: str | None) -> dict[str, Any]:
     """Return a member as a plain value."""
     return {
         **{field: _spell(function) for field, function in functions(member).items()},
         **{field: getattr(member, field) for field in MEMBER_FIELDS},
         "hyperparameters": member.hyperparameters,
-        "parameter_shapes": measured.parameter_shapes if measured else None,
+        "parameter_shapes": shapes,
         "average": None if member.average is None else repr(member.average),
         "stop": repr(member.stop),
         "subset": _spell_subset(member.subset),
@@ -195,4 +192,9 @@ def spell(factory: Any) -> str:
 
 
 def _spell_subset(subset: Any) -> list[int] | None:
-    return None if subset is None else np.asarray(subset, dtype=np.int64).tolist()
+    if subset is None:
+        return None
+    import numpy as np  # which a reader does not need
+
+    indices: list[int] = np.asarray(subset, dtype=np.int64).tolist()
+    return indices

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from argosy.disk.files import replacing
+from argosy.disk.json_values import finite
 from argosy.errors.wording import as_html, visible
-from argosy.views.output import finite
 
 __all__ = ["COLOURS", "LIVE_SECONDS", "Section", "bars", "figure", "news_of", "page", "write_page"]
 

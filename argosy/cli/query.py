@@ -1,0 +1,70 @@
+"""``argosy query`` and ``argosy compare``: questions to a run that its report does not answer."""
+
+import csv
+import io
+from typing import Annotated
+
+import typer
+
+from argosy.cli.steer import RunDirectory
+from argosy.errors import RunError
+from argosy.errors.wording import text_table
+from argosy.views.output import All, Json, write
+
+__all__ = ["compare", "query"]
+
+SHOWN = 50
+"""Rows that are printed where not all are asked for."""
+UNBOUNDED = 10**6
+"""Columns of a table of which none is left out: each was asked for."""
+
+
+def query(
+    directory: RunDirectory,
+    sql: Annotated[str, typer.Argument(metavar="SELECT", help="One SELECT over members, sections and events.")] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="List the tables and their columns.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
+    every: All = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a run in SQL: its members, best first, their sections and all events are tables; nothing is written."""
+    from argosy.running.directory.query import columns_of
+    from argosy.running.directory.query import query as ask
+
+    if schema:
+        tables = columns_of(directory)
+        lines = [f"{table}: {', '.join(columns)}" for table, columns in tables.items()]
+        write({"tables": tables} if as_json else "\n".join(lines))
+        return
+    if not sql:
+        raise RunError(f"no query was given; write it as in argosy query {directory} 'SELECT * FROM members'.")
+    found = ask(directory, sql)
+    if as_json:
+        write({"columns": [*found.columns], "rows": [*found.rows]}, every=every)
+        return
+    rows = found.rows if every else found.rows[:SHOWN]
+    if as_csv:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([found.columns, *rows])
+        lines = text.getvalue().splitlines()
+    else:
+        lines = text_table(found.columns, [["" if one is None else one for one in row] for row in rows], UNBOUNDED)
+    write("\n".join(lines))
+    if left := len(found.rows) - len(rows):
+        typer.echo(f"and {left} more: --all prints them", err=True)
+
+
+def compare(
+    directory: RunDirectory,
+    first: Annotated[
+        str, typer.Argument(help="Configuration: a name that argosy.replicate or argosy.kfold was given.")
+    ],
+    second: Annotated[str, typer.Argument(help="Configuration that it is compared with.")],
+    metric: Annotated[str | None, typer.Option(help="By default the objective.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two configurations over their seeds or folds: the difference of their means, and its 95 % interval."""
+    from argosy.running.directory.loading import load
+
+    found = load(directory).compare(first, second, metric)
+    write(found.to_json() if as_json else f"{found}")

@@ -1,0 +1,65 @@
+"""``argosy schema`` and ``argosy guide``: what programs that drive Argosy go by."""
+
+import importlib.resources
+import json
+from typing import Annotated, Any
+
+import typer
+
+from argosy.errors import RunError
+from argosy.errors.spelling import meant
+from argosy.views.output import write
+
+__all__ = ["guide", "schema", "schema_of"]
+
+FOLDER = importlib.resources.files("argosy.cli")
+REFERENCE = "#/$defs/"
+
+
+def schema(
+    command: Annotated[str, typer.Argument(help="As status; without, the commands that have one.")] = "",
+) -> None:
+    """Print the JSON Schema of what a command prints with --json; each output names its version, as "schema": 1."""
+    write(schema_of(command) if command else {"commands": [*_schemas()["commands"]]}, every=True)
+
+
+def guide(topic: Annotated[str, typer.Argument(help="As compare; without, all of it.")] = "") -> None:
+    """Tell a program, or an agent, how to start a run, wait, read, compare, change it, and use what came out."""
+    text = (FOLDER / "guide.md").read_text(encoding="utf-8").rstrip("\n")
+    if topic:
+        parts = {part.partition("\n")[0].casefold(): f"## {part}".rstrip("\n") for part in text.split("\n## ")[1:]}
+        if topic.casefold() not in parts:
+            raise RunError(f"the guide has no part {topic!r}{meant(topic, parts)}; choose one of {', '.join(parts)}.")
+        text = parts[topic.casefold()]
+    write(text)
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a command's output, with the definitions that it needs."""
+    found = _schemas()
+    if command not in found["commands"]:
+        known = found["commands"]
+        raise RunError(f"no command {command!r} prints JSON{meant(command, known)}; choose one of {', '.join(known)}.")
+    needed: dict[str, Any] = {}
+    left = [found["commands"][command]]
+    while left:
+        for name in _referred(left.pop()) - needed.keys():
+            needed[name] = found["$defs"][name]
+            left.append(needed[name])
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"argosy {command} --json"}
+    return {**head, **found["commands"][command], "$defs": needed}
+
+
+def _schemas() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "schemas.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _referred(value: Any) -> set[str]:
+    """Return the names of the definitions that a schema refers to by itself."""
+    if isinstance(value, list):
+        return set().union(*map(_referred, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {value["$ref"].removeprefix(REFERENCE)} if "$ref" in value else set()
+    return own.union(*map(_referred, value.values()))

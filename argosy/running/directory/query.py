@@ -1,0 +1,136 @@
+"""SQL over a run: its members, sections and events as tables of a SQLite database in memory, made from its journal for one query."""
+
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.results.report import Report
+from argosy.running.directory.journal import timeline
+from argosy.running.directory.lines import to_line
+from argosy.running.directory.loading import load
+
+__all__ = ["Answer", "columns_of", "query"]
+
+TABLES = ("members", "sections", "events")
+SECONDS = 10.0
+"""Most seconds that a query takes."""
+MOST_ROWS = 100_000
+"""Most rows of an answer."""
+LARGEST_BYTES = 10_000_000
+"""Most bytes of a value, so that no function of SQL fills the memory."""
+STEPS = 10_000
+"""Instructions of SQLite between two looks at the clock."""
+READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+"""What a query may do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The rows of a query."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def query(directory: Path, sql: str) -> Answer:
+    """Return what a SELECT gives; raises RunError for a statement that SQLite refuses, that writes, or that takes too long."""
+    with contextlib.closing(_opened(directory)) as database:
+        # After this no statement but a SELECT is carried out, and none that opens a file.
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_BYTES)
+        database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        database.set_authorizer(_authorize)
+        return _asked(database, sql)
+
+
+def columns_of(directory: Path) -> dict[str, list[str]]:
+    """Return the columns of each table; metrics and hyper-parameters have a column each under their own names."""
+    with contextlib.closing(_opened(directory)) as database:
+        return {
+            table: [column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")] for table in TABLES
+        }
+
+
+def _opened(directory: Path) -> sqlite3.Connection:
+    found = load(directory)
+    database = sqlite3.connect(":memory:")
+    for table, rows in zip(TABLES, (found.table(), [*_sections(found)], [*_events(directory)]), strict=True):
+        _fill(database, table, rows)
+    database.execute("SELECT * FROM json_each('[]')")  # what it makes for itself at its first use is refused later
+    return database
+
+
+def _asked(database: sqlite3.Connection, sql: str) -> Answer:
+    deadline = time.monotonic() + SECONDS
+    database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+    try:
+        found = database.execute(sql)
+        rows = found.fetchmany(MOST_ROWS + 1)
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"the query took more than {SECONDS:g} s; ask for fewer rows, or join fewer tables."
+            ) from error
+        raise _refused(f"{error}".removesuffix(".")) from error
+    if found.description is None:
+        raise _refused("it asks for nothing")
+    if len(rows) > MOST_ROWS:
+        raise RunError(f"the query gives more than {MOST_ROWS:,} rows; add a LIMIT, or let SQL count or average them.")
+    return Answer(columns=tuple(column for column, *_ in found.description), rows=tuple(map(_printable, rows)))
+
+
+def _refused(why: str) -> RunError:
+    return RunError(
+        f"the query cannot be answered: {why}. Give one SELECT over the tables {', '.join(TABLES)}; "
+        "`argosy query DIR --schema` lists their columns."
+    )
+
+
+def _printable(row: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value.hex() if isinstance(value, bytes) else value for value in row)
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    allowed = action in READS and second != "load_extension"
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _sections(found: Report) -> Iterable[dict[str, Any]]:
+    for row in found.rows:
+        for ended in row.sections:
+            at = {"epoch": ended.epoch + 1, "section": ended.section + 1, "device": ended.device}
+            cost = {"seconds": ended.seconds, "samples": ended.samples, "steps": ended.steps}
+            yield {**row.identity, **at, **cost, "best": ended.best, **ended.metrics}
+
+
+def _events(directory: Path) -> Iterable[dict[str, Any]]:
+    for seconds, event in timeline(directory):
+        line = to_line(event)
+        yield {"at": seconds, "event": line.pop("event"), "member": line.get("member"), "facts": line}
+
+
+def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Make a table with the columns of all rows. Names that differ only by case are one column in SQL: the first has it."""
+    columns: dict[str, str] = {}
+    for name in (name for row in rows for name in row):
+        columns.setdefault(name.casefold(), name)
+    names = [*columns.values()] or ["member"]
+    quoted = ", ".join('"{}"'.format(name.replace('"', '""')) for name in names)
+    database.execute(f"CREATE TABLE {table} ({quoted})")
+    values = ", ".join("?" * len(names))
+    database.executemany(
+        f"INSERT INTO {table} VALUES ({values})", ([_value(row.get(name)) for name in names] for row in rows)
+    )
+
+
+def _value(value: Any) -> Any:
+    """Return a value of SQLite: numbers and text as they are, a switch as 0 or 1, anything else as JSON."""
+    if isinstance(value, float | None) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,158 @@
+"""Commands of the user that run at the end of a run, and for each member that diverges: ``on_end`` and ``on_diverged``.
+
+A thread of their own starts them one after another and waits for each, so the run does not; a command that takes too long is
+killed with all that it has started, and the shell of one whose driver is killed ends as well. What goes wrong is printed at the
+end, and changes nothing else.
+"""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from argosy.disk.files import appending, make_folder, replacing
+from argosy.disk.json_values import finite
+from argosy.errors import RunError
+from argosy.errors.wording import last_line, visible
+from argosy.plans import Plan
+from argosy.protocol.events import MemberEnded
+from argosy.results.fold import RunState
+from argosy.results.report import Report
+from argosy.running.launch.launcher import Job
+from argosy.running.watch.phase import Phase
+from argosy.running.watch.view import View
+from argosy.settings import Settings
+from argosy.stream.death import die_with_parent
+from argosy.study import Study
+
+__all__ = ["Hooked"]
+
+SECONDS = 60.0
+"""Most seconds of a command; and of those together that are left over when the run has ended, but for ``on_end``."""
+
+
+class Hooked:
+    """Wraps a view, and runs the commands of the settings; to be closed by ``with`` after the run's directory was left."""
+
+    def __init__(self, view: View, settings: Settings, directory: Path) -> None:
+        self._view = view
+        self._commands = {"end": settings.on_end, "diverged": settings.on_diverged}
+        self._directory = directory
+        self._folder = Path.cwd()
+        """Where the commands run; what the study does may change the folder of this process."""
+        self._begun = False
+        self._deadline = float("inf")
+        """When those are over that were waiting at the run's end."""
+        self._wrong: list[str] = []
+        self._calls: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="argosy-hooks", daemon=True)
+
+    def __enter__(self) -> "Hooked":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Wait for the commands; a run that an error ended has ``on_end`` as well."""
+        if error is not None and self._begun:
+            self._call("end", status="failed", reason=f"{kind.__name__ if kind else ''}: {error}")
+        self._deadline = time.monotonic() + SECONDS
+        if self._thread.ident:
+            self._calls.put(None)
+            self._thread.join(3 * SECONDS)
+        for sentence in self._wrong:
+            print(visible(sentence), file=sys.stderr)
+
+    def ended(self, report: Report) -> None:
+        """Run ``on_end``: the run has ended, and another driver may take its directory."""
+        best = report.leader.to_json() if report.leader else None
+        facts = {"objective": report.objective, "best": best, "members": report.table()}
+        self._call("end", status=report.status, reason=report.reason, **facts)
+
+    def begin(self, job: Job, state: RunState) -> None:
+        """Implement `View.begin`."""
+        self._begun = True
+        self._view.begin(job, state)
+
+    def study(self, study: Study) -> None:
+        """Implement `View.study`."""
+        self._view.study(study)
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """Implement `View.expect`."""
+        self._view.expect(epochs)
+
+    def plan(self, plan: Plan) -> None:
+        """Implement `View.plan`."""
+        self._view.plan(plan)
+
+    def hear(self, worker: str, message: Any) -> None:
+        """Run ``on_diverged`` where a member has diverged; pass the message on to the view."""
+        if isinstance(message, MemberEnded) and message.status == "diverged":
+            self._call("diverged", status=message.status, reason=message.reason, member=message.member)
+        self._view.hear(worker, message)
+
+    def tick(self, phase: Phase) -> None:
+        """Implement `View.tick`."""
+        self._view.tick(phase)
+
+    def end(self) -> None:
+        """Implement `View.end`."""
+        self._view.end()
+
+    def _call(self, event: str, **facts: Any) -> None:
+        if self._commands[event] is None:
+            return
+        if not self._thread.ident:
+            self._thread.start()
+        self._calls.put({"schema": 1, "event": event, "directory": str(self._directory), **facts})
+
+    def _work(self) -> None:
+        while (facts := self._calls.get()) is not None:
+            event = facts["event"]
+            try:
+                wrong = self._run(event, facts)
+            except (OSError, RunError) as error:
+                wrong = f"cannot be started ({error})"
+            if wrong:
+                self._wrong.append(f"on_{event}: the command {self._commands[event]!r} {wrong}.")
+
+    def _run(self, event: str, facts: Mapping[str, Any]) -> str:
+        """Run a command to its end, and return what went wrong."""
+        seconds = SECONDS if event == "end" else min(SECONDS, self._deadline - time.monotonic())
+        workers = self._directory / "workers"
+        make_folder(workers)
+        told = workers / f"on-{'-'.join([event, *([facts['member']] if 'member' in facts else [])])}.json"
+        with replacing(told) as file:
+            file.write(json.dumps(finite(facts), default=str).encode())
+        environment = {
+            **os.environ,
+            "ARGOSY_FACTS": str(told),
+            "ARGOSY_BEST": (facts.get("best") or {}).get("name", ""),
+        }
+        for name in ("event", "directory", "status", "reason", "member"):
+            environment[f"ARGOSY_{name.upper()}"] = last_line(facts.get(name, "")).replace("\0", "")
+        with appending(workers / "hooks.log") as log:
+            process = subprocess.Popen(
+                ["sh", "-c", str(self._commands[event])],
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            )
+        try:
+            code = process.wait(max(seconds, 0.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"took longer than {SECONDS:g} s and was ended"
+        return f"ended with exit code {code} (see {workers / 'hooks.log'})" if code else ""
