@@ -1,15 +1,19 @@
-"""The pictures of docs/gallery: runs of 3, 30 and 100 members and a search, trained here on scikit-learn's digits, each run as its page.
+"""The pictures of docs/gallery and of README: runs trained here on scikit-learn's digits, each run as its page.
 
-`python benchmarks/gallery.py` writes them all again; names choose some: `python benchmarks/gallery.py 3-members search`. A
-run that is in the folder of runs already is not trained again. Needs Chromium and the extra `demo`.
+`python benchmarks/gallery.py` writes them all again; names choose some: `python benchmarks/gallery.py 3-members search`. Runs
+are in `runs` of the working directory, and one that is there is not trained again. Needs Chromium, Pillow and the extra `demo`.
 """
 
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from PIL import Image
@@ -79,7 +83,17 @@ def thirty(directory: Path) -> None:
         for one in argosy.replicate(member(f"{activation}-lr={lr}", lr=lr, activation=activation), seeds=3)
     ]
     fleet += argosy.replicate(member("narrow", lr=0.05, hidden=8), seeds=3)
+    threading.Thread(target=kill_a_trainer, args=[directory], daemon=True).start()
     train(directory, fleet, epochs=15)
+
+
+def kill_a_trainer(directory: Path) -> None:
+    """Kill a trainer once members have ended some epochs."""
+    journal = directory / "journal.jsonl"
+    while not journal.exists() or journal.read_text().count('"SectionEnded"') < 150:
+        time.sleep(0.05)
+    trainers = [one for one in psutil.Process().children(recursive=True) if one.name() == "argosy-trainer"]
+    trainers[0].kill()
 
 
 def hundred(directory: Path) -> None:
@@ -108,16 +122,46 @@ def search(directory: Path) -> None:
     argosy.tune(build, space, data=digits(), max_epochs=27, directory=directory, devices=DEVICES, quiet=True)
 
 
+def demo(directory: Path) -> None:
+    """The demo."""
+    subprocess.run([sys.executable, "-m", "argosy", "demo", "--dir", str(directory)], check=True)
+
+
 STUDIES: Mapping[str, Callable[[Path], None]] = {
     "3-members": three,
     "30-members": thirty,
     "100-members": hundred,
     "search": search,
+    "demo": demo,
 }
 LOOKS = {"1440": (1440, 4000), "800": (800, 3000), "390": (390, 3000), "dark": (1440, 4000)}
 """Width and greatest height of each picture."""
-COLOURS = 200
+COLOURS = 256
 """Colours of a picture, so that it is small."""
+
+
+def pictured(chromium: browser.Browser, name: str) -> None:
+    """Take the pictures of a page that is open."""
+    if name == "demo":
+        take(chromium, PICTURES.parent / "report.png", width=1240, most=1100)
+        return
+    for look, (width, most) in LOOKS.items():
+        take(chromium, PICTURES / f"{name}-{look}.png", width=width, most=most, dark=look == "dark")
+    if name == "30-members":
+        take(chromium, PICTURES.parent / "devices.png", width=1240, most=4000, part="#devices")
+
+
+def take(chromium: browser.Browser, path: Path, *, width: int, most: int, dark: bool = False, part: str = "") -> None:
+    """Take a picture of a page, or of its panel with this part."""
+    chromium.picture(path, width=width, dark=dark)
+    # The first one gives the page its width, by which its height is known.
+    height = int(chromium.ask("document.documentElement.scrollHeight"))
+    chromium.picture(path, width=width, height=min(height, most), dark=dark)
+    picture = Image.open(path).convert("RGB")
+    if part:
+        box = chromium.ask(f"document.querySelector('{part}').closest('.panel').getBoundingClientRect().toJSON()")
+        picture = picture.crop((box["left"], box["top"], box["right"], box["bottom"]))
+    picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
@@ -130,15 +174,7 @@ def main() -> None:
         with browser.opened(RUNS / "profile") as chromium:
             chromium.open(page)
             chromium.wait("document.querySelector('#curves svg')")
-            for look, (width, most) in LOOKS.items():
-                picture = PICTURES / f"{name}-{look}.png"
-                for height in (900, most):
-                    # The first one gives the page its width, by which its height is known.
-                    whole = int(chromium.ask("document.documentElement.scrollHeight"))
-                    chromium.picture(picture, width=width, height=min(height, max(whole, 900)), dark=look == "dark")
-                Image.open(picture).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(
-                    picture, optimize=True
-                )
+            pictured(chromium, name)
             assert chromium.errors == [], chromium.errors
 
 

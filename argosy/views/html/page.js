@@ -156,6 +156,7 @@ const drawCurves = () => {
   const hidden = all.filter(value => value > high).length;
   const logs = log && low > 0;
   find("log").setAttribute("aria-pressed", String(logs));
+  find("mean")?.setAttribute("aria-pressed", String(mean));
   const [svg, width] = frame(place, place.clientWidth < 500 ? 300 : 400, `${name} over the epochs`), height = svg.viewBox.baseVal.height;
   const letters = Math.min(Math.max(...lines.map(line => line.colour ? line.label.length : 0)), 28);
   const box = {left: 52, right: width - (width > 620 ? letters * 6.8 + 18 : 12), top: 26, bottom: height - 36};
@@ -189,7 +190,11 @@ const drawCurves = () => {
 
 // ---- hyper-parameters ----
 const columnsOf = kind => values.columns.flatMap((column, at) => column.kind === kind ? [{...column, at}] : []);
-const varied = () => columnsOf("parameter").filter(column => !column.equal);
+// Those first that explain most, then those that most rows have.
+const varied = () => {
+  const given = column => values.rows.filter(row => row.cells[column.at] !== null).length;
+  return columnsOf("parameter").filter(column => !column.equal).map(column => ({...column, given: given(column)})).sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0) || b.given - a.given);
+};
 const reached = row => row.cells[values.columns.findIndex(column => column.kind === "metric" && column.name === values.objective)];
 // A value far worse than most says no more by its distance.
 const worth = () => {
@@ -209,7 +214,7 @@ const drawScatter = () => {
   if (!place || !range) return;
   // Two figures in a row are as high as the parallel coordinates beside them.
   const height = varied().length * 246 <= place.clientWidth + 16 ? 300 : 190;
-  place.replaceChildren(...[...varied()].sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)).slice(0, 12).map(({name, at}) => {
+  place.replaceChildren(...varied().slice(0, 12).map(({name, at}) => {
     const holder = make("div");
     place.append(holder);
     const [svg, width] = frame(holder, height, `${values.objective} over ${name}`), box = {left: 44, right: width - 8, top: 24, bottom: height - 38};
@@ -232,23 +237,24 @@ const drawScatter = () => {
 const drawParallel = () => {
   const place = find("parallel"), range = worth();
   if (!place || !range) return;
-  const most = Math.max(Math.floor(place.clientWidth / 95) - 1, 2), found = [...varied()].sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)), shown = found.slice(0, most);
-  const [svg, width] = frame(place, 300, "Hyper-parameters and the objective of each row, on parallel axes"), box = {left: 34, right: width - 40, top: 44, bottom: 276};
+  const most = Math.max(Math.floor(place.clientWidth / 95) - 1, 2), found = varied(), shown = found.slice(0, most);
+  const [svg, width] = frame(place, 300, "Hyper-parameters and the objective of each row, on parallel axes"), gaps = shown.some(column => column.given < values.rows.length), box = {left: 34, right: width - 40, top: 44, bottom: gaps ? 262 : 276};
   const objective = {name: values.objective, at: values.columns.findIndex(column => column.kind === "metric" && column.name === values.objective)};
   const lanes = [...shown, objective].map((column, number) => {
     const axis = column === objective ? {...range, place: value => clamp(value, range)} : axisOf(values.rows.filter(row => row.counts).map(row => row.cells[column.at]));
     const up = scale(axis.low, axis.high, box.bottom, box.top, axis.log);
-    return {...column, axis, y: value => up(axis.place(value)), back: up.back, x: box.left + number / shown.length * (box.right - box.left)};
+    // What a row does not have is below the axis.
+    return {...column, axis, y: value => value === null ? box.bottom + 18 : up(axis.place(value)), x: box.left + number / shown.length * (box.right - box.left)};
   });
-  const inside = row => lanes.every(lane => { const brush = chosen.brushes[lane.name]; if (!brush) return true; const at = lane.y(row.cells[lane.at]); return at >= Math.min(...brush) && at <= Math.max(...brush); });
+  const inside = row => lanes.every(lane => { const brush = chosen.brushes[lane.name]; if (!brush) return true; const at = lane.y(row.cells[lane.at]); return at > Math.min(...brush) - 4 && at < Math.max(...brush) + 4; });
   const points = [], marks = draw("g", {class: "marks"});
   let kept = 0;
-  values.rows.map((row, at) => [row, at]).filter(([row]) => row.counts && lanes.every(lane => row.cells[lane.at] !== null)).sort((a, b) => Boolean(colourOf(a[1])) - Boolean(colourOf(b[1])) || b[1] - a[1]).forEach(([row, at]) => {
+  values.rows.map((row, at) => [row, at]).filter(([row]) => row.counts && reached(row) !== null).sort((a, b) => Boolean(colourOf(a[1])) - Boolean(colourOf(b[1])) || b[1] - a[1]).forEach(([row, at]) => {
     if (!inside(row)) return;
     kept += 1;
     const spots = lanes.map(lane => [lane.x, lane.y(row.cells[lane.at])]);
     marks.append(draw("path", {...look(at, "curve"), d: path(spots)}));
-    spots.forEach(([x, y], number) => points.push([x, y, at, `${row.label}\n${lanes[number].name} ${figure(row.cells[lanes[number].at])}`]));
+    spots.forEach(([x, y], number) => points.push([x, y, at, `${row.label}\n${lanes[number].name} ${figure(row.cells[lanes[number].at]) || "none"}`]));
   });
   svg.append(marks);
   for (const [number, lane] of lanes.entries()) {
@@ -258,6 +264,7 @@ const drawParallel = () => {
       const last = number === lanes.length - 1;
       svg.append(draw("text", {x: lane.x + (last ? 5 : -5), y: lane.y(value) + 4, "text-anchor": last ? "start" : "end"}, short(figure(value), 10)));
     }
+    if (lane.given < values.rows.length) svg.append(draw("text", {x: lane.x - 5, y: box.bottom + 22, "text-anchor": "end"}, "none"));
     const brush = chosen.brushes[lane.name];
     if (brush) svg.append(draw("rect", {class: "brush", x: lane.x - 8, width: 16, y: Math.min(...brush), height: Math.abs(brush[1] - brush[0])}));
     const grip = draw("rect", {x: lane.x - 10, width: 20, y: box.top, height: box.bottom - box.top, fill: "transparent", style: "cursor:ns-resize;touch-action:none"});
@@ -405,10 +412,14 @@ const drawDevices = () => {
 
 // ---- what Argosy measured ----
 // A few rows of many columns stand upright.
-const sheet = ({columns, rows}) => rows.length * 3 < columns.length
+const sheet = given => {
+  const full = given.columns.flatMap((_, at) => given.rows.some(row => row[at] !== "" && row[at] !== null) ? [at] : []);
+  const columns = full.map(at => given.columns[at]), rows = given.rows.map(row => full.map(at => row[at]));
+  return rows.length * 3 < columns.length
   ? make("table", {class: "facts upright"}, make("tbody", null, columns.map((name, at) => make("tr", null, make("th", {scope: "row"}, name), rows.map(row => make("td", null, figure(row[at])))))))
   : make("table", {class: "facts"}, make("thead", null, make("tr", null, columns.map((name, at) => make("th", {scope: "col", class: rows.every(row => typeof row[at] !== "string") ? "number" : null}, name)))),
     make("tbody", null, rows.map(row => make("tr", null, row.map((cell, at) => make("td", {"data-name": columns[at], class: typeof cell === "number" ? "number" : null}, figure(cell)))))));
+};
 const bars = ({unit, parts, rows, stacked}) => {
   const most = Math.max(...rows.map(([, found]) => stacked ? found.reduce((a, b) => a + b, 0) : Math.max(...found)), 1e-12), key = parts.length > 1 && make("div", {class: "chips"}, parts.map((name, at) => make("span", {class: "key", colour: at ? "var(--grey)" : "var(--c0)"}, make("i"), name)));
   const line = (found, first) => make("span", {class: "parts"}, found.map((value, at) => make("i", {style: `width:${value / most * 100}%${first === 1 ? ";background:var(--grey)" : ""}`, "data-part": at})));
@@ -441,7 +452,7 @@ const build = () => {
   if (cards) parts.push(make("div", {class: "cards"}, cards.map(card)));
   if (columns) {
     const metrics = make("select", {id: "metric", "aria-label": "Metric", onchange: ({target}) => { chosen.metric = target.value; drawCurves(); }}, values.metrics.map(one => make("option", {value: one, selected: one === metric()}, one)));
-    const curves = panel("Learning curves", [metrics, make("button", {type: "button", id: "log", onclick: ({currentTarget}) => { chosen.log = currentTarget.getAttribute("aria-pressed") !== "true"; drawCurves(); }}, "log"), bands.length > 0 && toggle("mean ± 95 %", isMean, on => { chosen.mean = on; drawCurves(); }), clear()],
+    const curves = panel("Learning curves", [metrics, make("button", {type: "button", id: "log", onclick: ({currentTarget}) => { chosen.log = currentTarget.getAttribute("aria-pressed") !== "true"; drawCurves(); }}, "log"), bands.length > 0 && make("button", {type: "button", id: "mean", onclick: () => { chosen.mean = !isMean(); drawCurves(); }}, "mean ± 95 %"), clear()],
       make("div", {id: "curves"}), rows.length > FEW && make("p", {class: "note"}, `The best ${FEW} are in colour, or those that you click on here, in the table or in any other figure.${rows.length > 200 ? " The best 200 are drawn." : ""}`));
     const panels = [];
     if (search) panels.push(panel("Trials", null, make("div", {id: "history"})));
