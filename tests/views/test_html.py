@@ -211,6 +211,8 @@ def test_importance_is_of_what_matters_and_expects_nothing_of_the_rest() -> None
     assert found["kind"] < 0.02 and found["noise"] < 0.05
     assert "same" not in found
     assert importance([(parameters, math.exp(value)) for parameters, value in results]) == found
+    # Two interleaved groups of ranks explain less than chance would.
+    assert importance([({"kind": "ab"[at % 2]}, float(at)) for at in range(8)]) == {"kind": 0.0}
     assert importance(results[:7]) == {} == importance([(parameters, math.nan) for parameters, _ in results])
 
 
@@ -407,7 +409,55 @@ def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
         # Columns that are equal for all are hidden until they are asked for.
         heads = "document.querySelector('#table thead').textContent"
         assert "batch_size" not in chromium.ask(heads)
+        press(chromium, "6 columns equal for all")
+        chromium.picture(tmp_path / "picture.png", width=2400)
+        assert "batch_size" in chromium.ask(heads)
+        press(chromium, "unfold members")
+        assert chromium.ask("document.querySelectorAll('#devices .empty').length") > 100
+        # Half of an axis is kept by dragging along it, and all of it after a click.
+        drag(chromium, "#parallel rect[fill=transparent]", 0.5, 1.1)
+        kept = int(chromium.ask("document.querySelector('#parallel .note').textContent").split()[0])
+        assert 30 < kept < 70 and chromium.ask("document.querySelectorAll('#parallel .curve').length") == kept
+        drag(chromium, "#parallel rect[fill=transparent]", 0.5, 0.5)
+        assert chromium.ask("document.querySelectorAll('#parallel .curve').length") == 99
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = chromium.ask(ground)
+        press(chromium, "Dark")
+        assert chromium.ask(ground) != light
+        assert chromium.ask("performance.getEntriesByType('resource').length") == 0
         assert chromium.errors == []
+
+
+def press(chromium: browser.Browser, words: str) -> None:
+    """Press the button with these words."""
+    chromium.ask(f"[...document.querySelectorAll('button')].find(it => it.textContent === {words!r}).click()")
+
+
+def drag(chromium: browser.Browser, what: str, first: float, last: float) -> None:
+    """Drag along the first of these from one share of its height to another one."""
+    chromium.ask(f"document.querySelector('{what}').scrollIntoView({{block: 'center'}})")
+    box = chromium.ask(f"document.querySelector('{what}').getBoundingClientRect().toJSON()")
+    for kind, share in (("mousePressed", first), ("mouseReleased", last)):
+        place = {"x": box["left"] + box["width"] / 2, "y": box["top"] + share * box["height"]}
+        chromium.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+
+@NEEDS_BROWSER
+def test_names_are_text_and_nothing_is_asked_of_anyone(tmp_path: Path) -> None:
+    evil = "<img src=http://example.invalid/x onerror=self.hurt=1>"
+    devices = devices_of([span(evil, 0, 1, device=evil)], [], 1.0, {evil: 0})
+    path = tmp_path / "page.html"
+    path.write_text(page({"title": evil, "name": evil, "rows": [{"name": evil, "label": evil}], "devices": devices}))
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        press(chromium, "Dark")
+        assert chromium.ask("[document.querySelector('h1').textContent, document.title]") == [evil, evil]
+        assert chromium.ask("[document.images.length, self.hurt ?? 0]") == [0, 0]
+        assert chromium.errors == []
+        chromium.ask(
+            "new Promise(done => { const it = new Image(); it.onerror = done; it.src = 'http://example.invalid/x' })"
+        )
+        assert "Content Security Policy" in " ".join(chromium.errors)
 
 
 def search(chromium: browser.Browser, words: str) -> None:
