@@ -190,7 +190,7 @@ def test_lanes_fold_members_to_their_number_and_leave_out_idle_time() -> None:
     assert folded["segments"] == [(1, 4, 2, 1), (6, 9, 1, 2)]
     assert (folded["idle"], whole["idle"]) == (pytest.approx(0.4), 0.0)
     assert [(lane, row) for lane, row, *_ in found["spans"]] == [(0, 7), (0, 8), (0, 9), (0, 7), (1, 8)]
-    assert (found["marks"][0]["lane"], found["marks"][0]["rows"]) == (0, [7, 9])
+    assert [(mark["seconds"], mark["lane"], mark["text"]) for mark in found["marks"]] == [(4.0, 0, "gone")]
     assert found["flotillas"] == [1, 2]
     assert idle_share([], 0.0) == 0.0
 

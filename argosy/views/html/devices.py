@@ -17,7 +17,7 @@ def devices_of(
 ) -> dict[str, Any]:
     """Return a lane for each device, folded to the number of its members, and the stretches of single members in it.
 
-    `places` are the numbers of the rows of members, by which spans and marks name them.
+    `places` are the numbers of the rows of members, by which stretches name them.
     """
     order = sorted(spans, key=lambda span: (span.device, span.begin_seconds, span.member))
     lanes = {device: [*found] for device, found in itertools.groupby(order, key=lambda span: span.device)}
@@ -38,7 +38,6 @@ def devices_of(
                 "seconds": mark.seconds,
                 "kind": mark.kind,
                 "lane": number.get(mark.device, -1),
-                "rows": [places[name] for name in mark.members if name in places],
                 "text": mark.text,
             }
             for mark in marks
