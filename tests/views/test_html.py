@@ -56,9 +56,8 @@ def test_a_chronicle_has_who_was_where_when() -> None:
         ("cpu:1", 10.3, 31.0, "cpu:0"),
     ]
     assert {span.flotilla for span in found.spans} == {1}
-    names = list(study.names)
     text = "cpu:0 is lost: killed by signal 9"
-    assert found.marks == [Mark(seconds=10.0, kind="fault", device="cpu:0", members=(names[0], names[4]), text=text)]
+    assert found.marks == [Mark(seconds=10.0, kind="fault", device="cpu:0", text=text)]
     assert found.seconds == 32.0
     assert found.state.members[first].status == "done"
 
@@ -183,7 +182,7 @@ def test_lanes_fold_members_to_their_number_and_leave_out_idle_time() -> None:
         span("a", 6, 9, flotilla=2),
         span("b", 0, 10, device="cpu:1"),
     ]
-    fault = Mark(seconds=4.0, kind="fault", device="cpu:0", members=("a", "c"), text="gone")
+    fault = Mark(seconds=4.0, kind="fault", device="cpu:0", text="gone")
     found = devices_of(spans, [fault], 10.0, {"a": 7, "b": 8, "c": 9})
     folded, whole = found["lanes"]
     # One leaves at 2 and another one comes: there are two all the time.
