@@ -145,7 +145,7 @@ def bands_of(report: Report, metrics: Sequence[str]) -> list[dict[str, Any]]:
         {
             "label": labels[name],
             "members": places,
-            "curves": {metric: found for metric in metrics if (found := _band(report, name, places, metric))},
+            "curves": {metric: _band(report, name, places, metric) for metric in metrics},
         }
         for name, places in members.items()
         if len(places) > 1
@@ -153,7 +153,7 @@ def bands_of(report: Report, metrics: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _band(report: Report, name: str, places: Sequence[int], metric: str) -> list[Any]:
-    """Return epochs, means, lower and upper ends; nothing if the members have no epoch in common."""
+    """Return epochs, means, and lower and upper ends of the interval."""
     curves = [report.rows[place].curve(metric) for place in places]
     band = Band.of(name, curves, "ci", overlap=report.repetitions.overlaps[name])
     return [band.epochs, band.means, *map(list, zip(*band.bounds, strict=True))]
