@@ -24,7 +24,7 @@ import voyages
 
 MEMBERS, EPOCHS, FAULTS = 100, 20, 5
 EMPTY = "<!DOCTYPE html><title>Nothing</title><p>Nothing."
-DRAWN = "document.querySelector('#f2-0.js-plotly-plot .main-svg')"
+DRAWN = "document.querySelector('#curves .curve')"
 LOADED = "(performance.timing.loadEventEnd - performance.timing.navigationStart) / 1000"
 
 
@@ -74,8 +74,8 @@ def main() -> None:
         print(f"{what}: {min(seconds):.2f} to {max(seconds):.2f} s, median {statistics.median(seconds):.2f} s")
     print(f"{len(errors)} console errors")
     targets = [
-        target("seconds to the first curves, from the call", figures["first curves, from the call"], at_most=2.0),
-        target("megabytes of the page", [megabytes], at_most=8.0),
+        target("seconds to the first curves, from the call", figures["first curves, from the call"], at_most=1.0),
+        target("megabytes of the page", [megabytes], at_most=3.0),
         target("console errors", [float(len(errors))], at_most=0.0),
     ]
     finish("opening", figures, targets, as_json=options.json)

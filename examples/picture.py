@@ -14,6 +14,6 @@ if __name__ == "__main__":
     page, picture = run / "report.html", run / "report.png"
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is not None:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,2400", f"--screenshot={picture}"]
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1440,2400", f"--screenshot={picture}"]
         subprocess.run([chromium, *flags, page.as_uri()], check=True, stderr=subprocess.DEVNULL)
         print(f"Written: {picture}")

@@ -67,9 +67,13 @@ class Browser:
         found = {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
         return float(found["TaskDuration"])
 
-    def picture(self, path: Path, *, width: int = 1240, height: int = 900) -> None:
-        """What is to be seen, as a PNG."""
+    def picture(self, path: Path, *, width: int = 1240, height: int = 900, dark: bool = False) -> None:
+        """What is to be seen in a window of this size, as a PNG."""
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        shade = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[shade])
+        self.ask("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:

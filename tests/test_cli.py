@@ -124,7 +124,7 @@ def test_profiles_of_a_study_explain_a_cluster_wherever_the_study_file_goes(fold
     ).stdout
     assert "profiles: carried, on one cpu" in said
     assert f"{folder / 't.html'}\n" in said and "srun argosy run study.py\n" in said
-    assert "flotilla 0" in (folder / "t.html").read_text()
+    assert '"flotillas":[0' in (folder / "t.html").read_text()
 
 
 def test_a_study_of_which_a_member_fails_has_neither_plan_nor_profiles(folder: Path) -> None:

@@ -88,8 +88,8 @@ def assert_page(page: Path, folder: Path, members: list[str]) -> None:
         return
     with browser.opened(folder / "profile") as chromium:
         chromium.open(page)
-        chromium.wait("document.querySelector('#f2-0.js-plotly-plot .main-svg')")
-        rows = chromium.ask("[...document.querySelectorAll('#s1 tbody tr')].map(row => row.cells[0].textContent)")
+        chromium.wait("document.querySelector('#curves .curve')")
+        rows = chromium.ask("[...document.querySelectorAll('#table tbody button')].map(button => button.title)")
         assert sorted(rows) == sorted(members)
         assert chromium.errors == []
 

@@ -19,7 +19,7 @@ from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.views.html.predictions import predictions
-from argosy.views.html.report import write_report
+from argosy.views.html.report import values_of
 from argosy.views.html.savings import savings
 from argosy.views.notices import Notices
 from argosy.views.tables import report_table, search_table
@@ -159,7 +159,7 @@ def leg(report: Report, *, seconds: float, predicted: float) -> Report:
 
 def pages(report: Report) -> str:
     """The words of the page on predictions and on what was saved."""
-    return " ".join([*predictions(report).text, *savings(report).text])
+    return " ".join(block.text for section in (predictions(report), savings(report)) for block in section.blocks)
 
 
 OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]]] = [
@@ -322,5 +322,8 @@ def test_a_notice_is_told_of_what_it_is_about(words: str, right: Any, wrong: Any
 
 @pytest.mark.tampers
 def test_the_page_of_a_run_repeats_what_the_terminal_says(made: Report) -> None:
-    text = write_report(made, timeline(made.directory)).read_text()
-    assert made.leader is not None and f"Best: {made.leader}." in text
+    card = values_of(made, timeline(made.directory))["cards"][0]
+    first, *others = made.ending().best
+    assert f"Best: {card['name']}" == first
+    assert [f"{label}: {text}" for label, text in card["pairs"]] == others
+    assert made.leader is not None and card["value"] == str(made.leader.value)

@@ -26,7 +26,7 @@ from argosy.results.report import MemberResult, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["SearchReport", "TrialResult"]
+__all__ = ["WORTHLESS", "Packs", "SearchReport", "TrialResult"]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""

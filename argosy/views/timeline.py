@@ -3,33 +3,32 @@
 from pathlib import Path
 
 from argosy.planning.outcomes import Simulation
-from argosy.views.html.page import Section, bars, figure, page, write_page
+from argosy.views.html.chronicle import Span
+from argosy.views.html.devices import devices_of
+from argosy.views.html.page import page, write_page
 
 __all__ = ["write_timeline"]
 
 
 def write_timeline(simulation: Simulation, path: Path) -> None:
-    """Write a page with one bar a device and pack, coloured by flotilla."""
-    drawn = []
-    for number in dict.fromkeys(segment.flotilla for segment in simulation.timeline):
-        segments = [segment for segment in simulation.timeline if segment.flotilla == number]
-        lengths = [segment.end_seconds - segment.start_seconds for segment in segments]
-        drawn.append(
-            {
-                **bars(f"flotilla {number}", [segment.device for segment in segments], lengths),
-                "base": [segment.start_seconds for segment in segments],
-                "text": [_label(segment.members) for segment in segments],
-                "hovertext": ["<br>".join(segment.members) for segment in segments],
-            }
+    """Write a page with one lane a device, coloured by flotilla."""
+    spans = [
+        Span(
+            member=member,
+            device=segment.device,
+            flotilla=segment.flotilla,
+            begin_seconds=segment.start_seconds,
+            end_seconds=segment.end_seconds,
+            came_from="",
         )
+        for segment in simulation.timeline
+        for member in segment.members
+    ]
+    names = dict.fromkeys(span.member for span in spans)
     title = (
         f"{simulation.policy} on {simulation.devices} devices: {simulation.makespan_seconds:,.0f} s, "
         f"idle {simulation.idle_share:.0%}"
     )
-    layout = {"barmode": "overlay", "xaxis": {"title": {"text": "seconds"}}, "yaxis": {"autorange": "reversed"}}
-    height = 200 + 24 * simulation.devices
-    write_page(path, page(title, [Section(title=title, figures=[figure(drawn, height=height, **layout)])]))
-
-
-def _label(members: tuple[str, ...]) -> str:
-    return members[0] if len(members) == 1 else f"{len(members)} members"
+    rows = [{"name": name, "label": name} for name in names]
+    devices = devices_of(spans, [], simulation.makespan_seconds, {name: n for n, name in enumerate(names)})
+    write_page(path, page({"title": title, "name": title, "rows": rows, "devices": devices}))

@@ -123,7 +123,7 @@ def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
     found = explain_cluster([profile("a", 5.0), profile("b", 40.0)], "1x2x80GB", **LIMITS)
     write_timeline(found.simulation, tmp_path / "t.html")
-    assert "flotilla 0" in (tmp_path / "t.html").read_text()
+    assert '"flotillas":[0' in (tmp_path / "t.html").read_text()
 
 
 @pytest.mark.parametrize(

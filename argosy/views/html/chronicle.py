@@ -47,8 +47,6 @@ class Mark:
     """fault, or command."""
     device: str
     """Empty if it concerns no device."""
-    members: tuple[str, ...]
-    """Members that were assigned there."""
     text: str
 
 
@@ -98,10 +96,10 @@ class Chronicle:
         elif isinstance(event, Recovered):
             way = WAYS.get(event.way, event.way)
             text = f"{len(event.members)} members of {event.worker}: {way}"
-            self._mark(seconds, "fault", event.worker, event.members, text)
+            self._mark(seconds, "fault", event.worker, text)
         elif isinstance(event, Answered):
             text = f"{event.command.get('command', 'command')}: {event.answer}"
-            self._mark(seconds, "command", "", (), text)
+            self._mark(seconds, "command", "", text)
 
     def _board(self, seconds: float, event: MemberStarted) -> None:
         self._leave(self._of_member(event.member), seconds)
@@ -124,9 +122,8 @@ class Chronicle:
             span for (_, at), span in self._aboard.items() if at == event.worker or at.startswith(f"{event.worker}/")
         ]
         self._leave(gone, seconds)
-        members = tuple(span.member for span in gone)
         device = gone[0].device if gone else ""
-        self._mark(seconds, "fault", device, members, f"{event.worker} is lost: {event.detail}")
+        self._mark(seconds, "fault", device, f"{event.worker} is lost: {event.detail}")
 
     def _of_member(self, member: str) -> list[Span]:
         return [span for (name, _), span in self._aboard.items() if name == member]
@@ -136,5 +133,5 @@ class Chronicle:
             del self._aboard[span.member, span.device]
             self.spans.append(replace(span, end_seconds=seconds))
 
-    def _mark(self, seconds: float, kind: str, device: str, members: tuple[str, ...], text: str) -> None:
-        self.marks.append(Mark(seconds=seconds, kind=kind, device=device, members=members, text=text))
+    def _mark(self, seconds: float, kind: str, device: str, text: str) -> None:
+        self.marks.append(Mark(seconds=seconds, kind=kind, device=device, text=text))

@@ -1,8 +1,7 @@
 """Predicted and actual times of each stretch of the run."""
 
-from argosy.errors.wording import html_table
 from argosy.results.report import Report
-from argosy.views.html.page import Section, figure
+from argosy.views.html.page import Bars, Passage, Section, Sheet
 
 __all__ = ["predictions"]
 
@@ -22,19 +21,13 @@ def predictions(report: Report) -> Section:
     """Return actual beside predicted seconds of every leg."""
     title, legs = "Predicted and actual", report.legs
     if not legs:
-        return Section(title=title, text=["No section has been passed by all of its members."])
+        return Section(title=title, blocks=[Passage(text="No section has been passed by all of its members.")])
     # A run with a single leg need not explain the word.
     several = len(legs) > 1
-    names = [f"leg {leg.leg}" for leg in legs] if several else ["training"]
-    drawn = [
-        {"type": "bar", "name": "actual", "x": names, "y": [leg.seconds for leg in legs]},
-        {"type": "bar", "name": "predicted", "x": names, "y": [leg.predicted_seconds for leg in legs]},
-    ]
+    bars = [(f"leg {leg.leg}" if several else "training", (leg.seconds, leg.predicted_seconds)) for leg in legs]
     actual, predicted = (sum(getattr(leg, name) for leg in legs) for name in ("seconds", "predicted_seconds"))
     off = f": {actual / predicted:.2f} times as long as predicted" if all(leg.was_predicted for leg in legs) else ""
-    text = [f"Predictions are made when a section of the data begins, of training alone{off}."]
-    if several:
-        text.append("A leg is a stretch of the data that some members read together.")
+    said = f"Predictions are made when a section of the data begins, of training alone{off}."
     rows = [
         [
             *([leg.leg] if several else []),
@@ -43,6 +36,7 @@ def predictions(report: Report) -> Section:
         ]
         for leg in legs
     ]
-    layout = {"barmode": "group", "yaxis": {"title": {"text": "seconds"}}}
-    table = html_table([*(["leg"] if several else []), *COLUMNS], rows)
-    return Section(title=title, text=text, figures=[figure(drawn, height=300, **layout)], table=table)
+    drawn = Bars(unit="seconds", parts=["actual", "predicted"], rows=bars, stacked=False)
+    word = "A leg is a stretch of the data that some members read together." if several else "The same in figures."
+    table = Sheet(columns=[*(["leg"] if several else []), *COLUMNS], rows=rows)
+    return Section(title=title, blocks=[Passage(text=said, shown=drawn), Passage(text=word, shown=table)])

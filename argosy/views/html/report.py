@@ -1,25 +1,25 @@
 """The report of a run as one page, from its report and its journal."""
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from argosy.errors.wording import lasting
 from argosy.protocol.events import Event
 from argosy.results.means import Means
 from argosy.results.report import Report
+from argosy.tuning.report import Packs, SearchReport
+from argosy.views.html.cards import cards
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
-from argosy.views.html.curves import curves
-from argosy.views.html.gantt import gantt
-from argosy.views.html.leaderboard import leaderboard
-from argosy.views.html.page import Section, news_of, page, write_page
+from argosy.views.html.devices import devices_of
+from argosy.views.html.page import Passage, Section, Sheet, news_of, page, write_page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
-from argosy.views.html.repetitions import repetitions
+from argosy.views.html.rows import bands_of, rows_of_members, rows_of_trials, table_of
 from argosy.views.html.savings import savings
+from argosy.views.html.search import search_of
 
-__all__ = ["write_news", "write_report"]
+__all__ = ["values_of", "write_news", "write_report"]
 
 
 NEWS = "report.live.js"
@@ -29,10 +29,10 @@ NEWS = "report.live.js"
 def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, live: bool = False) -> Path:
     """Write ``report.html`` in the run's directory; a live one shows what `write_news` writes."""
     path = report.directory / "report.html"
-    title, sections = _contents(report, Chronicle.of(timeline))
+    values = values_of(report, timeline)
     if live:
-        write_page(report.directory / NEWS, news_of(title, sections))
-    write_page(path, page(title, sections, news=NEWS if live else ""))
+        write_page(report.directory / NEWS, news_of(values))
+    write_page(path, page(values, without_script=report.ending().html(), news=NEWS if live else ""))
     if not live:
         # Its absence tells an open page that the run is over, and to load the whole page.
         (report.directory / NEWS).unlink(missing_ok=True)
@@ -41,38 +41,46 @@ def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, liv
 
 def write_news(report: Report, timeline: Iterable[tuple[float, Event]]) -> None:
     """Write the news for the live page of a run that goes on."""
-    write_page(report.directory / NEWS, news_of(*_contents(report, Chronicle.of(timeline))))
+    write_page(report.directory / NEWS, news_of(values_of(report, timeline)))
 
 
-def _contents(report: Report, chronicle: Chronicle) -> tuple[str, list[Section]]:
-    """Return the title, and every section for which the run has data."""
+def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[str, Any]:
+    """Return everything that the page shows, as one plain value."""
+    told = [*timeline]
+    chronicle, packs = Chronicle.of(told), Packs()
+    search = SearchReport.of(report, told, None) if report.is_search else None
+    rows = rows_of_members(report) if search is None else rows_of_trials(search)
+    places = {member.name: place for place, row in enumerate(rows) for member in row.members}
+    table = table_of(rows, report.objective)
+    devices = devices_of(chronicle.spans, chronicle.marks, chronicle.seconds, places)
+    idle = [lane["idle"] for lane in devices["lanes"]]
     means = Means.of(report.repetitions)
-    sections = [
-        _overview(report, chronicle),
-        leaderboard(report),
-        *([repetitions(means)] if means else []),
-        curves(report, chronicle),
-        gantt(chronicle),
-        queues(report),
-        predictions(report),
-        savings(report),
-        costs(report),
-    ]
-    return f"{report.directory.name}: {report.status}", sections
+    return {
+        "title": f"{report.directory.name}: {report.status}",
+        "name": report.directory.name,
+        "directory": str(report.directory),
+        "status": report.status,
+        "reason": report.reason,
+        "noun": "member" if search is None else "trial",
+        "objective": report.objective,
+        "mode": report.repetitions.mode,
+        "cards": cards(
+            report,
+            search,
+            rows,
+            chronicle,
+            idle=sum(idle) / len(idle) if idle else 0.0,
+            packed_seconds=sum(packs.saved_by(event) for _, event in told),
+        ),
+        **table,
+        "bands": bands_of(report, table["metrics"]) if search is None else [],
+        "means": _means(means).to_json() if means else None,
+        "search": None if search is None else search_of(search, (event for _, event in told)),
+        "devices": devices,
+        "sections": [one(report).to_json() for one in (queues, predictions, savings, costs)],
+    }
 
 
-def _overview(report: Report, chronicle: Chronicle) -> Section:
-    counts = Counter(row.status for row in report.rows)
-    members = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    epochs = sum(row.epochs for row in report.rows)
-    # A driver that was killed has not reported how long it worked.
-    seconds = chronicle.seconds if report.killed_drivers else report.seconds
-    took = f" after {lasting(seconds)}" if seconds else ""
-    text = [f"{report.status}{took}: {len(report.rows)} members ({members}), {epochs:,g} epochs in all."]
-    if report.leader is not None:
-        text.append(f"Best: {report.leader}.")
-    if report.reason:
-        text.append(report.reason)
-    if report.diagnosis is not None:
-        text.append(f"Bottleneck: {report.diagnosis.verdict}.")
-    return Section(title=str(report.directory), text=text)
+def _means(means: Means) -> Section:
+    sheet = Sheet(columns=means.columns, rows=means.rows)
+    return Section(title="Repetitions", blocks=[Passage(text=means.text, shown=sheet)])

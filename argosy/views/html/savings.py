@@ -1,51 +1,58 @@
 """What sharing the stream and packing members saved, and how that was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from argosy.errors.wording import html_table, lasting
+from argosy.errors.wording import lasting
 from argosy.protocol.packs import Packed
 from argosy.results.report import Report
-from argosy.views.html.page import Section, bars, figure
+from argosy.views.html.page import Bars, Passage, Section, Sheet
 
 __all__ = ["savings"]
+
+COLUMNS = (
+    "device",
+    "members",
+    "in a program",
+    "made as",
+    "µs a sample and member",
+    "alone",
+    "times as fast",
+    "chosen",
+    "why",
+)
 
 
 def savings(report: Report) -> Section:
     """Compare CPU time of preparation with one script a member, and time of a sample in a program with alone."""
-    figures, text = _sharing(report)
+    blocks = _sharing(report)
     rows = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
     if rows:
-        text.append("Members alike, alone and as one program, by what was measured while they trained:")
-    columns = (
-        *("device", "members", "in a program", "made as", "µs a sample and member", "alone", "times as fast", "chosen"),
-        "why",
-    )
-    return Section(title="What was saved", text=text, figures=figures, table=html_table(columns, rows) if rows else "")
+        said = "Members alike, alone and as one program, by what was measured while they trained:"
+        blocks.append(Passage(text=said, shown=Sheet(columns=COLUMNS, rows=rows)))
+    return Section(title="What was saved", blocks=blocks)
 
 
-def _sharing(report: Report) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
+def _sharing(report: Report) -> list[Passage]:
     times = f"{report.preparations:.2f} times per epoch of the stream, with one script a member {report.preparations_alone:.2f} times"
-    text = [f"Each training sample was prepared {times}."]
-    text += [f"Samples ({split}): {words}." for split, words in report.keeping.items()]
+    blocks = [Passage(text=f"Each training sample was prepared {times}.")]
+    blocks += [Passage(text=f"Samples ({split}): {words}.") for split, words in report.keeping.items()]
     gauges = report.gauges.values()
     prepared = sum(gauge.get("prepared", 0) for gauge in gauges)
     measured = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in gauges)
     if not prepared or not measured or not report.preparations:
-        return [], text
+        return blocks
+    each = measured / prepared * 1e6
     alone = measured * report.preparations_alone / report.preparations
-    text.append(
-        f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {measured / prepared * 1e6:,.0f} µs a sample; "
+    said = (
+        f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {each:,.{0 if each >= 10 else 2}f} µs a sample; "
         f"one script a member would have taken {alone:,.2f} at that cost: {lasting(max(alone - measured, 0.0))} saved."
     )
-    drawn = [
-        bars("CPU seconds of preparation", ["one script a member (computed)", "this run (measured)"], [alone, measured])
-    ]
-    axis = {"xaxis": {"title": {"text": "CPU seconds of preparation"}}, "yaxis": {"automargin": True}}
-    return [figure(drawn, height=170, **axis)], text
+    rows = [("one script a member (computed)", [alone]), ("this run (measured)", [measured])]
+    return [*blocks, Passage(text=said, shown=Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows))]
 
 
-def _pack(pack: Packed) -> list[list[Any]]:
+def _pack(pack: Packed) -> Sequence[list[Any]]:
     alone, count, chosen = pack.seconds.get(("plain", 1)), sum(map(len, pack.programs)), (pack.kind, pack.size)
     measured = [
         [

@@ -1,0 +1,58 @@
+"""How much each hyper-parameter alone says about what was reached."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["importance"]
+
+GROUPS = 4
+"""Groups of like size that numbers are divided into."""
+FEWEST = 8
+"""Fewest results that anything can be said of."""
+
+
+def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
+    """Return, for (parameters, value) of each result, the share of the variance of the values' ranks that a parameter explains.
+
+    It is ε² of an analysis of variance over groups of equal or, for numbers, neighbouring values (Kelley 1935), 0 where
+    that is negative: unlike η² it expects nothing of a parameter without influence. Parameters that act only together show
+    less than they matter. Ranks make it the same for a metric and its logarithm. Empty for fewer than eight results.
+    """
+    found = [(parameters, value) for parameters, value in results if value == value]
+    if len(found) < FEWEST:
+        return {}
+    ranks = _ranks([value for _, value in found])
+    names = dict.fromkeys(name for parameters, _ in found for name in parameters)
+    shares = {name: _explained(_groups([parameters.get(name) for parameters, _ in found]), ranks) for name in names}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equals have the mean of theirs."""
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(place)
+    return [sum(places[value]) / len(places[value]) for value in values]
+
+
+def _groups(values: Sequence[Any]) -> list[int]:
+    """Return the number of each value's group."""
+    distinct = [*dict.fromkeys(map(repr, values))]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if not numbers or len(distinct) <= GROUPS:
+        return [distinct.index(repr(value)) for value in values]
+    return [int(rank * GROUPS / len(values)) for rank in _ranks([float(value) for value in values])]
+
+
+def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
+    """Return ε²; None where nothing differs, or each result is a group of its own."""
+    count, kinds = len(ranks), {*groups}
+    mean = sum(ranks) / count
+    total = sum((rank - mean) ** 2 for rank in ranks)
+    if len(kinds) < 2 or len(kinds) >= count or not total:
+        return None
+    within = 0.0
+    for kind in kinds:
+        own = [rank for rank, group in zip(ranks, groups, strict=True) if group == kind]
+        within += sum((rank - sum(own) / len(own)) ** 2 for rank in own)
+    return max(1 - within / (count - len(kinds)) / (total / (count - 1)), 0.0)

@@ -1,0 +1,184 @@
+"""The rows of a page: members or trials, best first, with their cells and curves, and the columns that the cells are in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argosy.errors.wording import cause, shortened
+from argosy.errors.wording import told as spelled
+from argosy.results.bands import Band
+from argosy.results.report import MemberResult, Report
+from argosy.tuning.report import WORTHLESS, SearchReport, TrialResult
+from argosy.tuning.scheduler import is_out
+from argosy.views.html.importance import importance
+
+__all__ = ["PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]
+
+MOST_CURVES = 200
+"""Most rows that have curves; the best."""
+MOST_POINTS = 400
+"""Most points of a curve; of longer ones every n-th section is drawn."""
+LABEL = 30
+"""Letters of a name in a figure."""
+RATE = "lr"
+"""What a section tells beside its metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageRow:
+    """A member or a trial."""
+
+    name: str
+    status: str
+    reason: str
+    """Why it ended, where that is not its regular end."""
+    counts: bool
+    """Whether its result counts."""
+    load: str
+    """What loads its network, of a report."""
+    metrics: Mapping[str, float]
+    parameters: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    """What else is known of it, by the title of its column."""
+    members: Sequence[MemberResult]
+    """Its members, of whose means it has the curves."""
+    number: int | None = None
+    """Of a trial."""
+
+
+def rows_of_members(report: Report) -> list[PageRow]:
+    """Return the members of a run."""
+    return [
+        PageRow(
+            name=row.name,
+            status=row.status,
+            reason=cause(row.reason) if row.failed else "",
+            counts=row.counts,
+            load=f"report.member({row.name!r}).load()",
+            metrics=row.metrics,
+            parameters=row.hyperparameters,
+            facts={
+                "best epoch": row.best_epoch,
+                "epochs": row.epochs,
+                "seconds": row.seconds,
+                "device": row.device,
+                **({} if row.repetition is None else {"configuration": row.repeats, "fold": row.repetition.fold}),
+                "seed": row.seed,
+            },
+            members=[row],
+        )
+        for row in report.rows
+    ]
+
+
+def rows_of_trials(search: SearchReport) -> list[PageRow]:
+    """Return the trials of a search; members that were added to it are rows as well."""
+    return [
+        PageRow(
+            name=row.name,
+            status="pruned" if row.status == "done" and is_out(row.reason) else row.status,
+            reason=cause(row.reason) if row.status in WORTHLESS or is_out(row.reason) else "",
+            counts=bool(row.metrics) and row.status not in WORTHLESS and row.name in search.trials,
+            load=_loading(row),
+            metrics=row.metrics,
+            parameters=search.parameters.get(row.name, {}),
+            facts={
+                "best epoch": search.run.member(row.name).best_epoch if len(row.members) == 1 else row.best_epochs,
+                "epochs": row.epochs,
+                "source": search.sources.get(row.name),
+            },
+            members=[search.run.member(name) for name in row.members],
+            number=search.trials.get(row.name),
+        )
+        for row in search.rows
+    ]
+
+
+def table_of(rows: Sequence[PageRow], objective: str) -> dict[str, Any]:
+    """Return rows, best first, with their cells in the order of the columns, the most important columns first."""
+    found = dict.fromkeys(name for row in rows for name in row.metrics if name not in (objective, RATE))
+    metrics = [objective, *sorted(found, key=lambda name: not name.startswith("val_"))]
+    parameters = dict.fromkeys(name for row in rows for name in row.parameters)
+    facts = dict.fromkeys(name for row in rows for name in row.facts)
+    columns = [
+        *(("metric", name) for name in metrics[:1]),
+        *(("fact", name) for name in facts if name == "best epoch"),
+        *(("parameter", name) for name in parameters),
+        *(("metric", name) for name in metrics[1:]),
+        *(("fact", name) for name in facts if name != "best epoch"),
+    ]
+    cells = [[_cell(_of(row, kind).get(name)) for kind, name in columns] for row in rows]
+    equal = [len(rows) > 1 and len({repr(found[at]) for found in cells}) == 1 for at in range(len(columns))]
+    labels = shortened({row.name for row in rows}, LABEL)
+    weights = importance(
+        [(row.parameters, row.metrics[objective]) for row in rows if row.counts and objective in row.metrics]
+    )
+    return {
+        "metrics": metrics,
+        "columns": [
+            {"kind": kind, "name": name, "equal": same, "weight": weights.get(name) if kind == "parameter" else None}
+            for (kind, name), same in zip(columns, equal, strict=True)
+        ],
+        "rows": [
+            {
+                "name": row.name,
+                "label": labels[row.name],
+                "status": row.status,
+                "reason": row.reason,
+                "counts": row.counts,
+                "number": row.number,
+                "load": row.load,
+                "cells": its,
+                "curves": _curves(row.members, metrics) if place < MOST_CURVES else {},
+            }
+            for place, (row, its) in enumerate(zip(rows, cells, strict=True))
+        ],
+    }
+
+
+def bands_of(report: Report, metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the mean and its 95 % interval over the epochs, by metric, of each configuration with several members that count."""
+    names = [one.name for one in report.repetitions.configurations]
+    labels = shortened(names, LABEL)
+    members = {name: [at for at, row in enumerate(report.rows) if row.repeats == name and row.counts] for name in names}
+    return [
+        {
+            "label": labels[name],
+            "members": places,
+            "curves": {metric: _band(report, name, places, metric) for metric in metrics},
+        }
+        for name, places in members.items()
+        if len(places) > 1
+    ]
+
+
+def _band(report: Report, name: str, places: Sequence[int], metric: str) -> list[Any]:
+    """Return epochs, means, and lower and upper ends of the interval."""
+    curves = [report.rows[place].curve(metric) for place in places]
+    band = Band.of(name, curves, "ci", overlap=report.repetitions.overlaps[name])
+    return [band.epochs, band.means, *map(list, zip(*band.bounds, strict=True))]
+
+
+def _of(row: PageRow, kind: str) -> Mapping[str, Any]:
+    return {"metric": row.metrics, "parameter": row.parameters, "fact": row.facts}[kind]
+
+
+def _cell(value: Any) -> Any:
+    """Return a number, a switch or nothing as it is, and anything else in words."""
+    return value if value is None or isinstance(value, bool | int | float) else spelled(value)
+
+
+def _curves(members: Sequence[MemberResult], metrics: Sequence[str]) -> dict[str, Any]:
+    """Return epochs and values of each metric: of one member, or the means of several."""
+    found = {}
+    for name in metrics:
+        band = Band.of("", [member.curve(name) for member in members], None)
+        every = -(-len(band.epochs) // MOST_POINTS)
+        if every:
+            found[name] = [band.epochs[::-1][::every][::-1], band.means[::-1][::every][::-1]]
+    return found
+
+
+def _loading(row: TrialResult) -> str:
+    one = len(row.members) == 1
+    return f"report.run.member({row.name!r}).load()" if one else f"report.run.ensemble(members={list(row.members)!r})"
