@@ -14,6 +14,7 @@ import typer
 
 from argosy.cli import cache as cache_cli
 from argosy.cli import doctor as doctor_cli
+from argosy.cli import export as exporting_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import runs as runs_cli
@@ -254,6 +255,7 @@ def _options(
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
     "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, reporting_cli.audit),
+    "Take along": (exporting_cli.export,),
     "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
     "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
     "Foresee": (plan, profile, planning_cli.simulate),
