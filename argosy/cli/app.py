@@ -262,7 +262,7 @@ PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
 }
 """Commands by their part of ``--help``, in the order in which people come to need them."""
 
-app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.callback()(_options)
 for _panel, _commands in PANELS.items():
     for _command in _commands:

@@ -5,6 +5,7 @@ The package that a format needs is imported with its file. `argosy.ensembling.ex
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from argosy.export.exported import Exported
 
 __all__ = ["FORMATS", "check_format", "push", "write"]
 
-FORMATS = {
+FORMATS: Mapping[str, tuple[str, ...]] = {
     "safetensors": ("safetensors",),
     "onnx": ("onnx", "onnxscript"),
     "torch-export": (),

@@ -8,7 +8,7 @@ from argosy.errors import RunError
 
 __all__ = ["frame_of"]
 
-WITH_GAPS = {int: "Int64", bool: "boolean"}
+WITH_GAPS: Mapping[type, str] = {int: "Int64", bool: "boolean"}
 """Types of columns with gaps; where pandas chooses, whole numbers become fractions and switches become objects."""
 
 
