@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import argosy
+from argosy.running.doctor.machine_checks import EXTRAS
+from argosy.tracking import TRACKERS
 
 ROOT = Path(__file__).parents[1]
 BUILT_FROM = ("argosy", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CITATION.cff")
@@ -113,6 +116,14 @@ def test_an_export_loads_where_argosy_cannot_be_imported(bin: Path, trained: Pat
     for name, words in what.items():
         folder = exported(bin, trained, format, words)
         run(trained, bin / "python", "-c", ALONE.format(load=LOADED[format]), folder, name)
+
+
+def test_messages_and_pages_name_extras_that_there_are() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = *(ROOT / "argosy").rglob("*.py"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")
+    named = {name for file in files for name in re.findall(r"argosy\[(\w+)\]", file.read_text())}
+    assert "export" in named
+    assert {*named, *TRACKERS, *EXTRAS.values()} <= extras.keys()
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -84,12 +84,13 @@ def test_a_member_says_the_same_for_a_batch_of_any_size(
 
 
 def test_an_ensemble_and_its_preparation_say_the_same(tmp_path: Path, report: argosy.Report, way: str) -> None:
-    ensemble = report.ensemble(preprocess=True)
-    for preprocess, network in ((True, report.ensemble()), (False, ensemble)):
-        folder = report.export(tmp_path / str(preprocess), network, format=way, preprocess=preprocess)  # type: ignore[arg-type]
-        close(WAYS[way](folder, X[:7]), ensemble(X[:7]))
+    wanted = report.ensemble(preprocess=True)(X[:7])
+    for preprocess in (True, False):
+        given = report.ensemble(preprocess=not preprocess).train()
+        folder = report.export(tmp_path / str(preprocess), given, format=way, preprocess=preprocess)  # type: ignore[arg-type]
+        close(WAYS[way](folder, X[:7]), wanted)
         assert json.loads((folder / "config.json").read_text())["preprocessing"]
-    assert report.ensemble().preparation is None, "what is given stays as it is"
+        assert given.training, "what is given stays as it is"
 
 
 def test_a_member_with_its_preparation_says_the_same(tmp_path: Path, report: argosy.Report, way: str) -> None:
