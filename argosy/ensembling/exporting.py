@@ -1,6 +1,6 @@
 """Makes of a run's network what `argosy.export` writes: its inputs, and what its reader has to know."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -21,18 +21,24 @@ from argosy.version import __version__
 
 __all__ = ["exported"]
 
+PAIRS = 4
+"""Pairs of samples of unlike length that are compared."""
+
 
 def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
     """Return a network of the study; `samples` are counted by split, and `row` is the result of the member that it is of."""
     prepares = isinstance(getattr(network, "preparation", None), InputPreparation)
     bare = network.network if isinstance(network, Prepared) else network
     inputs = few_inputs(study, prepared=not prepares)
+    # Of samples of unlike length, a few more tell which sizes differ.
+    firsts = () if study.data.ragged is None else range(2, 2 * PAIRS, 2)
+    others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
     by_name = isinstance(inputs, Mapping) and takes(network, inputs)
     about = About(
         name=row.name if row is not None else type(bare).__name__.lower(),
         network=type(bare).__name__,
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        inputs=_leaves(inputs),
+        inputs=_leaves(inputs, others),
         preprocessing=prepares,
         trunk=_trunk(study),
         dataset=_dataset(study),
@@ -51,13 +57,16 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
     )
 
 
-def _leaves(inputs: Any) -> tuple[InputLeaf, ...]:
+def _leaves(inputs: Any, others: Sequence[Any]) -> tuple[InputLeaf, ...]:
     leaves, _ = flatten(inputs)
+    shapes = [[tuple(leaf.shape[1:]) for leaf in flatten(one)[0]] for one in (inputs, *others)]
+    sizes = [zip(*of_leaf, strict=True) for of_leaf in zip(*shapes, strict=True)]
+    free = [["length" if len({*axis}) > 1 else axis[0] for axis in axes] for axes in sizes]
     flat = isinstance(inputs, Mapping) and len(inputs) == len(leaves)
     names = list(inputs) if flat else [f"inputs_{number}" if number else "inputs" for number in range(len(leaves))]
     return tuple(
-        InputLeaf(name=name, dtype=str(leaf.dtype).removeprefix("torch."), shape=("batch", *leaf.shape[1:]))
-        for name, leaf in zip(names, leaves, strict=True)
+        InputLeaf(name=name, dtype=str(leaf.dtype).removeprefix("torch."), shape=("batch", *shape))
+        for name, leaf, shape in zip(names, leaves, free, strict=True)
     )
 
 

@@ -84,14 +84,14 @@ def example_split(study: Study) -> str:
     return "val" if study.data.has_val else "train"
 
 
-def few_inputs(study: Study, *, prepared: bool) -> Any:
+def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
     """Return the inputs of two samples, on the CPU: as networks take them, or where they are not `prepared`, as the dataset has them.
 
     Raises StudyError where the study's samples cannot be opened.
     """
     with random_states_kept():
         source = _opened(study.data, study.seed, example_split(study))
-        block = _prepared(source, np.arange(2) % source.length)
+        block = _prepared(source, np.arange(first, first + 2) % source.length)
         inputs = _batch(block, study.data.on_device if prepared else None, torch.device("cpu"))[0]
     return {name: leaf for name, leaf in inputs.items() if name != "labels"} if isinstance(inputs, Mapping) else inputs
 

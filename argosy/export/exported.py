@@ -18,7 +18,7 @@ class InputLeaf:
     name: str
     dtype: str
     shape: tuple[str | int, ...]
-    """Beginning with the word batch."""
+    """Beginning with the word batch; the word length stands for a size that differs between samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

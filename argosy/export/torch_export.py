@@ -24,8 +24,10 @@ def program_of(exported: Exported) -> ExportedProgram:
     """Return the network as a program for batches of any size; raises RunError where torch.export refuses it."""
     collection: Any = ShapesCollection  # which has no types
     shapes = collection()
-    for leaf in pytree.tree_leaves((exported.arguments, exported.keywords)):
-        shapes[leaf] = {0: Dim("batch")}
+    leaves = pytree.tree_leaves((exported.arguments, exported.keywords))
+    for leaf, told in zip(leaves, exported.about.inputs, strict=True):
+        named = {"batch": Dim("batch"), "length": Dim.AUTO}
+        shapes[leaf] = {axis: named[size] for axis, size in enumerate(told.shape) if isinstance(size, str)}
     try:
         with torch.no_grad(), exported.network.register_forward_hook(_logits):
             return torch.export.export(

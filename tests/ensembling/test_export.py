@@ -12,6 +12,7 @@ import forked
 import numpy as np
 import pytest
 import studies
+import texts
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -181,6 +182,17 @@ def test_a_network_of_transformers_takes_its_names_and_loads_from_pretrained(tmp
     with torch.no_grad():
         close(transformers.BertForSequenceClassification.from_pretrained(folder)(**named).logits, wanted)
     assert "from_pretrained" in (folder / "README.md").read_text()
+
+
+def test_samples_of_unlike_length_are_taken_at_any_length(tmp_path: Path, way: str) -> None:
+    report = texts.tagged(tmp_path / "run")
+    folder = report.export(tmp_path / "out", format=way)  # type: ignore[arg-type]
+    shapes = [leaf["shape"] for leaf in json.loads((folder / "config.json").read_text())["inputs"]]
+    assert shapes == [["batch", "length"]] * 2
+    for rows, length in ((3, 5), (1, 17)):
+        mask = torch.ones(rows, length, dtype=torch.long)
+        text = {"ids": torch.ones(rows, length, dtype=torch.long), "mask": mask}
+        close(WAYS[way](folder, text) if way == "torch-export" else by_onnx(folder, **text), report.best().load()(text))
 
 
 def test_a_folder_of_the_hub_is_uploaded(
