@@ -57,7 +57,7 @@ CALLS = {
 """By field, the number of arguments that it is called with, and what it must be; a step that moves the weights has one more."""
 FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
 """Fields of which the bound values are hyper-parameters."""
-MOVES_ITSELF = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
+MOVES_ITSELF: Mapping[str, Any] = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
 """What a step that moves the weights does itself, and the values that leave it out."""
 Metric = Any
 """One of three kinds; its value depends on no batch size:

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow are told of every network, on scikit-learn's digits: `python examples/trackers.py`. Needs the extra `track`."""
+"""TensorBoard and MLflow are told of every network, on scikit-learn's digits: `python examples/trackers.py`. Needs the extras `tensorboard`, `mlflow`."""
 
 from functools import partial
 

@@ -40,6 +40,7 @@ ROOMS = [
     "training.programs",
     "training.choice",
     "training.trainer",
+    "export",
     "ensembling",
     "running.launch",
     "running.directory",
@@ -74,6 +75,9 @@ OPTIONAL = {
     "pyarrow",
     "transformers",
     "IPython",
+    "safetensors",
+    "huggingface_hub",
+    "trackio",
 }
 
 

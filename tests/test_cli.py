@@ -101,7 +101,7 @@ def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Pa
     begun = csv.DictReader(argosy(folder, "report", "run", "--csv").stdout.splitlines())
     assert sorted(map(str, begun)) == sorted(str(row) for row in rows if row["epoch"] == "1") != []
 
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra plot")
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra report")
     written = json.loads(argosy(folder, "report", "run", "--figures", "figures", "--json").stdout)["figures"]
     names = ["objective", "hyperparameters"]
     assert written == [f"figures/{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")]

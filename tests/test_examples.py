@@ -67,7 +67,7 @@ def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(pl
     assert re.fullmatch(r"cnn-seed=\d, loss 0\.\d+: this is a \d", said)
     pictured(play("picture.py", "runs/ensemble"), Path("runs/ensemble"))
     for package in ("matplotlib", "pandas"):
-        pytest.importorskip(package, reason="curves.py needs the extra plot")
+        pytest.importorskip(package, reason="curves.py needs the extra report")
     header, _, row = play("curves.py")
     assert (header.split(), row.split()[0], row.split()[-1]) == (["mean", "std", "count"], "cnn", "5")
     assert Path("curves.pdf").read_bytes().startswith(b"%PDF-")

@@ -106,7 +106,7 @@ def test_a_run_without_a_finished_section_has_curves_of_no_rows(report: argosy.R
 @pytest.fixture
 def pyplot() -> Iterator[Any]:
     """Where a figure is drawn in memory, and closed."""
-    found = pytest.importorskip("matplotlib.pyplot", reason="figures are drawn by matplotlib, the extra plot")
+    found = pytest.importorskip("matplotlib.pyplot", reason="figures are drawn by matplotlib, the extra report")
     yield found
     found.close("all")
 
@@ -197,7 +197,7 @@ def test_hyperparameters_are_drawn_against_the_objective(report: argosy.Report, 
 
 
 def test_what_is_misspelt_is_said(report: argosy.Report) -> None:
-    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra plot")
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra report")
     for ask, says in (
         (lambda: report.plot("val_los"), r"reports 'val_los' \(did you mean 'val_loss'\?\)"),
         (lambda: report.plot(by="configuratoin"), r"by 'configuratoin' \(did you mean 'configuration'\?\)"),

@@ -38,15 +38,20 @@ class Asked:
 
     validating = sanity_checking = testing = predicting = fast_dev_run = barebones = False
     interrupted = received_sigterm = False
-    is_global_zero, world_size, num_devices, num_nodes = True, 1, 1, 1
+    is_global_zero = True
+    world_size = num_devices = num_nodes = 1
     global_rank = local_rank = node_rank = 0
-    accumulate_grad_batches, check_val_every_n_epoch, max_steps, min_steps = 1, 1, -1, None
+    accumulate_grad_batches = check_val_every_n_epoch = 1
+    max_steps = -1
+    min_steps = None
     precision = "32-true"
     logger = ckpt_path = progress_bar_callback = gradient_clip_val = gradient_clip_algorithm = None
     early_stopping_callback = checkpoint_callback = None
 
     def __init__(self, module: Any, outlook: TrainingOutlook | None) -> None:
-        self.module = self.lightning_module = self.model = module
+        self.module = module
+        self.lightning_module = module
+        self.model = module
         self.strategy = self
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[Any] = []

@@ -58,10 +58,10 @@ class Loop(Asked):
 
     def __init__(self, module: Any) -> None:
         super().__init__(module, outlook())
-        self.precision_plugin = Precision()
+        self.precision_plugin: Precision = Precision()
         self.loss: torch.Tensor | None = None
         """Loss of the current batch."""
-        self.missed = ""
+        self.missed: str = ""
         """Description of the value that a learning rate monitors and that was not logged by the last epoch's end."""
         self._monitored = Monitored(())
         self._hook = "training_step"
@@ -76,16 +76,19 @@ class Loop(Asked):
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
         """Number of samples of a logged value."""
-        self.val_batch_idx = 0
+        self.val_batch_idx: int = 0
 
     def configure(self) -> None:
         """Let the module create its optimizers and schedulers; its trainer is set before."""
         module, self._sealed = self.module, True
         module._trainer = self
-        self.optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
+        optimizers, schedulers, monitor = _configure_optimizers(module.configure_optimizers())
+        self.optimizers: list[Optimizer] = optimizers
         automatic = module.automatic_optimization
         configs = _configure_schedulers_automatic_opt(schedulers, monitor) if automatic else None
-        self.lr_scheduler_configs = _configure_schedulers_manual_opt(schedulers) if configs is None else configs
+        self.lr_scheduler_configs: list[Any] = (
+            _configure_schedulers_manual_opt(schedulers) if configs is None else configs
+        )
         if automatic and len(self.optimizers) != 1:
             raise StudyError(
                 f"{type(module).__name__}.configure_optimizers returned {len(self.optimizers)} optimizers; Lightning steps one "
@@ -182,7 +185,10 @@ class Loop(Asked):
         self.attach(batch)
         if not self.validating:
             _reset(self._logged)
-            self.validating, self._validated, self.val_batch_idx, self._logged = True, True, 0, {}
+            self.validating: bool = True
+            self._validated = True
+            self.val_batch_idx = 0
+            self._logged = {}
             self.module.on_validation_epoch_start()
         before = self._logged.get("val_loss")
         made = _called(self.module.validation_step, batch, self.val_batch_idx)
@@ -253,7 +259,8 @@ class Loop(Asked):
         _reset(self._metrics)
         self._monitored.clear()
         self._validated = False
-        self.current_epoch, self.batch_idx = self.current_epoch + 1, 0
+        self.current_epoch: int = self.current_epoch + 1
+        self.batch_idx: int = 0
 
     def _move(self, interval: str, number: int) -> None:
         """Update the learning rates that are due after this batch or epoch."""

@@ -14,6 +14,7 @@ import typer
 
 from argosy.cli import cache as cache_cli
 from argosy.cli import doctor as doctor_cli
+from argosy.cli import export as exporting_cli
 from argosy.cli import plan as planning_cli
 from argosy.cli import report as reporting_cli
 from argosy.cli import runs as runs_cli
@@ -262,6 +263,7 @@ def _options(
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
     "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
+    "Take along": (exporting_cli.export,),
     "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
     "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
     "Foresee": (plan, profile, planning_cli.simulate),
@@ -269,7 +271,7 @@ PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
 }
 """Commands by their part of ``--help``, in the order in which people come to need them."""
 
-app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.callback()(_options)
 for _panel, _commands in PANELS.items():
     for _command in _commands:

@@ -31,7 +31,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
     def __init__(self, *, train: bool) -> None:
         files = sorted(write_digits(FOLDER).glob("*.jpg"))
         cut = len(files) * 8 // 10
-        self.files = files[:cut] if train else files[cut:]
+        self.files: list[Path] = files[:cut] if train else files[cut:]
         self.train = train
 
     def __len__(self) -> int:
@@ -99,7 +99,9 @@ class Residual(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(convolution(width, width), nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width))
+        self.body: nn.Sequential = nn.Sequential(
+            convolution(width, width), nn.Conv2d(width, width, 3, 1, 1), nn.BatchNorm2d(width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(x + self.body(x))
@@ -110,7 +112,7 @@ class Dense(nn.Module):
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
-        self.body = convolution(inputs, growth)
+        self.body: nn.Sequential = convolution(inputs, growth)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.body(x)], dim=1)
@@ -158,11 +160,13 @@ class Vit(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.patches = nn.Sequential(convolution(1, width, stride=2), nn.Conv2d(width, width, 4, 4, padding=1))
-        self.places = nn.Parameter(torch.randn(1, (CROP // 7) ** 2, width) * 0.02)
+        self.patches: nn.Sequential = nn.Sequential(
+            convolution(1, width, stride=2), nn.Conv2d(width, width, 4, 4, padding=1)
+        )
+        self.places: nn.Parameter = nn.Parameter(torch.randn(1, (CROP // 7) ** 2, width) * 0.02)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.classes = nn.Linear(width, 10)
+        self.layers: nn.TransformerEncoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.classes: nn.Linear = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens_BNC = self.patches(x).flatten(2).transpose(1, 2) + self.places
@@ -182,10 +186,10 @@ def member(name: str, model: Any, optimizer: Any, batch_size: int = 32) -> argos
     )
 
 
-sgd = partial(SGD, lr=0.05, momentum=0.9)
-adamw = partial(AdamW, lr=2e-3)
+sgd: partial[SGD] = partial(SGD, lr=0.05, momentum=0.9)
+adamw: partial[AdamW] = partial(AdamW, lr=2e-3)
 
-study = argosy.Study(
+study: argosy.Study = argosy.Study(
     data=argosy.Data(train=partial(Digits, train=True), val=partial(Digits, train=False), on_device=normalize),
     members=[
         member("mlp-64", partial(mlp, hidden=64), sgd),

@@ -54,7 +54,8 @@ Address = Annotated[
     typer.Option(help="Of the Ray cluster: auto, ray://host:10001, local.", rich_help_panel=SEVERAL_NODES),
 ]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", help="Tell figures to tensorboard, mlflow or wandb; several times.")
+    list[str] | None,
+    typer.Option("--track", help="Tell figures to tensorboard, mlflow, wandb or trackio; several times."),
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Also what it cost and why: programs, waits, predictions, every row.")

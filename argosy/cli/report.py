@@ -83,7 +83,7 @@ def report(
         ),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Figures for a paper: PNG, SVG and PDF (extra: plot).")
+        Path | None, typer.Option(metavar="DIR", help="Figures for a paper: PNG, SVG and PDF (extra: report).")
     ] = None,
     as_json: Json = False,
 ) -> None:

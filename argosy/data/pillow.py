@@ -5,9 +5,9 @@ from argosy.errors import StudyError
 try:
     from PIL import Image as Image
     from PIL import ImageEnhance as ImageEnhance
-except ImportError as error:
+except ImportError as _error:
     raise StudyError(
         "image_folder decodes images with Pillow, which is not installed: pip install 'argosy[images]'."
-    ) from error
+    ) from _error
 
 __all__ = ["Image", "ImageEnhance"]

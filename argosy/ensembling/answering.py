@@ -11,7 +11,7 @@ from argosy.errors import RunError
 from argosy.stream.samples import THROWN
 from argosy.stream.trees import flatten, unflatten
 
-__all__ = ["answer", "answer_in_batches", "called"]
+__all__ = ["answer", "answer_in_batches", "called", "takes"]
 
 
 def answer(network: nn.Module, inputs: Any) -> Tensor:
@@ -63,9 +63,9 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
 
 def called(network: nn.Module, inputs: Any) -> Any:
     """Call the network; as with Hugging Face, a dict keyed by parameters of ``forward`` is passed as keyword arguments."""
-    return network(**inputs) if isinstance(inputs, Mapping) and _takes(network, inputs) else network(inputs)
+    return network(**inputs) if isinstance(inputs, Mapping) and takes(network, inputs) else network(inputs)
 
 
-def _takes(network: nn.Module, names: Mapping[str, Any]) -> bool:
+def takes(network: nn.Module, names: Mapping[str, Any]) -> bool:
     """Whether these names are parameters of the network's ``forward``; if not, it is given the dict itself."""
     return names.keys() <= inspect.signature(network.forward).parameters.keys()

@@ -40,14 +40,14 @@ class Ensemble(nn.Module):
         preparation: InputPreparation | None = None,
     ) -> None:
         super().__init__()
-        self.names = tuple(networks)
-        self.networks = nn.ModuleList(networks.values())
+        self.names: tuple[str, ...] = tuple(networks)
+        self.networks: nn.ModuleList = nn.ModuleList(networks.values())
         self.combine: Combine = combine
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32))
-        self.seeds = tuple(seeds)
+        self.seeds: tuple[int, ...] = tuple(seeds)
         """Seed under which each network is built, also when loaded; empty for networks from elsewhere."""
-        self.scores = tuple(scores)
+        self.scores: tuple[Mapping[str, Any], ...] = tuple(scores)
         """Scores on the samples that the ensemble was made on: the rows of a table, the ensemble's own first."""
         self.note = note
         """Which samples the scores are of, or why there are none."""

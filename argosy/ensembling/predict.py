@@ -1,6 +1,6 @@
 """Runs networks on samples. Each sample is prepared once for all networks, as the study prepares validation samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -23,7 +23,16 @@ from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import unflatten
 from argosy.study import Data, Study
 
-__all__ = ["Predicted", "device_of", "predict", "preparation_of", "preparing", "samples_of"]
+__all__ = [
+    "Predicted",
+    "device_of",
+    "example_split",
+    "few_inputs",
+    "predict",
+    "preparation_of",
+    "preparing",
+    "samples_of",
+]
 
 ROWS = 256
 """Samples in a batch."""
@@ -65,9 +74,26 @@ def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPre
     if study.data.on_device is None:
         return None
     with random_states_kept():
-        source = _opened(study.data, study.seed, "val" if study.data.has_val else "train")
+        source = _opened(study.data, study.seed, example_split(study))
         block = _prepared(source, np.unique(np.linspace(0, source.length - 1, FEW, dtype=np.int64)))
         return InputPreparation.of(study.data.on_device, source.layout, _leaves(block, torch.device(device)))
+
+
+def example_split(study: Study) -> str:
+    """Return the split whose samples show what inputs are."""
+    return "val" if study.data.has_val else "train"
+
+
+def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:
+    """Return the inputs of two samples, on the CPU: as networks take them, or where they are not `prepared`, as the dataset has them.
+
+    Raises StudyError where the study's samples cannot be opened.
+    """
+    with random_states_kept():
+        source = _opened(study.data, study.seed, example_split(study))
+        block = _prepared(source, np.arange(first, first + 2) % source.length)
+        inputs = _batch(block, study.data.on_device if prepared else None, torch.device("cpu"))[0]
+    return {name: leaf for name, leaf in inputs.items() if name != "labels"} if isinstance(inputs, Mapping) else inputs
 
 
 def preparing(study: Study, device: torch.device | str) -> Callable[[Any], Any] | None:

@@ -1,5 +1,6 @@
 """The networks of a run: the part of a report that needs the study and torch."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,16 @@ from torch import Tensor, nn
 
 from argosy.ensembling.combining import Combine
 from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.exporting import exported
 from argosy.ensembling.making import Select, alike, apart, make
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import Predicted, device_of, predict, preparation_of, preparing, samples_of
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.errors import RunError
 from argosy.errors.spelling import meant
+from argosy.export import check_format, push, write
 from argosy.results.fold import RunState
+from argosy.results.report import MemberResult
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import kind_of
@@ -91,6 +95,29 @@ class Trained:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
         held_out = [self._predicted([networks[member.name]], member.val_subset) for member in members]
         return apart(networks, seeds, held_out, combine=combine)
+
+    def export(
+        self,
+        network: Any,
+        row: MemberResult | None,
+        folder: Path,
+        *,
+        format: str,
+        preprocess: bool,
+        push_to_hub: str | None,
+    ) -> None:
+        """Implement `Networks.export`."""
+        check_format(format, push_to_hub=push_to_hub)
+        study = self.known_study()
+        whole: Any = self.load(row.name) if row is not None else copy.deepcopy(network)
+        whole = whole.cpu().eval()
+        preparation = preparation_of(study) if preprocess else None
+        if preparation is not None and not isinstance(getattr(whole, "preparation", None), InputPreparation):
+            whole = Prepared(whole, preparation).eval()
+        samples = {} if self.state.started is None else self.state.started.lengths
+        write(exported(study, samples, whole, row), folder, format)
+        if push_to_hub is not None:
+            push(folder, push_to_hub)
 
     def out_of_fold(self, names: Sequence[str]) -> Tensor:
         """Return each sample's mean prediction by the members that held it out, ``[N, …]``."""

@@ -5,13 +5,14 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from argosy.errors import StudyError
 
 __all__ = ["OWNERS", "flag_meant", "known_keywords", "known_names", "meant", "near", "word_of"]
 
-P = ParamSpec("P")
+C = TypeVar("C", bound=Callable[..., Any])
+"""A class or a function."""
 R = TypeVar("R")
 
 ELSEWHERE = {
@@ -119,7 +120,7 @@ def meant(word: Any, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
     """Have a class or function raise StudyError, with what was meant, for keywords that it does not have.
 
     With `also`, it passes keywords of these on. Its signature stays what it was.

@@ -12,8 +12,8 @@ try:
     import matplotlib
     from matplotlib import pyplot
     from matplotlib.ticker import AutoLocator
-except ModuleNotFoundError as error:
-    raise RunError("figures are drawn by matplotlib, which is not installed: pip install 'argosy[plot]'.") from error
+except ModuleNotFoundError as _error:
+    raise RunError("figures are drawn by matplotlib, which is not installed: pip install 'argosy[report]'.") from _error
 
 __all__ = ["draw_bands", "draw_curves", "draw_parameters", "for_paper", "new_axes", "save"]
 

@@ -8,7 +8,7 @@ from argosy.errors import RunError
 
 __all__ = ["frame_of"]
 
-WITH_GAPS = {int: "Int64", bool: "boolean"}
+WITH_GAPS: Mapping[type, str] = {int: "Int64", bool: "boolean"}
 """Types of columns with gaps; where pandas chooses, whole numbers become fractions and switches become objects."""
 
 
@@ -18,7 +18,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole
         import pandas
     except ModuleNotFoundError as error:
         raise RunError(
-            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[plot]'. Without it, report.table() and "
+            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[report]'. Without it, report.table() and "
             "`argosy report DIR --csv` have the same rows."
         ) from error
     frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])

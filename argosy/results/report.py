@@ -57,6 +57,18 @@ class Networks(Protocol):
     def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
         """Return one network made of several members' networks; with `preprocess` behind `Data.on_device`."""
 
+    def export(
+        self,
+        network: Any,
+        row: "MemberResult | None",
+        folder: Path,
+        *,
+        format: str,
+        preprocess: bool,
+        push_to_hub: str | None,
+    ) -> None:
+        """Write a network into a folder; one of a member is given as its row."""
+
 
 @known_names("MemberResult")
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,6 +298,28 @@ class Report:
         may be any, such as an ensemble; it runs on the device where it is. Raises RunError and StudyError.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
+
+    def export(
+        self,
+        to: str | Path,
+        network: Any = None,
+        *,
+        format: Literal["safetensors", "onnx", "torch-export", "hub"] = "safetensors",
+        preprocess: bool = False,
+        push_to_hub: str | None = None,
+    ) -> Path:
+        """Write a network into the folder `to`, in a format that loads without Argosy, and return the folder.
+
+        The network is that of a member, by its name, or any other, such as an ensemble; by default the best member's.
+        ``"safetensors"`` holds its weights and a ``config.json``; ``"onnx"`` and ``"torch-export"`` all of it, for batches of
+        any size; ``"hub"`` is a folder as on the Hugging Face Hub, with a model card, which `push_to_hub` uploads as
+        ``"owner/name"``. Inputs are as `Data.on_device` returns them; with `preprocess`, as the dataset has them, which
+        weights alone cannot hold. The report needs its study. Raises RunError and StudyError.
+        """
+        row = self.best() if network is None else self.member(network) if isinstance(network, str) else None
+        folder = Path(to)
+        self.networks().export(network, row, folder, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
+        return folder
 
     def out_of_fold(self, configuration: str) -> Any:
         """Return what a cross-validation's networks predict for samples that they have not seen, ``[N, …]`` on the host.

@@ -68,9 +68,9 @@ class Cutter(ABC):
     def __init__(
         self, *, selection: Selection, order: Indices, batch_size: int, drop_last: bool, position: int = 0
     ) -> None:
-        self.positions = selection.positions(order)
+        self.positions: Indices | None = selection.positions(order)
         self.batch_size = batch_size
-        self.length = used_elements(selection.length, batch_size, drop_last=drop_last)
+        self.length: int = used_elements(selection.length, batch_size, drop_last=drop_last)
         self.position = position
         """Elements of the batches that were committed."""
 
@@ -218,7 +218,7 @@ class InOrder(Cutter):
 
     def commit(self, batch: Batch) -> None:
         """Implement `Cutter.commit`."""
-        self.position = batch.stop
+        self.position: int = batch.stop
         if self._open is not None and self._open.first < batch.stop:
             self._open = None
 
@@ -240,15 +240,16 @@ class Elements:
         self.block = block
         self.rows: Indices | None = None
         if positions is None:
-            self.first, self.stop = place.start, place.start + place.rows
-            self.sums = block.sums
+            self.first: int = place.start
+            self.stop: int = place.start + place.rows
+            self.sums: tuple[list[int], list[int]] = block.sums
         else:
             first, stop = np.searchsorted(positions, [place.start, place.start + place.rows])
             self.first, self.stop = int(first), int(stop)
             self.rows = positions[first:stop] - place.start
             sound = block.sound[self.rows]
             self.sums = running_sums(block.indices[self.rows], np.arange(first, stop, dtype=np.int64), sound)
-        self.sound = block.sound if self.rows is None else sound
+        self.sound: npt.NDArray[np.bool_] = block.sound if self.rows is None else sound
 
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
         """Return elements start … stop-1 as one batch, broken samples left out."""

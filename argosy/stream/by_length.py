@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from weakref import WeakValueDictionary
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from argosy.stream.batches import Batch, Carried, Cutter, Elements, sent
 from argosy.stream.blocks import Block
@@ -99,7 +101,7 @@ class ByLength(Cutter):
 
     def commit(self, batch: Batch) -> None:
         """Implement `Cutter.commit`."""
-        self.position = batch.stop
+        self.position: int = batch.stop
         while self._windows and self._windows[0].first + self._windows[0].size <= self.position:
             self._windows.popleft()
 
@@ -150,9 +152,9 @@ class Window:
     def __init__(self, first: int, size: int, like: Block) -> None:
         self.first = first
         self.size = size
-        self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like.leaves]
-        self.indices = np.empty(size, np.int64)
-        self.sound = np.zeros(size, np.bool_)
+        self.leaves: list[Tensor] = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like.leaves]
+        self.indices: Indices = np.empty(size, np.int64)
+        self.sound: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.batches: list[Indices] = []
         """Elements of each batch, counted from `first`, ascending; set by `cut`."""
         self.stops: list[int] = []

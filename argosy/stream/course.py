@@ -29,10 +29,10 @@ class Course:
         self.lengths = lengths
         self.per_epoch = per_epoch
         self.block_size = block_size
-        self.leg = Leg.empty()
+        self.leg: Leg = Leg.empty()
         self.assignments: Mapping[str, int] = {}
         """Readers of the blocks that are announced, and the numbers of their assignments."""
-        self.until = 0
+        self.until: int = 0
         """The first section without credit."""
         self.horizon: int | None = 0
         self._preparing = 0

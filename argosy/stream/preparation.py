@@ -74,9 +74,10 @@ class Preparation:
         self.wanted_loaders = wanted_loaders
         self.inherited = inherited
         """Connections that a forked worker must close."""
-        self.watch, self.forget = watch, forget
+        self.watch = watch
+        self.forget = forget
         self.loaders: list[Loader] = []
-        self.free = list(range(ring.slots))
+        self.free: list[int] = list(range(ring.slots))
         self.filling: deque[Filling] = deque()
         self.abandoned: list[Filling] = []
         self._tries: dict[tuple[int, int], int] = {}

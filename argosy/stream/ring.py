@@ -32,8 +32,8 @@ class Ring:
 
     def __init__(self, *, slots: int, slot_bytes: int) -> None:
         self.slots = slots
-        self.slot_bytes = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
-        self.descriptor = memory_file("argosy-ring", slots * self.slot_bytes)
+        self.slot_bytes: int = -(-slot_bytes // ALIGNMENT) * ALIGNMENT
+        self.descriptor: int = memory_file("argosy-ring", slots * self.slot_bytes)
         self._memory = _map(self.descriptor)
 
     def slot(self, number: int) -> Memory:
@@ -56,6 +56,10 @@ class RingReader:
     def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
         words, *self._notices = peer.wait()
+        self.slots: int
+        self.slot_bytes: int
+        self.layouts: dict[str, Layout]
+        self.lengths: dict[str, int]
         self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(words)
         descriptor = peer.descriptors.popleft()
         self._memory = _map(descriptor)

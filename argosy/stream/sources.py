@@ -89,7 +89,9 @@ class ArraySource(Source):
     parallel = False
 
     def __init__(self, arrays: Sequence[Any], split: str, *, heartbeat: Heartbeat) -> None:
-        self.arrays = tuple(_rows(array, f"array {number} of {split}") for number, array in enumerate(arrays))
+        self.arrays: tuple[Any, ...] = tuple(
+            _rows(array, f"array {number} of {split}") for number, array in enumerate(arrays)
+        )
         lengths = {len(array) for array in self.arrays}
         if len(lengths) != 1 or 0 in lengths:
             found = ", ".join(str(len(array)) for array in self.arrays)
@@ -98,7 +100,7 @@ class ArraySource(Source):
             )
         self.split = split
         self.heartbeat = heartbeat
-        self.facts = Facts(
+        self.facts: Facts = Facts(
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
             fingerprint=fingerprint_of(sample_leaves(self._sample(index))[0] for index in (0, -1)),
@@ -143,7 +145,7 @@ class DatasetSource(Source):
         self.open_preparing = open_preparing
         self.skip_errors = skip_errors
         self.heartbeat = heartbeat
-        self.doing = _doing(split)
+        self.doing: str = _doing(split)
         self._witnesses: Witnesses | None = None
         self._complete = False
 
@@ -167,7 +169,7 @@ class DatasetSource(Source):
 
     def keep(self, rows: Rows) -> None:
         """Keep samples in these rows from now on, and take from there those that they have."""
-        self.kept = rows
+        self.kept: Rows | None = rows
         location = self.facts.location
         if location is not None and location.witnesses is not None:
             self._witnesses = Witnesses(location.witnesses, Roots(location.roots))

@@ -16,7 +16,7 @@ from argosy.errors.spelling import meant
 
 __all__ = ["TRACKERS", "Tracker", "named"]
 
-TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", "trackio": "Trackio"}
 """Names, of the file and also of its library, and the class there."""
 
 
@@ -56,7 +56,7 @@ def _made(name: str) -> Tracker:
             f"there is no tracker {name!r}{meant(name, TRACKERS)}; choose from {', '.join(TRACKERS)}, or give an object of your own."
         )
     if importlib.util.find_spec(name) is None:
-        raise RunError(f"tracker {name!r} needs {name}, which is not installed; pip install 'argosy[track]'.")
+        raise RunError(f"tracker {name!r} needs {name}, which is not installed; pip install 'argosy[{name}]'.")
     tracker: Tracker = getattr(importlib.import_module(f"argosy.tracking.{name}"), TRACKERS[name])()
     return tracker
 

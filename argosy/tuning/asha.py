@@ -16,10 +16,11 @@ class Asha(Looking):
     """One bracket of so many trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int) -> None:
-        self.eta, self.trials = eta, trials
-        self.budgets = rungs(most, eta)
+        self.eta = eta
+        self.trials = trials
+        self.budgets: tuple[int, ...] = rungs(most, eta)
         super().__init__()
-        self.rung = [0] * trials
+        self.rung: list[int] = [0] * trials
         """Rung that each trial trains for, or rests at."""
         self._came: list[list[int]] = [list(range(trials)), *([] for _ in self.budgets[1:])]
         """Trials by rung, in the order in which they came to it."""

@@ -46,10 +46,11 @@ class Hyperband(Looking):
     """Rounds of brackets, repeated until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
-        self.eta, self.trials = eta, trials
+        self.eta = eta
+        self.trials = trials
         super().__init__()
         table = brackets(most, eta)
-        self.brackets = _dealt(table if order == "together" else table[::-1], trials)
+        self.brackets: list[Bracket] = _dealt(table if order == "together" else table[::-1], trials)
         self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
         for bracket in self.brackets:
             bracket.racing = list(bracket.trials)

@@ -7,7 +7,8 @@ class InFull:
     """So many trials, all of one budget."""
 
     def __init__(self, *, most: int, trials: int) -> None:
-        self.most, self.trials = most, trials
+        self.most = most
+        self.trials = trials
 
     def wanted(self, begun: int) -> int:
         """Return the number of trials that have not begun."""

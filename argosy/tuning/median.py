@@ -18,9 +18,11 @@ class Median:
     """All trials at once, each watched after every section."""
 
     def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
-        self.most, self.trials, self.grace = most, trials, grace
+        self.most = most
+        self.trials = trials
+        self.grace = grace
         """No trial ends before more than `grace` sections."""
-        self.results = Results()
+        self.results: Results = Results()
         self._medians: dict[int, tuple[int, float]] = {}
         """(trials, median of their means) by section, until the next result."""
 

@@ -16,13 +16,16 @@ class Pbt(Looking):
     """One population of so many trials; clones reached what their sources had, and take the places of those that failed."""
 
     def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
-        self.most, self.every, self.trials, self.seed = most, every, trials, seed
+        self.most = most
+        self.every = every
+        self.trials = trials
+        self.seed = seed
         """A generation trains for `every` sections."""
-        self.replaced = max(trials // eta, 1) if trials > 1 else 0
+        self.replaced: int = max(trials // eta, 1) if trials > 1 else 0
         super().__init__()
         self.sources: dict[int, int] = {}
         """By clone: the trial that it takes its weights from, as it was at the end of the generation before."""
-        self.racing = list(range(trials))
+        self.racing: list[int] = list(range(trials))
         """The population."""
         self._mark = min(every, most)
         """Sections that the whole population has to reach next."""

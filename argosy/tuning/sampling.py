@@ -34,14 +34,18 @@ try:
     from optuna.study import StudyDirection
     from optuna.trial import FrozenTrial, TrialState
     from sqlalchemy.exc import SQLAlchemyError
-except ModuleNotFoundError as error:
-    raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from error
+except ModuleNotFoundError as _error:
+    raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from _error
 
 __all__ = ["DEFAULT_SAMPLER", "Copy", "Outcome", "Sampling", "write_plots"]
 
 Outcome = Literal["complete", "pruned", "failed"]
-STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-DIRECTIONS = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
+STATES: Mapping[str, TrialState] = {
+    "complete": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+DIRECTIONS: Mapping[str, StudyDirection] = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
 DEFAULT_SAMPLER = optuna.samplers.TPESampler
 """Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011)."""
@@ -70,13 +74,14 @@ class Copy:
     """
 
     def __init__(self, directory: Path, store: Store, *, mode: Mode) -> None:
-        self.name, self.mode = store.name or directory.resolve().name, mode
+        self.name: str = store.name or directory.resolve().name
+        self.mode = mode
         # A file moves with its directory.
-        self.owner = "this directory" if store.url is None else str(directory.resolve())
+        self.owner: str = "this directory" if store.url is None else str(directory.resolve())
         try:
             file = directory / "optuna.log"
             self.storage: Any = JournalStorage(_file(file)) if store.url is None else _database(store.url)
-            self.study = self._open()
+            self.study: Any = self._open()
         except (SQLAlchemyError, ImportError, ValueError) as error:
             # Without the address, in which there may be a password.
             raise RunError(
@@ -207,15 +212,16 @@ class Sampling:
         sampler: Callable[..., Any] | None,
         grid: bool = False,
     ) -> None:
-        self.space, self.seed = space, seed
-        self.sampler = sampler or optuna.samplers.RandomSampler
-        self.can_learn = _learns(self.sampler)
+        self.space = space
+        self.seed = seed
+        self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
+        self.can_learn: bool = _learns(self.sampler)
         """Whether what the sampler proposes depends on what trials have reached."""
-        self.learns = self.can_learn and not grid
+        self.learns: bool = self.can_learn and not grid
         self._shown = Shown()
         with _quietly():
-            self.study = optuna.create_study(direction=DIRECTIONS[mode], storage=self._shown)
-        self.points = _points(space) if grid else None
+            self.study: optuna.Study = optuna.create_study(direction=DIRECTIONS[mode], storage=self._shown)
+        self.points: dict[Place, dict[str, Any]] | None = _points(space) if grid else None
         """Points of a grid that no trial has, in order, by `_place`."""
         self._trials: list[optuna.Trial] = []
         if not callable(space):

@@ -96,7 +96,7 @@ class Looking(ABC):
     """Base of schedulers that may decide something with every report."""
 
     def __init__(self) -> None:
-        self.results = Results()
+        self.results: Results = Results()
 
     def tell(self, trial: int, sections: int, cost: float) -> None:
         """Note what a trial reached, and decide what follows."""

@@ -51,7 +51,7 @@ class Notebook:
     """A view that is the output of a notebook's cell."""
 
     def __init__(self, display: Callable[[str], Update]) -> None:
-        self.watch = Watch()
+        self.watch: Watch = Watch()
         self._display = display
         self._notices = Notices()
         self._told: list[str] = []

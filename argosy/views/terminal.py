@@ -36,7 +36,7 @@ class Terminal:
     def __init__(self, console: Console, drawing: Drawing = draw) -> None:
         self.console = console
         self.drawing = drawing
-        self.watch = Watch()
+        self.watch: Watch = Watch()
         self._notices = Notices()
         self._live: Live | None = None
         self._lines, self._last_line = 0, 0.0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from argosy.plans import Plan
@@ -23,7 +24,7 @@ class Watch:
     """Watches one run; `study`, `expect`, `plan` and `hear` are those of `View`."""
 
     def __init__(self) -> None:
-        self.news = News()
+        self.news: News = News()
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
         self._shown = 0.0
@@ -33,8 +34,10 @@ class Watch:
 
     def begin(self, job: Job, state: RunState) -> None:
         """Implement `View.begin`."""
-        self.state, self.asked, self.directory = state, job.study, job.directory
-        self.began = time.monotonic()
+        self.state = state
+        self.asked: Study = job.study
+        self.directory: Path = job.directory
+        self.began: float = time.monotonic()
         self.done_before = sum(member.epochs for member in state.members.values())
 
     def study(self, study: Study) -> None:

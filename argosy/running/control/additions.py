@@ -28,7 +28,8 @@ class Additions:
     """The additions of one run, by the names of the commands that brought them."""
 
     def __init__(self, run: Run, measurements: Measurements) -> None:
-        self.run, self.measurements = run, measurements
+        self.run = run
+        self.measurements = measurements
         self._copies: dict[str, StudyCopy] = {}
         """Study files that are not read yet."""
         self._rehearsal: Rehearsal | None = None

@@ -11,11 +11,13 @@ from argosy.protocol.events import Split
 from argosy.protocol.feeder import Credit, Hold
 from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
-from argosy.running.control.members import Leaving
+from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
+from argosy.running.control.members import Leaving, Members
+from argosy.running.control.positions import Positions
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.verdicts import Verdict
+from argosy.running.control.worker_pool import WorkerPool
 
 __all__ = ["CarryOut"]
 
@@ -24,8 +26,13 @@ class CarryOut:
     """Changes of the legs of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, predictions: Predictions) -> None:
-        self.run, self.decisions, self.predictions = run, decisions, predictions
-        self.members, self.positions, self.legs, self.pool = run.members, run.positions, run.legs, run.pool
+        self.run = run
+        self.decisions = decisions
+        self.predictions = predictions
+        self.members: Members = run.members
+        self.positions: Positions = run.positions
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
         self._rendezvous: dict[str, str] = {}
         """By member that several devices step: where these find each other."""
 

@@ -36,7 +36,8 @@ class Clones:
     """Clones that wait for a file of their source's."""
 
     def __init__(self, run: Run, additions: Additions) -> None:
-        self.run, self.additions = run, additions
+        self.run = run
+        self.additions = additions
         self._waiting: dict[str, Waiting] = {}
         """By the name of a command that is not answered yet."""
 

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
-from argosy.running.control.legs import Gate, LiveLeg
+from argosy.running.control.launching import Launching
+from argosy.running.control.legs import Gate, Legs, LiveLeg
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Members
+from argosy.running.control.positions import Positions
 from argosy.running.control.run import Run
+from argosy.running.control.worker_pool import WorkerPool
 from argosy.stream.schedule import section_start
 
 __all__ = ["Decisions", "GoesOn"]
@@ -30,8 +35,12 @@ class Decisions:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.members, self.positions, self.legs = run.members, run.positions, run.legs
-        self.launching, self.measuring, self.pool = run.launching, run.measuring, run.pool
+        self.members: Members = run.members
+        self.positions: Positions = run.positions
+        self.legs: Legs = run.legs
+        self.launching: Launching = run.launching
+        self.measuring: Measuring = run.measuring
+        self.pool: WorkerPool = run.pool
 
     # ---- how far a leg goes
 

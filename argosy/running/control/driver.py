@@ -51,7 +51,9 @@ from argosy.running.control.decisions import Decisions
 from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
+from argosy.running.control.legs import Legs
 from argosy.running.control.measurements import Measurements
+from argosy.running.control.members import Members
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
@@ -60,7 +62,7 @@ from argosy.running.control.run import Run
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.steering import Steering
 from argosy.running.control.verdicts import Bringer, Judge, Rules
-from argosy.running.control.worker_pool import Feeder
+from argosy.running.control.worker_pool import Feeder, WorkerPool
 from argosy.running.directory.anew import keep_aside
 from argosy.running.directory.journal import Journal
 from argosy.running.directory.records import run_started
@@ -84,17 +86,23 @@ class Driver:
         self.run = run
         self.anew = anew
         """What the state knows already, and the journal does not."""
-        self.state, self.members, self.legs, self.pool = run.state, run.members, run.legs, run.pool
-        self.predictions, self.decisions = Predictions(run), Decisions(run)
-        self.carry_out = CarryOut(run, self.decisions, self.predictions)
-        self.outcomes = Outcomes(run, self.carry_out)
-        self.barriers = Barriers(run, self.decisions, self.carry_out, self.predictions)
-        self.starts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
-        self.measurements = Measurements(run, self.carry_out, self.outcomes, self.starts, only_measure=only_measure)
-        self.faults = Faults(run, self.decisions, self.carry_out, self.outcomes, self.measurements)
-        self.additions = Additions(run, self.measurements)
-        self.requests = Requests(run, self.carry_out, self.outcomes, self.faults, self.additions)
-        self.meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
+        self.state: RunState = run.state
+        self.members: Members = run.members
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
+        self.predictions: Predictions = Predictions(run)
+        self.decisions: Decisions = Decisions(run)
+        self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)
+        self.outcomes: Outcomes = Outcomes(run, self.carry_out)
+        self.barriers: Barriers = Barriers(run, self.decisions, self.carry_out, self.predictions)
+        self.starts: LegStarts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
+        self.measurements: Measurements = Measurements(
+            run, self.carry_out, self.outcomes, self.starts, only_measure=only_measure
+        )
+        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.outcomes, self.measurements)
+        self.additions: Additions = Additions(run, self.measurements)
+        self.requests: Requests = Requests(run, self.carry_out, self.outcomes, self.faults, self.additions)
+        self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
         self._looked = 0.0

@@ -16,13 +16,16 @@ from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory, Pa
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
-from argosy.running.control.legs import Gate, LiveLeg
+from argosy.running.control.leg_starts import LegStarts
+from argosy.running.control.legs import Gate, Legs, LiveLeg
 from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.members import State
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Members, State
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
+from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.heartbeat import Sign
 from argosy.study import Member
@@ -41,12 +44,19 @@ class Faults:
     def __init__(
         self, run: Run, decisions: Decisions, carry_out: CarryOut, outcomes: Outcomes, measurements: Measurements
     ) -> None:
-        self.run, self.decisions, self.carry_out = run, decisions, carry_out
-        self.outcomes, self.measurements, self.starts = outcomes, measurements, measurements.starts
-        self.members, self.legs, self.pool, self.measuring = run.members, run.legs, run.pool, run.measuring
-        self.regrouping = Regrouping()
-        self.hangs = Hangs(run.settings.hang_seconds)
-        self.standstills = Standstills(run.settings.hang_seconds)
+        self.run = run
+        self.decisions = decisions
+        self.carry_out = carry_out
+        self.outcomes = outcomes
+        self.measurements = measurements
+        self.starts: LegStarts = measurements.starts
+        self.members: Members = run.members
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
+        self.measuring: Measuring = run.measuring
+        self.regrouping: Regrouping = Regrouping()
+        self.hangs: Hangs = Hangs(run.settings.hang_seconds)
+        self.standstills: Standstills = Standstills(run.settings.hang_seconds)
         self.saved_at: dict[str, float] = {}
         """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
         self.poisoned: dict[str, DevicePoisoned] = {}

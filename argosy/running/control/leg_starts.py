@@ -6,17 +6,20 @@ from dataclasses import asdict, replace
 from argosy.cluster import Cluster, Node
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
-from argosy.protocol.events import NodeCame, PlanMade
+from argosy.protocol.events import NodeCame, PlanMade, Split
 from argosy.protocol.feeder import Leg, Probed, UseLoaders
 from argosy.protocol.trainer import Assign
 from argosy.running.control.barriers import assignments_of
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.legs import LiveLeg
+from argosy.running.control.launching import Launching
+from argosy.running.control.legs import Legs, LiveLeg
+from argosy.running.control.members import Members
+from argosy.running.control.positions import Positions
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.sharing_choice import SharingChoice
-from argosy.running.control.worker_pool import Feeder
+from argosy.running.control.worker_pool import Feeder, WorkerPool
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["LegStarts"]
@@ -26,10 +29,16 @@ class LegStarts:
     """Starts the legs of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
-        self.run, self.decisions, self.carry_out, self.predictions = run, decisions, carry_out, predictions
-        self.members, self.legs, self.pool = run.members, run.legs, run.pool
-        self.positions, self.launching = run.positions, run.launching
-        self.sharing = SharingChoice(run.settings)
+        self.run = run
+        self.decisions = decisions
+        self.carry_out = carry_out
+        self.predictions = predictions
+        self.members: Members = run.members
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
+        self.positions: Positions = run.positions
+        self.launching: Launching = run.launching
+        self.sharing: SharingChoice = SharingChoice(run.settings)
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
         """The leg that members were measured on, its team and assignment, until a worker that feeds or reads it is gone."""
         self.nodes: list[Node] = []
@@ -37,7 +46,9 @@ class LegStarts:
         self.unopened: set[str] = set()
         """Nodes that came and whose data is not open yet."""
         known = run.state.members
-        self.splits = {name: member.split for name, member in known.items() if member.split is not None}
+        self.splits: dict[str, Split] = {
+            name: member.split for name, member in known.items() if member.split is not None
+        }
         """Device shares used by an earlier driver, of members that this one has not started. Other shares round differently."""
         self._asked = False
         """Whether the policy was, so that it stays the one that it is."""

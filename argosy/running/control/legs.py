@@ -243,7 +243,7 @@ class Legs:
         self.live: list[LiveLeg] = []
         self.count = 0
         """Legs so far; the newest one has this number."""
-        self.assignments = 0
+        self.assignments: int = 0
         """Assignments so far."""
 
     def next_assignment(self) -> int:

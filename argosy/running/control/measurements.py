@@ -15,11 +15,15 @@ from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.clone import inherit
 from argosy.running.control.leg_starts import LegStarts
-from argosy.running.control.members import State
+from argosy.running.control.legs import Legs
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Members, State
 from argosy.running.control.outcomes import Outcomes
+from argosy.running.control.positions import Positions
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import Run
 from argosy.running.control.splitting import Timing
+from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
 
@@ -32,11 +36,17 @@ class Measurements:
     def __init__(
         self, run: Run, carry_out: CarryOut, outcomes: Outcomes, starts: LegStarts, *, only_measure: bool
     ) -> None:
-        self.run, self.carry_out, self.outcomes, self.starts = run, carry_out, outcomes, starts
-        self.members, self.legs, self.pool = run.members, run.legs, run.pool
-        self.positions, self.measuring = run.positions, run.measuring
+        self.run = run
+        self.carry_out = carry_out
+        self.outcomes = outcomes
+        self.starts = starts
+        self.members: Members = run.members
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
+        self.positions: Positions = run.positions
+        self.measuring: Measuring = run.measuring
         self.only_measure = only_measure
-        self.timing = Timing(run.pool)
+        self.timing: Timing = Timing(run.pool)
 
     # ---- where no member trains
 

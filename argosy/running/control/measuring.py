@@ -37,7 +37,7 @@ class Measuring:
         self.device_kind = device_kind
         self.node_devices = node_devices
         """Devices of a node, where members are measured as FLEET does it."""
-        self.groups = groups
+        self.groups: int = groups
         """Devices of the largest groups that are measured."""
         self.link = link
         """Costs of a sum between devices; without it no member is split."""
@@ -45,7 +45,7 @@ class Measuring:
         """Why no member is split, where there are several devices."""
         self.samples_per_epoch: int | None = None
         """Samples of a stream epoch; None until the data is open."""
-        self.observed = Observed(exact=exact)
+        self.observed: Observed = Observed(exact=exact)
         self.measured: dict[str, Measured] = {}
         self.missing: set[str] = set()
         """Members whose costs are not known."""
@@ -58,7 +58,7 @@ class Measuring:
         self._works: dict[str, object] = {}
         self._shares: dict[str, float] = {}
         """Seconds of a sample of members that are stepped with others by one program: their part of it."""
-        self.revision = 0
+        self.revision: int = 0
         """Another number wherever profiles may have changed."""
         self._needs: dict[str, int] = {}
         """Bytes of a step of such a program, their part of it."""

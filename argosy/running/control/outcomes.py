@@ -1,8 +1,10 @@
 """What becomes of members: they go on elsewhere, rest, end, or do not come to be in the run."""
 
 from argosy.protocol.events import REFUSED, MemberEnded, MemberRested
+from argosy.results.fold import RunState
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.members import State
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Members, State
 from argosy.running.control.positions import FINAL
 from argosy.running.control.run import Run
 from argosy.running.control.verdicts import Fate
@@ -14,8 +16,11 @@ class Outcomes:
     """Decides what becomes of the members of one run."""
 
     def __init__(self, run: Run, carry_out: CarryOut) -> None:
-        self.run, self.carry_out = run, carry_out
-        self.members, self.measuring, self.state = run.members, run.measuring, run.state
+        self.run = run
+        self.carry_out = carry_out
+        self.members: Members = run.members
+        self.measuring: Measuring = run.measuring
+        self.state: RunState = run.state
 
     def end(self, member: str, status: str, reason: str) -> None:
         """A member leaves the run, or does not come to be in it."""

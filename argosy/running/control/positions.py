@@ -30,7 +30,7 @@ class Positions:
     """The study, with the members that were added, and where each of its members goes on."""
 
     def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
-        self.job = job
+        self.job: Job = job
         self.state = state
         self.judges = judges
         self.retried: tuple[str, ...] = ()

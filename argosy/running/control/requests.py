@@ -24,15 +24,13 @@ class Requests:
     """Requests to one run. A command is answered when what it asked for is done."""
 
     def __init__(self, run: Run, carry_out: CarryOut, outcomes: Outcomes, faults: Faults, additions: Additions) -> None:
-        self.run, self.carry_out, self.outcomes, self.faults, self.additions = (
-            run,
-            carry_out,
-            outcomes,
-            faults,
-            additions,
-        )
-        self.inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
-        self.clones = Clones(run, additions)
+        self.run = run
+        self.carry_out = carry_out
+        self.outcomes = outcomes
+        self.faults = faults
+        self.additions = additions
+        self.inbox: Inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
+        self.clones: Clones = Clones(run, additions)
         self._wanted: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt a round at any place."""
         self._stopping: dict[str, list[str]] = {}

@@ -5,6 +5,7 @@ A `Run` decides nothing and sends nothing: the parts that take it do.
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -28,6 +29,7 @@ from argosy.running.directory.records import Metrics, tree_cpu_seconds
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
+from argosy.settings import Settings
 from argosy.study import Study
 
 __all__ = ["Run"]
@@ -51,8 +53,8 @@ class Run:
         packs: NamedPolicy | None = None,
         steering: Steering | None = None,
     ) -> None:
-        self.directory = job.directory
-        self.settings = job.settings
+        self.directory: Path = job.directory
+        self.settings: Settings = job.settings
         self.cluster = cluster
         self.journal = journal
         self.state = state
@@ -60,11 +62,12 @@ class Run:
         self.view = view
         self.steering = steering
         """One of the judges, where the study has an ensemble."""
-        self.judges = (*judges, *([] if steering is None else [steering]))
+        self.judges: tuple[Judge, ...] = (*judges, *([] if steering is None else [steering]))
         self.bringers = bringers
         self.packs = packs
         """A policy in the place of that of the settings."""
-        self.began, self.cpu_before = time.monotonic(), tree_cpu_seconds()
+        self.began: float = time.monotonic()
+        self.cpu_before: float = tree_cpu_seconds()
         self.phase = Phase.OPENING
         self.pausing: str | None = None
         """Why the run is being saved to end."""
@@ -74,18 +77,18 @@ class Run:
         """Samples of each split."""
         self.data: Opened | None = None
         """What the first feeder said of its node's data; that of other nodes must be the same."""
-        self.positions = Positions(job, state, self.judges)
-        self.members = Members(self.positions)
-        self.legs = Legs()
-        self.pool = WorkerPool(workers, cluster)
+        self.positions: Positions = Positions(job, state, self.judges)
+        self.members: Members = Members(self.positions)
+        self.legs: Legs = Legs()
+        self.pool: WorkerPool = WorkerPool(workers, cluster)
         self.measuring = measuring
         name = self.settings.policy
-        self.launching = Launching(
+        self.launching: Launching = Launching(
             cluster=cluster, policy_name=packs.name if packs else name, policy=packs or POLICIES[name]
         )
-        self.identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
-        self.metrics = Metrics(job.directory)
-        self.tolerance = Tolerance(job.directory / "workers")
+        self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
+        self.metrics: Metrics = Metrics(job.directory)
+        self.tolerance: Tolerance = Tolerance(job.directory / "workers")
         self.commands: dict[str, Mapping[str, Any]] = {}
         """Commands of people that are not answered yet, by the name of the file of each."""
         self.wants_plan = False

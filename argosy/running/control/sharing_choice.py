@@ -18,9 +18,9 @@ class SharingChoice:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.chosen = _told(settings)
-        self.told = False
+        self.told: bool = False
         """Whether the choice was handed out to be journaled."""
-        self.changed = False
+        self.changed: bool = False
         """Whether members were measured on another pipeline."""
         self.waiting_for: set[str] = set()
         """Feeders that still measure."""

@@ -41,7 +41,7 @@ class Timing:
         self.pool = force
         self._asked: tuple[str, ...] = ()
         self._found: dict[str, SumsTimed] = {}
-        self.over = False
+        self.over: bool = False
         """Whether all that can be known is known."""
 
     def ask(self, devices: Sequence[str]) -> None:

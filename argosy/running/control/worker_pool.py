@@ -39,7 +39,7 @@ class WorkerPool:
 
     def __init__(self, workers: Workers, cluster: Cluster) -> None:
         self.workers = workers
-        self.node_of = {device.name: device.node for device in cluster.devices}
+        self.node_of: dict[str, str] = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
         """Members that were defined to each trainer."""

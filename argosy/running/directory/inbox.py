@@ -25,7 +25,7 @@ class Inbox:
 
     def __init__(self, folder: Path, answered: Iterable[str]) -> None:
         self.folder = folder
-        self.answered = set(answered)
+        self.answered: set[str] = set(answered)
         self._looked = 0.0
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:

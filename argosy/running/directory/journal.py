@@ -248,7 +248,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.descriptor = -1
+        self.descriptor: int = -1
 
     def __enter__(self) -> "Lock":
         self.descriptor = append_descriptor(self.path, 0o600)

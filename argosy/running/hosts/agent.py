@@ -175,12 +175,12 @@ class Agent:
 
     def __init__(self, peer: Peer, directory: Path | None, scratch: Path) -> None:
         self.peer = peer
-        self.outbox = Outbox(peer)
+        self.outbox: Outbox = Outbox(peer)
         self.directory = directory
         """The run directory by the command line of this node; None if that has none."""
         self.scratch = scratch
-        self.arrivals = Arrivals(scratch, scratch / "arriving")
-        self.sees_directory = False
+        self.arrivals: Arrivals = Arrivals(scratch, scratch / "arriving")
+        self.sees_directory: bool = False
         self._heard: deque[Any] = deque()
         """Messages of the driver that have not been carried out yet."""
         self._logs = _Logs(scratch)

@@ -43,7 +43,7 @@ class Agents:
         self.place = place
         self.directory = directory
         """Folder in which the job's processes look for the driver's notice."""
-        self.here = Processes()
+        self.here: Processes = Processes()
         self._key = key_in(os.environ)
         self._certificate = certificate_in(os.environ)
         self._listener: AgentListener | None = None

@@ -56,14 +56,14 @@ class NodeWorkers:
     ) -> None:
         self.here = here
         """The workers of the driver's own node, ``node0``; None if that node is no part of the run."""
-        self.remote = list(remote)
+        self.remote: list[RemoteNode] = list(remote)
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
         self.listener = listener
         self.recruits = recruits
         self.directory = directory
         self._store = NetworkRendezvous(remote[0].peer.host, listener.note)
-        self.mark = directory / "workers" / f"mark-{os.urandom(8).hex()}"
+        self.mark: Path = directory / "workers" / f"mark-{os.urandom(8).hex()}"
         self._nodes: dict[str, ProcessWorkers | RemoteNode] = {place.node: place for place in remote}
         if here is not None:
             self._nodes["node0"] = here

@@ -144,7 +144,7 @@ class FileBoard:
     """A notice in a file of the run directory."""
 
     def __init__(self, directory: Path, key: bytes | None = None) -> None:
-        self.path = directory / "driver.json"
+        self.path: Path = directory / "driver.json"
         self._key = key
 
     def leave(self, notice: Notice) -> None:

@@ -82,7 +82,7 @@ class Ray:
         """
         self.runtime_env = runtime_env
         """What Ray brings to the nodes: code, packages, data. By default nothing, or that of the Ray job."""
-        self.settings = Settings()
+        self.settings: Settings = Settings()
         self._connected = False
         self._listener: AgentListener | None = None
         self._notice: Notice | None = None

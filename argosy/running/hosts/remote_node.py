@@ -41,13 +41,13 @@ class RemoteNode:
         self.node = node
         self.host = host
         self.peer = peer
-        self.outbox = Outbox(peer)
+        self.outbox: Outbox = Outbox(peer)
         self.ferry: _Ferry | None = None
         """None if the node sees the run directory."""
         self.directory = directory
         self.workers: set[str] = set()
         """Workers that have not been lost."""
-        self.gone = ""
+        self.gone: str = ""
         """Why nothing can be started here any more; empty while the node is there."""
         self.said: list[tuple[str, Any]] = []
         self._unsent: list[Any] = []
@@ -184,7 +184,7 @@ class _Ferry:
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
-        self.arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
+        self.arrivals: Arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
         self.kept: dict[str, KeptFiles] = {}
         """By member that was sent there."""
 

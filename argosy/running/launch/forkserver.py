@@ -52,7 +52,7 @@ class ForkServer:
         """The server's standard error, in which an interpreter that cannot start says why."""
         self.channel = channel
         """Connection to the server: readable when `news` has reports; `unsent` while the server imports."""
-        self.used = False
+        self.used: bool = False
 
     @classmethod
     def start(cls) -> "ForkServer":

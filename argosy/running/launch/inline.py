@@ -64,9 +64,9 @@ class InlineWorkers:
         self.said: list[tuple[str, Any]] = []
         self.feeders: dict[str, _InlineFeeder] = {}
         self.trainers: dict[str, Trainer] = {}
-        self.leaving = contextlib.ExitStack()
+        self.leaving: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
         """Restores the caller's process state at the end."""
-        self.until = 0.0
+        self.until: float = 0.0
         """Time at which `receive` is due to return to the driver, even in the middle of a block that takes long."""
 
     def start_feeder(self, name: str, node: str) -> None:

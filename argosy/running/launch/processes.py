@@ -119,7 +119,7 @@ class ProcessWorkers:
         nodes_here: int = 1,
         interface: str = "",
     ) -> None:
-        self.directory = directory.resolve()
+        self.directory: Path = directory.resolve()
         """Run directory, or the folder that stands for it on this machine."""
         self.lock = lock
         """A descriptor that workers hold as long as they live."""
@@ -127,13 +127,13 @@ class ProcessWorkers:
         """Nodes that share this machine's cores."""
         self.interface = interface
         """Network interface for exchanging tensors with other nodes; empty if all nodes are on this machine."""
-        self.server = server
-        self.key = os.urandom(32)
-        self.listener = Listener(self.key)
+        self.server: ForkServer = server
+        self.key: bytes = os.urandom(32)
+        self.listener: Listener = Listener(self.key)
         self.workers: dict[str, _Worker] = {}
         """By name; each is removed exactly once, and then reported lost."""
-        self.started = 0
-        self.selector = selectors.DefaultSelector()
+        self.started: int = 0
+        self.selector: selectors.DefaultSelector = selectors.DefaultSelector()
         self.blobs = blobs
         """Descriptors of what workers of each role unpack."""
         self.said: list[tuple[str, Any]] = []

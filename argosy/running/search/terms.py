@@ -12,7 +12,7 @@ from argosy.tuning.search import Search
 __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
-EARLIER = {"warm": True, "epochs_per_generation": 1}
+EARLIER: Mapping[str, Any] = {"warm": True, "epochs_per_generation": 1}
 """Terms of searches from versions that had no alternatives."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """Address of a function or an object that a sampler holds, different in every process."""

@@ -24,13 +24,14 @@ from argosy.running.search.populations import Population
 from argosy.running.search.rungs import InPacks
 from argosy.running.search.terms import check_terms, terms_of
 from argosy.running.search.trials import Trial, members_of
-from argosy.stopping import MaxEpochs
+from argosy.stopping import MaxEpochs, Mode
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import DEFAULT_SAMPLER, Copy, Outcome, Sampling
+from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
 
@@ -45,13 +46,17 @@ class Tuner:
 
     def __init__(self, search: Search) -> None:
         self.search = search
+        self.objective: str
+        self.mode: Mode
         self.objective, self.mode = search.ranks_by
         grid = search.scheduler == "grid"
-        self.sampling = Sampling(search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid)
+        self.sampling: Sampling = Sampling(
+            search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid
+        )
         points = self.sampling.points
-        self.total = search.trials(None if points is None else len(points))
+        self.total: int = search.trials(None if points is None else len(points))
         self.brackets: Brackets = search.brackets or ("in-turn" if self.sampling.learns else "together")
-        self.scheduler = make_scheduler(
+        self.scheduler: Scheduler = make_scheduler(
             search.scheduler,
             most=search.most,
             eta=search.eta,
@@ -60,11 +65,11 @@ class Tuner:
             generation=search.epochs_per_generation * search.validations_per_epoch,
             seed=search.seed,
         )
-        self.population = self._population()
+        self.population: Population | None = self._population()
         """Population in which trials take over weights of others; None for other schedulers."""
-        self.waves = self._waves()
+        self.waves: tuple[range, ...] = self._waves()
         """Numbers of the trials that are asked for together, when all before them are settled."""
-        self.learns = self.sampling.learns and len(self.waves) > 1
+        self.learns: bool = self.sampling.learns and len(self.waves) > 1
         self.copy: Copy | None = None
         self.members: list[Member] = []
         self.trials: list[Trial] = []

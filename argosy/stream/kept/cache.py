@@ -102,7 +102,7 @@ class RowCache:
     """The kept rows of this user on this machine."""
 
     def __init__(self, folder: Path | None = None, *, most_bytes: int | None = None) -> None:
-        self.folder = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
+        self.folder: Path = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
         self.most_bytes = most_bytes
         self._used: set[str] = set()
         """Names of rows that were found or placed here, which the caller is about to open."""

@@ -60,7 +60,7 @@ class Rows:
         os.close(marks)
         self.full = False
         """Whether this process keeps no more: the disk has no room, or failed."""
-        self.from_disk = False
+        self.from_disk: bool = False
         """Whether they are more than memory has room for, so that most are read from disk."""
         # Last: where this raises, the descriptor is the caller's to close.
         weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock

@@ -68,7 +68,7 @@ LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
 """Categories that Python leaves at ``C`` until a script calls ``setlocale``."""
 NODES_OWN = ("ARGOSY_", "RAY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Prefixes of variables that each node sets for itself, as it does those of visible devices."""
-HOOKS = {
+HOOKS: Mapping[Any, tuple[str, ...]] = {
     modules: (
         "_global_backward_hooks",
         "_global_backward_pre_hooks",

@@ -29,7 +29,11 @@ ROUNDED = 1e-2
 """The same in precisions in which kernels of two batch sizes may round that differently."""
 Value = Callable[[Any], Any]
 """Samples, a tree of leaves ``[rows, …]`` -> a tensor of values per sample, or a scalar."""
-SHAPES = (torch.squeeze, lambda leaf: leaf[:, None], lambda leaf: leaf[..., None])
+SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.squeeze,
+    lambda leaf: leaf[:, None],
+    lambda leaf: leaf[..., None],
+)
 """Other shapes of targets: without dimensions of one, and with one more."""
 BROADCAST = re.compile(r"Using a target size \(torch.Size\(\[(.*?)\]\)\).*input size \(torch.Size\(\[(.*?)\]\)\)")
 

@@ -25,7 +25,7 @@ from argosy.errors.wording import sized
 
 __all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
 
-SCALARS = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
+SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 MANY = 4
 """Files from which on one flush of the whole file system is cheaper than flushing each (2 files: equal; 8: half)."""
 LITTLE = 64 * 2**20

@@ -67,11 +67,11 @@ class Files:
         self.folder = folder
         make_folder(folder)
         self.newest = resumed
-        self.own = resumed is not None and not inherited
+        self.own: bool = resumed is not None and not inherited
         """Whether `newest` was written for this member: that of a clone's source has other hyper-parameters."""
-        self.proved = resumed is not None
+        self.proved: bool = resumed is not None
         """Whether a file of this member was read back: the first one proves that all later ones can be."""
-        self.kept = KeptFiles(folder, resumed)
+        self.kept: KeptFiles = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
         """Return the files to write for a member; None where the newest file is up to date.
@@ -145,7 +145,7 @@ class Saving:
         self.wanted = False
         """Whether a command asked to save at the end of the section."""
         self._last = time.monotonic()
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         """Duration of the last save."""
 
     @property

@@ -27,12 +27,12 @@ class Randomness:
         others: tuple[Any, Any],
     ) -> None:
         self.backend = backend
-        self.torch_state = torch_state
-        self.built_state = torch_state
+        self.torch_state: Any = torch_state
+        self.built_state: Any = torch_state
         """Torch's state after the member was built; a member that draws nothing in its steps keeps it, and saves nothing."""
-        self.device_state = device_state
-        self.others = others
-        self.uses_others = False
+        self.device_state: Any = device_state
+        self.others: Any = others
+        self.uses_others: bool = False
 
     @classmethod
     def seeded(cls, seed: int, backend: Backend) -> "Randomness":

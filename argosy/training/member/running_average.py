@@ -21,13 +21,13 @@ class RunningAverage:
 
     def __init__(self, rule: Average, model: nn.Module) -> None:
         self._rule = rule
-        self.share = 1 - rule.decay if isinstance(rule, EMA) else None
+        self.share: float | None = 1 - rule.decay if isinstance(rule, EMA) else None
         """How far a step moves the average towards the weights; None where only ends of epochs do."""
         self.weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
         """The member's own."""
-        self.values = [weight.detach().clone() for weight in self.weights]
+        self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each of them, of use once there is a `count`."""
-        self.count = 0
+        self.count: int = 0
         """Number of steps, or of ends of epochs, that it was brought up to date with."""
         self._last: list[list[Tensor]] = []
         """Weights at the ends of the last epochs, for `LastK`."""

@@ -32,8 +32,8 @@ class Tally:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.rows = 0
-        self.digest = Digest()
+        self.rows: int = 0
+        self.digest: Digest = Digest()
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
         self._coming: list[Coming] = []

@@ -49,17 +49,17 @@ class ParameterBuffer:
         parameters: Sequence[Sequence[nn.Parameter]],
         tensors: Sequence[Tensor],
     ) -> None:
-        self.weights = weights
+        self.weights: Tensor = weights
         """All trained weights ``[members, columns]``."""
         self.pieces = pieces
         """Weights in the order of columns."""
         self.groups = groups
         """The pieces of each parameter group of the optimizer, in adjacent columns."""
-        self.fixed = fixed
+        self.fixed: dict[str, Tensor] = fixed
         """Untrained weights, by name."""
-        self.named = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
+        self.named: dict[str, Tensor] = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
         """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
-        self.buffers = buffers
+        self.buffers: dict[str, Tensor] = buffers
         """Buffers, stacked likewise."""
         self.parameters = parameters
         """Each member's own trained weights, in the order of the pieces."""

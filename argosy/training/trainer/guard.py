@@ -60,7 +60,7 @@ class Guard:
         self._save_best = save_best
         """Writes a member's best weights if they are in no file; returns the events to be journaled."""
         self._files = Descriptors()
-        self.careful = False
+        self.careful: bool = False
         """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:

@@ -45,7 +45,7 @@ class Ranks:
         """Records samples that were stepped on."""
         self._called = called
         """Polled after moves and while waiting: whether a command is pending."""
-        self.waited = 0.0
+        self.waited: float = 0.0
         """Seconds spent only waiting for other devices."""
         self._told: set[str] = set()
         """Rendezvous of the groups that were reported as broken."""

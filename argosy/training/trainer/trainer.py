@@ -86,38 +86,38 @@ class Trainer:
         self.directory = directory
         self.name = name
         self.backend = backend
-        self.copies = Copies(backend, terms.on_device)
+        self.copies: Copies = Copies(backend, terms.on_device)
         self.emit = emit
         self.listen = listen
         """Returns whether a command is pending."""
-        self.heartbeat = heartbeat or Heartbeat.private()
+        self.heartbeat: Heartbeat = heartbeat or Heartbeat.private()
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
-        self.alike = 0
+        self.alike: int = 0
         """Number of validation samples if their layout is that of training samples, else 0."""
-        self.assignment = -1
+        self.assignment: int = -1
         """Number of the latest assignment that the driver has announced."""
         self.kept: list[tuple[Block, int]] = []
         """Blocks of an assignment that is not announced yet, each with its number; also blocks that were measured on."""
         self.at_hand: Block | None = None
         """The block with steps left by an interrupting command."""
-        self.guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
-        self.trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
+        self.guard: Guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
+        self.trials: Trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.units: list[Unit] = []
         """Units in the order of their steps; each assigned member is in one of them."""
-        self.gauge = TrainerGauge()
-        self.blocks = 0
+        self.gauge: TrainerGauge = TrainerGauge()
+        self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
-        self.saving = Saving(settings.checkpoint_seconds)
-        self.exact = settings.numerics == "exact"
+        self.saving: Saving = Saving(settings.checkpoint_seconds)
+        self.exact: bool = settings.numerics == "exact"
         allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
-        self.program_choice = ProgramChoice(
+        self.program_choice: ProgramChoice = ProgramChoice(
             *(name, self.units, emit, self._save, self.heartbeat, self.guard.check_device), allowed=allowed, kinds=kinds
         )
-        self.stepping = Stepping(
+        self.stepping: Stepping = Stepping(
             *(self.units, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,

@@ -43,7 +43,7 @@ class Trials:
         """Command with the members still to be measured."""
         self.built: dict[str, LiveMember] = {}
         """Built members that are not assigned yet."""
-        self.left = False
+        self.left: bool = False
         """Whether a command interrupted the measurements."""
         self._steps: Generator[None, None, Measured] | None = None
         """Steps of the interrupted measurement."""

@@ -22,7 +22,9 @@ class AverageBuffer:
         self._averages = averages
         self._weights = parameter_buffer.weights
         self._values = values
-        self.named = {piece.name: piece.over(values) for piece in parameter_buffer.pieces} | parameter_buffer.fixed
+        self.named: dict[str, Tensor] = {
+            piece.name: piece.over(values) for piece in parameter_buffer.pieces
+        } | parameter_buffer.fixed
         """What a forward pass with averaged weights takes, each ``[members, *shape]``."""
         shares = [average.share for average in averages]
         self._shares = None if shares[0] is None else values.new_tensor(shares).unsqueeze(1)

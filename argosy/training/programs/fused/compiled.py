@@ -113,7 +113,7 @@ class Compilation:
     """Compiled passes of the members of one architecture on one device."""
 
     def __init__(self) -> None:
-        self.refused = ""
+        self.refused: str = ""
         """Why no compiled code is used any more."""
         self._made: dict[int, CompiledPass] = {}
         """Passes by number of places."""

@@ -5,7 +5,7 @@ torch's drawing functions are intercepted, and run for one member after another 
 in C++) make the vectorised call raise, and the member is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ __all__ = ["OwnDraws", "own_rates"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
 """Functions that multiply their input by a drawn mask."""
-ALWAYS = {
+ALWAYS: set[Callable[..., Any]] = {
     torch.rand,
     torch.randn,
     torch.randint,
@@ -41,9 +41,12 @@ ALWAYS = {
 }
 IN_TRAINING = {functional.alpha_dropout, functional.feature_alpha_dropout}
 """Functions that draw where their argument `training` is true."""
-ATTENTION = {functional.scaled_dot_product_attention: 4, functional.multi_head_attention_forward: 10}
+ATTENTION: Mapping[Callable[..., Any], int] = {
+    functional.scaled_dot_product_attention: 4,
+    functional.multi_head_attention_forward: 10,
+}
 """Functions that draw where their argument `dropout_p` is positive, with its position among the arguments."""
-HANDLED = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
+HANDLED: set[Callable[..., Any]] = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
 Made = TypeVar("Made")
 
 

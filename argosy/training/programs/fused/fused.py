@@ -71,7 +71,7 @@ class Fused:
         self._augment = any(live.member.augment for live in lives)
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """Random states that the members draw from."""
-        self.made = Made(self._lives)
+        self.made: Made = Made(self._lives)
         """Finished turns with a batch for each member."""
         self._begins = not lives[0].steps
         """Whether the very first turn is still to come."""

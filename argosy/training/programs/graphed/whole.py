@@ -187,7 +187,7 @@ class Single:
         self._solo = solo
         self._parameter_buffer = parameter_buffer
         self._kernel = kernel
-        self.made = Made([solo.live])
+        self.made: Made = Made([solo.live])
         """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None

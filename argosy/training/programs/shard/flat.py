@@ -32,13 +32,15 @@ class Flat:
     """The flat tensor of one member on one rank, on its group's device; in float64 where a weight is, else in float32."""
 
     def __init__(self, parameters: Iterable[Tensor], on: torch.device, *, rank: int, size: int) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self.parameters: list[Tensor] = [parameter for parameter in parameters if parameter.requires_grad]
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         sizes = [parameter.numel() for parameter in self.parameters]
         self._losses = slice(len(sizes) + 2 * rank, len(sizes) + 2 * rank + 2)
         self._rest = len(sizes) + 2 * size
         figures = self._rest + 1 + 2 * PIECES
-        self.values = torch.zeros(sum(sizes) + figures, dtype=torch.float64 if double else torch.float32, device=on)
+        self.values: Tensor = torch.zeros(
+            sum(sizes) + figures, dtype=torch.float64 if double else torch.float32, device=on
+        )
         *self._gradients, self._figures = torch.split_with_sizes(self.values, [*sizes, figures])
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:

@@ -42,7 +42,7 @@ class Group:
         self.size = size
         self.on = on
         """Device of the tensors that it sums."""
-        self.broken = ""
+        self.broken: str = ""
         """Why the group is broken; empty while it is not."""
         self._ends: list[End] = []
         """Torch's end, once the group is formed."""

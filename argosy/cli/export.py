@@ -1,0 +1,49 @@
+"""``argosy export``: a trained network in a format that loads without Argosy."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from argosy.cli.steer import RunDirectory
+from argosy.errors import PlanError
+from argosy.views.output import Json, write
+
+__all__ = ["export"]
+
+
+def export(
+    directory: RunDirectory,
+    member: Annotated[str | None, typer.Argument(help="Its name; without, the best.")] = None,
+    study_file: Annotated[
+        Path, typer.Option("--study", help="Python file with the run's `study`, which builds the networks.")
+    ] = Path("study.py"),
+    format: Annotated[
+        Literal["safetensors", "onnx", "torch-export", "hub"],
+        typer.Option(help="Weights, a program for ONNX Runtime or for torch, or a folder of the Hugging Face Hub."),
+    ] = "safetensors",
+    to: Annotated[Path, typer.Option(help="Folder to write.")] = Path("exported"),
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="All members as one network, instead of one.")] = False,
+    top: Annotated[int | None, typer.Option(help="The ensemble is of so many of the best.", min=1)] = None,
+    preprocess: Annotated[
+        bool, typer.Option("--with-preprocessing", help="`Data.on_device` inside (onnx, torch-export).")
+    ] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the folder there (hub).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a trained network in a format that loads without Argosy (extra: export)."""
+    ensemble = ensemble or top is not None
+    if ensemble and member is not None:
+        raise PlanError(f"member {member!r} was named, and --ensemble or --top is of several; leave one of them out.")
+    to = to.absolute()  # what the file does may change the folder that this process is in
+    directory = directory.absolute()
+    from argosy.running.directory.loading import load
+    from argosy.running.directory.studyfile import load_study  # imports torch with the study
+
+    report = load(directory, study=load_study(study_file))
+    network: Any = report.ensemble(top=top) if ensemble else member
+    report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
+    files = sorted(str(file) for file in to.iterdir() if file.is_file())
+    write({"folder": str(to), "files": files} if as_json else "\n".join(f"Written: {file}" for file in files))

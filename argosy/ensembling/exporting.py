@@ -1,0 +1,100 @@
+"""Makes of a run's network what `argosy.export` writes: its inputs, and what its reader has to know."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from argosy.data.features import Features
+from argosy.ensembling.answering import takes
+from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.opening import random_states_kept
+from argosy.ensembling.predict import example_split, few_inputs
+from argosy.ensembling.preparing import InputPreparation, Prepared
+from argosy.export.exported import About, Combination, Exported, InputLeaf
+from argosy.results.report import MemberResult
+from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.sources import open_split
+from argosy.stream.trees import flatten
+from argosy.study import Study
+from argosy.version import __version__
+
+__all__ = ["exported"]
+
+PAIRS = 4
+"""Pairs of samples of unlike length that are compared."""
+
+
+def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
+    """Return a network of the study; `samples` are counted by split, and `row` is the result of the member that it is of."""
+    prepares = isinstance(getattr(network, "preparation", None), InputPreparation)
+    bare = network.network if isinstance(network, Prepared) else network
+    inputs = few_inputs(study, prepared=not prepares)
+    # Of samples of unlike length, a few more tell which sizes differ.
+    firsts = () if study.data.ragged is None else range(2, 2 * PAIRS, 2)
+    others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
+    by_name = isinstance(inputs, Mapping) and takes(network, inputs)
+    about = About(
+        name=row.name if row is not None else type(bare).__name__.lower(),
+        network=type(bare).__name__,
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
+        inputs=_leaves(inputs, others),
+        preprocessing=prepares,
+        trunk=_trunk(study),
+        dataset=_dataset(study),
+        samples=samples,
+        figures=_scores(bare) if row is None else row.metrics,
+        epochs=None if row is None else row.best_epoch,
+        hyperparameters={} if row is None else row.hyperparameters,
+        ensemble=_combination(bare) if isinstance(bare, Ensemble) else None,
+        argosy=__version__,
+    )
+    return Exported(
+        network=network,
+        arguments=() if by_name else (inputs,),
+        keywords=inputs if by_name else {},
+        about=about,
+    )
+
+
+def _leaves(inputs: Any, others: Sequence[Any]) -> tuple[InputLeaf, ...]:
+    leaves, _ = flatten(inputs)
+    shapes = [[tuple(leaf.shape[1:]) for leaf in flatten(one)[0]] for one in (inputs, *others)]
+    sizes = [zip(*of_leaf, strict=True) for of_leaf in zip(*shapes, strict=True)]
+    free = [["length" if len({*axis}) > 1 else axis[0] for axis in axes] for axes in sizes]
+    flat = isinstance(inputs, Mapping) and len(inputs) == len(leaves)
+    names = list(inputs) if flat else [f"inputs_{number}" if number else "inputs" for number in range(len(leaves))]
+    return tuple(
+        InputLeaf(name=name, dtype=str(leaf.dtype).removeprefix("torch."), shape=("batch", *shape))
+        for name, leaf, shape in zip(names, leaves, free, strict=True)
+    )
+
+
+def _trunk(study: Study) -> str:
+    """Return the class of the frozen network of `argosy.data.features`; empty where the study has none."""
+    with random_states_kept():
+        found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
+    return type(found.network).__name__ if isinstance(found, Features) else ""
+
+
+def _dataset(study: Study) -> str:
+    """Return the name of the training data's class or function."""
+    given = study.data.train
+    given = given.dataset if isinstance(given, Features) else given
+    made = getattr(given, "func", given)
+    return "arrays" if given is None else getattr(made, "__qualname__", type(made).__qualname__)
+
+
+def _scores(network: nn.Module) -> dict[str, float]:
+    """Return the figures of an ensemble; those of folds are of no ensemble."""
+    rows = [row for row in getattr(network, "scores", ()) if row["network"] == "ensemble"]
+    return {name: value for row in rows for name, value in row.items() if name not in ("network", "weight", "samples")}
+
+
+def _combination(ensemble: Ensemble) -> Combination:
+    return Combination(
+        members=ensemble.names,
+        combine=ensemble.combine,
+        weights=tuple(ensemble.weights.tolist()),
+        temperatures=tuple(ensemble.temperatures.tolist()),
+    )

@@ -1,0 +1,62 @@
+"""Networks leave in formats that load without Argosy: one format a file, each with a function ``write``.
+
+The package that a format needs is imported with its file. `argosy.ensembling.exporting` makes what is written.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.errors.spelling import meant
+from argosy.export.exported import Exported
+
+__all__ = ["FORMATS", "check_format", "push", "write"]
+
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "safetensors": ("safetensors",),
+    "onnx": ("onnx", "onnxscript"),
+    "torch-export": (),
+    "hub": ("safetensors",),
+}
+"""Names, of the files too but for the dash, and the packages that each needs."""
+WEIGHTS_ALONE = ("safetensors", "hub")
+"""Formats that hold no code."""
+
+
+def check_format(format: str, *, push_to_hub: str | None) -> None:
+    """Raise RunError for an unknown format, for one whose package is not installed, and where what is to be pushed is not for the Hub."""
+    if format not in FORMATS:
+        raise RunError(f"there is no format {format!r}{meant(format, FORMATS)}; choose from {', '.join(FORMATS)}.")
+    missing = [package for package in FORMATS[format] if importlib.util.find_spec(package) is None]
+    if missing:
+        raise RunError(f"format {format!r} needs {' and '.join(missing)}, missing here: pip install 'argosy[export]'.")
+    if push_to_hub is not None and format != "hub":
+        raise RunError(
+            f"{push_to_hub!r} was to get an export of format {format!r}; give format 'hub', or push nothing."
+        )
+
+
+def write(exported: Exported, folder: Path, format: str) -> None:
+    """Write a network into a folder, made where there is none; raises RunError for a network that the format cannot hold."""
+    if exported.about.preprocessing and format in WEIGHTS_ALONE:
+        raise RunError(
+            f"format {format!r} holds weights alone, and Data.on_device is code. Leave preprocessing out, or use format "
+            "'onnx' or 'torch-export'."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{str(folder)!r} is a file, and an export is a folder of several; give another name.")
+    folder.mkdir(parents=True, exist_ok=True)
+    _module(format).write(exported, folder)
+
+
+def push(folder: Path, repository: str) -> None:
+    """Upload an export of format ``hub``; raises RunError where huggingface_hub is not installed."""
+    _module("hub").push(folder, repository)
+
+
+def _module(format: str) -> Any:
+    """Return the file of a format, which imports the format's package."""
+    return importlib.import_module(f"argosy.export.{format.replace('-', '_')}")

@@ -1,0 +1,76 @@
+"""A trained network on its way out of a run, and what a reader of its files has to know."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+__all__ = ["About", "Combination", "Exported", "InputLeaf", "write_config"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputLeaf:
+    """One tensor of the network's inputs."""
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    """Beginning with the word batch; the word length stands for a size that differs between samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combination:
+    """How an ensemble makes one prediction of its members' outputs."""
+
+    members: tuple[str, ...]
+    """In the order of the module list ``networks``."""
+    combine: str
+    weights: tuple[float, ...]
+    temperatures: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What a network is and where it comes from, as ``config.json`` and a model card have it."""
+
+    name: str
+    network: str
+    """Class of the network."""
+    parameters: int
+    inputs: tuple[InputLeaf, ...]
+    preprocessing: bool
+    """Whether inputs are as the dataset has them, and `Data.on_device` is inside."""
+    trunk: str
+    """Class of the frozen network whose outputs are the inputs, and which is not exported; empty where there is none."""
+    dataset: str
+    samples: Mapping[str, int]
+    """By split."""
+    figures: Mapping[str, float]
+    """On the validation samples."""
+    epochs: float | None
+    """Finished epochs when these weights were saved; None for an ensemble."""
+    hyperparameters: Mapping[str, Any]
+    ensemble: Combination | None
+    argosy: str
+    """Version that wrote it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """A network, and inputs that it takes."""
+
+    network: nn.Module
+    """In ``eval()`` on the CPU."""
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    """Inputs of two samples, as the network is called with them."""
+    about: About
+
+
+def write_config(exported: Exported, folder: Path) -> None:
+    """Write ``config.json``."""
+    text = json.dumps(asdict(exported.about), indent=2, default=str)
+    (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")

@@ -1,0 +1,97 @@
+"""A folder as on the Hugging Face Hub: weights, ``config.json`` and a model card, README.md."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from argosy.errors import RunError
+from argosy.export import safetensors
+from argosy.export.exported import About, Combination, Exported
+
+__all__ = ["push", "write"]
+
+
+def write(exported: Exported, folder: Path) -> None:
+    """Write the folder; a network of Transformers writes its own weights and configuration, for ``from_pretrained``."""
+    network: Any = exported.network
+    pretrained = hasattr(network, "save_pretrained")
+    if pretrained:
+        network.save_pretrained(folder)
+    else:
+        safetensors.write(exported, folder)
+    text = "\n\n".join(_card(exported.about, pretrained=pretrained))
+    (folder / "README.md").write_text(f"{text}\n", encoding="utf-8")
+
+
+def push(folder: Path, repository: str) -> None:
+    """Upload a folder as a model of the Hub; raises RunError where huggingface_hub is not installed."""
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as error:
+        raise RunError(
+            f"{folder} is pushed to {repository!r} by huggingface_hub, which is not installed: pip install huggingface_hub."
+        ) from error
+    api = HfApi()
+    api.create_repo(repository, exist_ok=True)
+    api.upload_folder(repo_id=repository, folder_path=folder)
+
+
+def _card(about: About, *, pretrained: bool) -> Iterator[str]:
+    library = "transformers" if pretrained else "pytorch"
+    yield f"---\nlibrary_name: {library}\ntags:\n- argosy\n- {library}\n---"
+    yield f"# {about.name}"
+    yield (
+        f"`{about.network}` with {about.parameters:,} parameters, trained by Argosy {about.argosy} beside other networks on one "
+        "shared stream of samples."
+    )
+    if about.trunk:
+        yield (
+            f"**A head alone**: its inputs are what a frozen `{about.trunk}` makes of the samples. That network is not in this "
+            "folder, and is needed before this one."
+        )
+    if about.ensemble is not None:
+        yield _of_ensemble(about.ensemble)
+    yield "## Data"
+    counts = ", ".join(f"{count:,} of {split}" for split, count in about.samples.items())
+    yield f"{about.dataset}: {counts} samples."
+    leaves = ", ".join(f"`{leaf.name}` {leaf.dtype} [{', '.join(map(str, leaf.shape))}]" for leaf in about.inputs)
+    yield f"Inputs: {leaves}, prepared as for training."
+    if about.figures:
+        yield "## Figures"
+        trained = "" if about.epochs is None else f", after {about.epochs:g} epochs"
+        yield f"On the validation samples{trained}:"
+        yield _table("figure", about.figures)
+    if about.hyperparameters:
+        yield "## Hyper-parameters"
+        yield _table("hyper-parameter", about.hyperparameters)
+    yield "## Load it"
+    if pretrained:
+        yield f'```python\nfrom transformers import {about.network}\n\nnetwork = {about.network}.from_pretrained("FOLDER")\n```'
+    else:
+        yield "Build the network by its own code, then:"
+        yield (
+            '```python\nfrom safetensors.torch import load_model\n\nload_model(network, "model.safetensors")\nnetwork.eval()\n```'
+        )
+
+
+def _of_ensemble(found: Combination) -> str:
+    rows = zip(found.members, found.weights, found.temperatures, strict=True)
+    table = "\n".join(f"| {name} | {weight:g} | {temperature:g} |" for name, weight, temperature in rows)
+    how = {
+        "probabilities": "the weighted mean of softmax(logits / temperature)",
+        "logits": "softmax of the weighted mean of logits / temperature",
+        "votes": "the weighted share of members that say each class",
+        "mean": "the weighted mean of their outputs",
+    }[found.combine]
+    return (
+        f"An ensemble: its prediction is {how}. The networks are a module list `networks`, in this order; weights and "
+        f"temperatures are buffers of these names.\n\n| member | weight | temperature |\n|---|---|---|\n{table}"
+    )
+
+
+def _table(kind: str, values: Mapping[str, Any]) -> str:
+    rows = "\n".join(
+        f"| {name} | {value:.4g} |" if isinstance(value, float) else f"| {name} | {value} |"
+        for name, value in values.items()
+    )
+    return f"| {kind} | value |\n|---|---|\n{rows}"

@@ -1,0 +1,15 @@
+"""Weights alone: ``model.safetensors`` with the names of the ``state_dict``, and ``config.json``."""
+
+from pathlib import Path
+
+from safetensors.torch import save_model
+
+from argosy.export.exported import Exported, write_config
+
+__all__ = ["write"]
+
+
+def write(exported: Exported, folder: Path) -> None:
+    """Write the weights; of tensors that share memory one is written, as ``safetensors.torch.load_model`` expects."""
+    save_model(exported.network, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    write_config(exported, folder)

@@ -1,0 +1,50 @@
+"""Trackio: a run for each member in the project ``argosy``, grouped by study; look with ``trackio show --project argosy``."""
+
+import hashlib
+from collections.abc import Mapping
+from contextvars import Context
+from pathlib import Path
+from typing import Any
+
+import trackio
+
+__all__ = ["Trackio"]
+
+
+class Trackio:
+    """A `Tracker` that writes to Trackio's folder: TRACKIO_DIR, else its own in the cache of Hugging Face."""
+
+    def __init__(self, project: str = "argosy") -> None:
+        self._project = project
+        self._directory = Path()
+        self._group = ""
+        self._runs: dict[str, Any] = {}
+
+    def open(self, directory: Path, group: str) -> None:
+        """Set the directory and the group of the run."""
+        self._directory, self._group = directory, group
+
+    def begin(self, member: str, hyperparameters: Mapping[str, Any]) -> None:
+        """Start the member's run, or continue it."""
+        # The name is what Trackio knows a run by: another run directory may have members of the same names.
+        digest = hashlib.sha256(f"{self._directory}/{member}".encode()).hexdigest()[:6]
+        # A context of its own: Trackio ends the run that it finds in the context when it starts another one.
+        self._runs[member] = Context().run(
+            trackio.init,
+            project=self._project,
+            name=f"{member}-{digest}",
+            group=self._group,
+            config=dict(hyperparameters),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
+        """Log the figures with the step."""
+        self._runs[member].log(dict(figures), step=step)
+
+    def end(self, member: str, status: str) -> None:
+        """Finish the member's run."""
+        self._runs.pop(member).finish()

@@ -1,0 +1,80 @@
+"""What is wrong with a network that is to be exported, or with where it is to go."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.onnx import errors
+
+import argosy
+from argosy.cli.export import export
+from argosy.export.hub import push
+from messages.of_ensembles import halved, member, report
+from messages.of_studies import VALIDATED
+
+__all__ = ["CASES"]
+
+
+class Branching(nn.Linear):
+    """Does something else for other values of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def without_packages(patch: pytest.MonkeyPatch) -> None:
+    """Nobody has installed them."""
+    found = report()
+    patch.setattr("importlib.util.find_spec", lambda name: None)
+    found.export("out", format="onnx")
+
+
+def without_hub(patch: pytest.MonkeyPatch) -> None:
+    """Nobody has installed it."""
+    patch.setitem(sys.modules, "huggingface_hub", None)
+    push(Path("out"), "us/mlp")
+
+
+def weights_that_prepare() -> None:
+    """Weights alone, and code."""
+    data = argosy.Data(arrays=VALIDATED.arrays, val_arrays=VALIDATED.arrays, on_device=halved)
+    report(data=data).export("out", preprocess=True)
+
+
+def over_a_file() -> None:
+    """A name that is taken."""
+    Path("out").write_text("")
+    report().export("out")
+
+
+def unknown_to_onnx(patch: pytest.MonkeyPatch) -> None:
+    """An operator that ONNX has not."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise errors.OnnxExporterError("No ONNX function found for <OpOverload(op='aten._cdist_forward')>")
+
+    patch.setattr("importlib.util.find_spec", lambda name: object())
+    patch.setattr("torch.onnx.export", refused)
+    report().export("out", format="onnx")
+
+
+CASES = {
+    "an export in no known format": lambda: report().export("out", format="onxx"),  # type: ignore[arg-type]
+    "an export without the packages of its format": without_packages,
+    "an export to the Hub in another format": lambda: report().export(
+        "out", format="torch-export", push_to_hub="us/mlp"
+    ),
+    "an export to the Hub without its package": without_hub,
+    "an export of weights alone with what prepares their inputs": weights_that_prepare,
+    "an export over a file": over_a_file,
+    "an export of a network that torch cannot follow": lambda: report(member(model=Branching)).export(
+        "out", format="torch-export"
+    ),
+    "an export of a network that ONNX has no operators for": unknown_to_onnx,
+    "an export of a member and of several": lambda: export(Path("runs/x"), "mlp", ensemble=True),
+}

@@ -1,0 +1,130 @@
+"""From an empty directory: the wheel, the README's study, its page, an ensemble, and exports that load where Argosy cannot be imported."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import argosy
+from argosy.running.doctor.machine_checks import EXTRAS
+from argosy.tracking import TRACKERS
+
+ROOT = Path(__file__).parents[1]
+BUILT_FROM = ("argosy", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CHANGELOG.md", "CITATION.cff")
+STUDY = re.findall(r"```python\n# study\.py\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
+ENSEMBLE = """
+import torch, argosy, study
+report = argosy.load("runs/digits", study=study.study)
+said = {"inputs": study.x[:7], "member": report.best().load()(study.x[:7]), "ensemble": report.ensemble(top=3)(study.x[:7])}
+torch.save({name: tensor.detach() for name, tensor in said.items()}, "said.pt")
+print(argosy.__file__)
+"""
+NETWORK = "torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))"
+"""What the README calls mlp-128, by its own code."""
+WEIGHTS = f"""
+from safetensors.torch import load_model
+network = {NETWORK}
+load_model(network, folder + "/model.safetensors")
+found = network.eval()(said["inputs"])
+"""
+LOADED = {
+    "safetensors": WEIGHTS,
+    "hub": WEIGHTS,
+    "torch-export": 'found = torch.export.load(folder + "/model.pt2").module()(said["inputs"])',
+    "onnx": """
+import onnxruntime
+session = onnxruntime.InferenceSession(folder + "/model.onnx")
+found = torch.from_numpy(session.run(None, {"inputs": said["inputs"].numpy()})[0])
+""",
+}
+"""By format, what loads it, and sets `found`."""
+ALONE = """
+import sys
+sys.modules["argosy"] = None  # to import it is an error
+import torch
+folder, what = sys.argv[1:]
+said = torch.load("said.pt", weights_only=True)
+{load}
+torch.testing.assert_close(found, said[what], rtol=0, atol=1e-5)
+"""
+
+
+def run(folder: Path, *words: str | Path) -> str:
+    """What a command says that ends well, with nothing of this checkout on its path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel; what it needs is taken from the environment of this process."""
+    source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
+    for name in BUILT_FROM:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)  # setuptools writes beside what it builds from
+    pip = sys.executable, "-m", "pip"
+    build = "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist", "."
+    run(source, *pip, *build)
+    venv.create(place, with_pip=False, symlinks=True)
+    (wheel,) = (source / "dist").glob("argosy-*.whl")
+    run(source, *pip, "--python", place / "bin" / "python", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "theirs.pth").write_text(sysconfig.get_path("purelib"))
+    return place / "bin"
+
+
+@pytest.fixture(scope="module")
+def trained(bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory, which was empty, with the README's study and its run."""
+    folder = tmp_path_factory.mktemp("empty")
+    (folder / "study.py").write_text(STUDY)
+    said = run(folder, bin / "argosy", "run", "study.py", "--dir", "runs/digits", "--devices", "cpu:1")
+    assert "Best: mlp-128" in said
+    return folder
+
+
+def test_the_page_and_the_ensemble_are_made_of_the_wheel(bin: Path, trained: Path) -> None:
+    run(trained, bin / "argosy", "report", "runs/digits", "--html")
+    assert "mlp-128" in (trained / "runs" / "digits" / "report.html").read_text()
+    assert run(trained, bin / "python", "-c", ENSEMBLE).strip().startswith(str(bin.parent))
+
+
+def exported(bin: Path, trained: Path, format: str, words: Sequence[str]) -> Path:
+    """The folder of an export."""
+    folder = trained / f"{format}-{len(words)}"
+    run(trained, bin / "argosy", "export", "runs/digits", *words, "--format", format, "--to", folder)
+    if not (trained / "said.pt").exists():
+        run(trained, bin / "python", "-c", ENSEMBLE)
+    return folder
+
+
+@pytest.mark.parametrize("format", LOADED)
+def test_an_export_loads_where_argosy_cannot_be_imported(bin: Path, trained: Path, format: str) -> None:
+    needed = {"onnx": "onnxscript", "torch-export": "torch"}.get(format, "safetensors")
+    pytest.importorskip(needed, reason=f"format {format} needs the extra export")
+    what = {"member": ["mlp-128"]} if LOADED[format] == WEIGHTS else {"member": ["mlp-128"], "ensemble": ["--top", "3"]}
+    for name, words in what.items():
+        folder = exported(bin, trained, format, words)
+        run(trained, bin / "python", "-c", ALONE.format(load=LOADED[format]), folder, name)
+
+
+def test_messages_and_pages_name_extras_that_there_are() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = *(ROOT / "argosy").rglob("*.py"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")
+    named = {name for file in files for name in re.findall(r"argosy\[(\w+)\]", file.read_text())}
+    assert "export" in named
+    assert {*named, *TRACKERS, *EXTRAS.values()} <= extras.keys()
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {argosy.__version__}\n" in (ROOT / "CITATION.cff").read_text()
