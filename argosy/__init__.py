@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from argosy.api import tune as tune
     from argosy.designs.folds import bootstrap as bootstrap
     from argosy.designs.folds import kfold as kfold
+    from argosy.estimators.estimators import Classifier as Classifier
+    from argosy.estimators.estimators import Regressor as Regressor
+    from argosy.estimators.tabular import Tabular as tabular
     from argosy.running.directory.attached import attach as attach
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
@@ -70,6 +73,7 @@ __all__ = [
     "load",
     "plan",
     "replicate",
+    "tabular",
     "train",
     "tune",
 ]
@@ -115,11 +119,19 @@ def __getattr__(name: str) -> Any:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
 
         return Ray
+    if name in ("Classifier", "Regressor"):
+        from argosy.estimators import estimators  # imports scikit-learn
+
+        return getattr(estimators, name)
+    if name == "tabular":
+        from argosy.estimators.tabular import Tabular  # imports torch
+
+        return Tabular
     if name == "data":
         return importlib.import_module("argosy.data")  # imports torch
     if name in ("bootstrap", "kfold"):
         from argosy.designs import folds as resampling  # imports numpy
 
         return getattr(resampling, name)
-    public = list({*__all__, "Ray"})
+    public = list({*__all__, "Classifier", "Ray", "Regressor"})
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")
