@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from argosy.designs.folds import kfold as kfold
     from argosy.estimators.estimators import Classifier as Classifier
     from argosy.estimators.estimators import Regressor as Regressor
-    from argosy.estimators.tabular import Tabular as tabular
+    from argosy.estimators.tabular import tabular as tabular
     from argosy.running.directory.attached import attach as attach
     from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
@@ -124,9 +124,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(estimators, name)
     if name == "tabular":
-        from argosy.estimators.tabular import Tabular  # imports torch
+        from argosy.estimators.tabular import tabular  # imports torch
 
-        return Tabular
+        return tabular
     if name == "data":
         return importlib.import_module("argosy.data")  # imports torch
     if name in ("bootstrap", "kfold"):

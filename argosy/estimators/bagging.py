@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.designs.folds import kfold
+from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import make
 from argosy.ensembling.predict import Predicted
 from argosy.errors import MemberError, StudyError
 from argosy.estimators.columns import Columns, Rows
-from argosy.estimators.preparation import Numbers, Preparation
+from argosy.estimators.preparation import Numbers, TablePreparation
 from argosy.estimators.tabular import Shape
 from argosy.results.report import Report
 from argosy.study import Data, Member, Study
@@ -56,6 +57,9 @@ class Samples:
 class Restored(nn.Module):
     """Outputs of a network in units of the targets, which it is trained on with mean 0 and standard deviation 1."""
 
+    mean: Tensor
+    deviation: Tensor
+
     def __init__(self, targets: npt.NDArray[Any]) -> None:
         super().__init__()
         deviation = targets.std(axis=0)
@@ -76,7 +80,7 @@ class Fold:
     """A fold, with what was fitted to its training rows."""
 
     held_out: Sequence[int]
-    preparation: Preparation
+    preparation: TablePreparation
     restored: Restored | None
     """None where targets are classes."""
 
@@ -88,7 +92,7 @@ class Fold:
         rows = np.asarray(member.subset)
         return cls(
             held_out=member.val_subset,
-            preparation=Preparation(samples.columns, samples.rows[rows], numbers),
+            preparation=TablePreparation(samples.columns, samples.rows[rows], numbers),
             restored=None if samples.classes else Restored(samples.targets[rows]),
         )
 
@@ -106,15 +110,16 @@ class Fold:
 
 
 class Bag(nn.Module):
-    """The networks of one member's folds: the mean of their outputs."""
+    """The networks of one member's folds: the mean of their outputs, of classes by a temperature."""
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], temperature: float) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
+        self.temperature = temperature
 
     def forward(self, rows_NC: Tensor) -> Tensor:
         """Return outputs ``[N, …]``."""
-        return torch.stack([network(rows_NC) for network in self.networks]).mean(dim=0)
+        return torch.stack([network(rows_NC) for network in self.networks]).mean(dim=0) / self.temperature
 
 
 def bagged(
@@ -149,13 +154,14 @@ def bagged(
         }
     if not networks:
         raise _failed(report)
+    bags, held_out = _bags(samples, cut, networks)
     made = make(
-        {name: Bag(family) for name, family in networks.items()},
-        [seed] * len(networks),
-        _held_out(samples, cut, networks),
+        bags,
+        [seed] * len(bags),
+        held_out,
         combine="probabilities" if samples.classes else "mean",
         select="greedy" if ensemble == "greedy" else None,
-        calibrate=samples.classes > 1,
+        calibrate=False,
     )
     made.note = NOTE.format(len(samples.rows))
     return made.double().eval()
@@ -164,8 +170,8 @@ def bagged(
 def _made(members: Sequence[MembersFor], samples: Samples, folds: int) -> list[Member]:
     count = len(samples.rows)
     shape = Shape(
-        samples=count - count // folds,
-        inputs=Preparation.width(samples.columns),
+        samples=count - -(-count // folds),
+        inputs=TablePreparation.width(samples.columns),
         outputs=samples.outputs,
         of_classes=samples.classes > 0,
     )
@@ -189,19 +195,26 @@ def _moved(member: Member, by: int) -> Member:
     """Return the member on a later copy of the table."""
     assert member.subset is not None
     assert member.val_subset is not None
-    return replace(member, subset=[by + row for row in member.subset], val_subset=[by + row for row in member.val_subset])
+    return replace(
+        member, subset=[by + row for row in member.subset], val_subset=[by + row for row in member.val_subset]
+    )
 
 
-def _held_out(samples: Samples, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]) -> Predicted:
-    """Return what the networks of each family say of the rows that they held out."""
+def _bags(
+    samples: Samples, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
+) -> tuple[dict[str, Bag], Predicted]:
+    """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that."""
     order = torch.cat([torch.as_tensor(fold.held_out) for fold in cut])
-    rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)
-    with torch.no_grad():
-        said = [
-            torch.cat([network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)])
-            for family in networks.values()
-        ]
-    return Predicted(said, targets[order], order, len(order))
+    rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
+    bags, said = {}, []
+    for name, family in networks.items():
+        with torch.no_grad():
+            parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
+        outputs = torch.cat(parts)
+        heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
+        bags[name] = Bag(family, heat)
+        said.append(outputs / heat)
+    return bags, Predicted(said, targets, order, len(order))
 
 
 def _weighted(member: Member) -> Member:

@@ -44,8 +44,7 @@ class Columns:
     def rows(self, X: Any) -> Rows:
         """Return the rows of a table with these columns."""
         found = [
-            _codes(name, column, words)
-            for name, column, words in zip(_names(X), _columns(X), self.words, strict=True)
+            _codes(name, column, words) for name, column, words in zip(_names(X), _columns(X), self.words, strict=True)
         ]
         return np.stack(found, axis=1)
 
@@ -90,7 +89,9 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
             "date to the days since the first one, or leave the column out."
         )
-    return np.array([MISSING if gone else str(value) for value, gone in zip(array.tolist(), missing, strict=True)], object)
+    return np.array(
+        [MISSING if gone else str(value) for value, gone in zip(array.tolist(), missing, strict=True)], object
+    )
 
 
 def _finite(name: Any, column: Rows) -> Rows:

@@ -66,7 +66,9 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
             X = X[kept] if isinstance(X, np.ndarray) else _some_rows(X, kept)
             y, sample_weight = y[kept], sample_weight[kept] / sample_weight[kept].mean()
         if len(y) < 2:
-            raise ValueError(f"{self._name} was given n_samples={len(y)}, and needs 2, of which one is held out. Give more rows.")
+            raise ValueError(
+                f"{self._name} was given n_samples={len(y)}, and needs 2, of which one is held out. Give more rows."
+            )
         return X, y, sample_weight
 
     def _train(self, X: Any, targets: npt.NDArray[Any], weights: Any, *, classes: int) -> None:
@@ -76,7 +78,9 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
         members = Tabular() if self.members is None else self.members
         self.columns_ = Columns.of(X)
         self.ensemble_ = bagged(
-            Samples(columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes),
+            Samples(
+                columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
+            ),
             [members] if isinstance(members, Member) or callable(members) else members,
             folds=min(self.folds, len(targets)),
             numbers=self.numbers,
@@ -92,9 +96,11 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, reset=False, skip_check_array=True)
         else:
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        rows = torch.from_numpy(self.columns_.rows(X))
+        rows = self.columns_.rows(X)
         with torch.no_grad():
-            found: npt.NDArray[np.float64] = torch.cat([self.ensemble_(part) for part in rows.split(ROWS)]).numpy()
+            found: npt.NDArray[np.float64] = torch.cat(
+                [self.ensemble_(torch.from_numpy(rows[n : n + ROWS])) for n in range(0, len(rows), ROWS)]
+            ).numpy()
         return found
 
     @property

@@ -1,6 +1,7 @@
 """Networks for rows of a table, and the losses of those that answer in several copies."""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,13 @@ class Mlp(nn.Sequential):
         sizes = [inputs, *[width] * depth]
         hidden = [
             layer
-            for before, after in zip(sizes, sizes[1:], strict=False)
+            for before, after in pairwise(sizes)
             for layer in (nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout))
         ]
         super().__init__(*hidden, nn.Linear(width, outputs))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """What two layers add to their normalised input (Gorishniy et al. 2021)."""
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -33,17 +34,16 @@ class Residual(nn.Module):
 
     def forward(self, x_BH: Tensor) -> Tensor:
         """Return the sum."""
-        return x_BH + self.added(x_BH)
+        added_BH: Tensor = self.added(x_BH)
+        return x_BH + added_BH
 
 
 class ResNet(nn.Sequential):
-    """Residual blocks behind a layer that gives them their width."""
+    """ResidualBlock blocks behind a layer that gives them their width."""
 
     def __init__(self, inputs: int, outputs: int, *, width: int, depth: int, dropout: float) -> None:
-        blocks = [Residual(width, dropout) for _ in range(depth)]
-        super().__init__(
-            nn.Linear(inputs, width), *blocks, nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, outputs)
-        )
+        blocks = [ResidualBlock(width, dropout) for _ in range(depth)]
+        super().__init__(nn.Linear(inputs, width), *blocks, nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 class Scaled(nn.Module):

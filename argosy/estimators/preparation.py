@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from argosy.estimators.columns import Columns, Rows
 
-__all__ = ["Numbers", "Preparation"]
+__all__ = ["Numbers", "TablePreparation"]
 
 Numbers = Literal["quantile", "standard"]
 """How numbers are scaled: to a normal distribution by their quantiles, or to mean 0 and standard deviation 1."""
@@ -20,7 +20,7 @@ MOST_WORDS = 64
 """Most words of a column that have an input each, the most frequent ones; the others share their absence."""
 
 
-class Preparation(nn.Module):
+class TablePreparation(nn.Module):
     """Rows ``[N, columns]`` as an estimator encodes them -> inputs ``[N, width]`` of a network, in the same type.
 
     Numbers are scaled, and a missing one is put in the middle. Then come an indicator of each column with missing numbers, and one of
@@ -30,6 +30,14 @@ class Preparation(nn.Module):
     knots: Tensor
     """``[numbers, Q]``, rising: where a number lies between two of them, its input lies between their `levels`."""
     levels: Tensor
+    numbers: Tensor
+    """Places of columns of numbers; likewise of those with missing ones, and of words, one place for each word."""
+    gaps: Tensor
+    word_columns: Tensor
+    words: Tensor
+    """Codes."""
+    known_gaps: Tensor
+    """Whether training rows have missing numbers in these columns."""
 
     def __init__(self, columns: Columns, rows: Rows, numbers: Numbers) -> None:
         super().__init__()

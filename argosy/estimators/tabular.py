@@ -16,7 +16,7 @@ from argosy.estimators.networks import Copies, LossOfCopies, Mlp, ResNet
 from argosy.stopping import MaxEpochs, Plateau
 from argosy.study import Member
 
-__all__ = ["Shape", "Tabular"]
+__all__ = ["Shape", "Tabular", "tabular"]
 
 COPIES = 8
 LEAST_BATCH, MOST_BATCH, STEPS = 16, 256, 24
@@ -32,7 +32,7 @@ class Shape:
     samples: int
     """Rows that it trains on."""
     inputs: int
-    """Numbers that a row is prepared as: `width` of `argosy.estimators.preparation.Preparation`."""
+    """Numbers that a row is prepared as: `width` of `argosy.estimators.preparation.TablePreparation`."""
     outputs: int
     """Classes, or numbers that are wanted."""
     of_classes: bool
@@ -111,5 +111,9 @@ def _several(value: Any) -> Sequence[Any]:
 
 
 def _batch_size(samples: int) -> int:
-    """Return a power of two."""
-    return min(max(1 << (samples // STEPS).bit_length(), LEAST_BATCH), MOST_BATCH)
+    """Return a power of two, or all samples where these are few."""
+    return min(max(1 << (samples // STEPS).bit_length(), LEAST_BATCH), MOST_BATCH, samples)
+
+
+tabular = Tabular
+"""The name in the package, as that of a function that makes members."""
