@@ -20,13 +20,14 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import make
 from argosy.ensembling.predict import Predicted
 from argosy.errors import MemberError, StudyError
+from argosy.errors.checks import shown
 from argosy.estimators.columns import Columns, Rows
 from argosy.estimators.preparation import Numbers, TablePreparation
 from argosy.estimators.tabular import Shape
 from argosy.results.report import Report
 from argosy.study import Data, Member, Study
 
-__all__ = ["MembersFor", "Samples", "bagged"]
+__all__ = ["MembersFor", "TrainingTable", "bagged"]
 
 MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 """A member, or a function that makes members for a table."""
@@ -36,7 +37,7 @@ NOTE = "scores are of {:,} samples, each predicted by the networks that held it 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Samples:
+class TrainingTable:
     """A table that networks are trained on."""
 
     columns: Columns
@@ -85,7 +86,7 @@ class Fold:
     """None where targets are classes."""
 
     @classmethod
-    def of(cls, samples: Samples, member: Member, numbers: Numbers) -> "Fold":
+    def of(cls, samples: TrainingTable, member: Member, numbers: Numbers) -> "Fold":
         """Return the fold that a member is trained on."""
         assert member.subset is not None
         assert member.val_subset is not None
@@ -96,7 +97,7 @@ class Fold:
             restored=None if samples.classes else Restored(samples.targets[rows]),
         )
 
-    def arrays(self, samples: Samples) -> list[Tensor]:
+    def arrays(self, samples: TrainingTable) -> list[Tensor]:
         """Return the whole table as this fold's networks see it."""
         targets = torch.from_numpy(samples.targets)
         wanted = targets if self.restored is None else self.restored.standardised(targets).float()
@@ -123,7 +124,7 @@ class Bag(nn.Module):
 
 
 def bagged(
-    samples: Samples,
+    samples: TrainingTable,
     members: Sequence[MembersFor],
     *,
     folds: int,
@@ -137,25 +138,26 @@ def bagged(
     The data of the run are a copy of the table for each fold, prepared by what the fold's training rows say. The ensemble is
     selected and calibrated on what networks say of the rows that they held out. Raises MemberError if no member was trained on all folds.
     """
-    on_folds = {member.name: _on_folds(member, samples, folds, seed) for member in _made(members, samples, folds)}
-    cut = [Fold.of(samples, member, numbers) for member in next(iter(on_folds.values()))]
+    made = _made(members, samples, folds)
+    families = [_on_folds(member, samples, folds, seed) for member in made]
+    cut = [Fold.of(samples, member, numbers) for member in families[0]]
     arrays = tuple(torch.cat(parts) for parts in zip(*(fold.arrays(samples) for fold in cut), strict=True))
     study = Study(
         data=Data(arrays=arrays, val_arrays=arrays),
-        members=[_moved(m, by=n * len(samples.rows)) for family in on_folds.values() for n, m in enumerate(family)],
+        members=[_moved(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)],
         seed=seed,
     )
     with tempfile.TemporaryDirectory(prefix="argosy-fit-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
-        report = train(study, directory=folder, launcher=launcher, quiet=True)
+        report = train(study, directory=folder, launcher=launcher, devices=_devices(launcher), quiet=True)
         networks = {
-            name: [fold.answering(report.member(m.name).load()) for fold, m in zip(cut, family, strict=True)]
-            for name, family in on_folds.items()
-            if all(report.member(m.name).counts for m in family)
+            member.name: [fold.answering(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)]
+            for member, family in zip(made, families, strict=True)
+            if all(report.member(one.name).counts for one in family)
         }
     if not networks:
         raise _failed(report)
     bags, held_out = _bags(samples, cut, networks)
-    made = make(
+    found = make(
         bags,
         [seed] * len(bags),
         held_out,
@@ -163,11 +165,16 @@ def bagged(
         select="greedy" if ensemble == "greedy" else None,
         calibrate=False,
     )
-    made.note = NOTE.format(len(samples.rows))
-    return made.double().eval()
+    found.note = NOTE.format(len(samples.rows))
+    return found.double().eval()
 
 
-def _made(members: Sequence[MembersFor], samples: Samples, folds: int) -> list[Member]:
+def _devices(launcher: str) -> str | None:
+    """Return one device for a process without accelerators: on it all members can be packed together."""
+    return None if launcher != "inline" or torch.accelerator.is_available() else "cpu:1"
+
+
+def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> list[Member]:
     count = len(samples.rows)
     shape = Shape(
         samples=count - -(-count // folds),
@@ -179,10 +186,15 @@ def _made(members: Sequence[MembersFor], samples: Samples, folds: int) -> list[M
     for one in members:
         found = one(shape) if callable(one) else one
         made += [found] if isinstance(found, Member) else found
+    if other := [one for one in made if not isinstance(one, Member)]:
+        raise StudyError(
+            f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
+            "list of these."
+        )
     return made
 
 
-def _on_folds(member: Member, samples: Samples, folds: int, seed: int) -> list[Member]:
+def _on_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:
     """Return the member on each fold; folds have equal shares of classes, unless a class has too few rows for that."""
     if samples.weights is not None:
         member = _weighted(member)
@@ -201,20 +213,31 @@ def _moved(member: Member, by: int) -> Member:
 
 
 def _bags(
-    samples: Samples, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
+    samples: TrainingTable, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
 ) -> tuple[dict[str, Bag], Predicted]:
-    """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that."""
+    """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that.
+
+    Of rows with weights each is there about as often as its weight says.
+    """
     order = torch.cat([torch.as_tensor(fold.held_out) for fold in cut])
+    drawn = _drawn(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
+    order = order[drawn]
     rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
     bags, said = {}, []
     for name, family in networks.items():
         with torch.no_grad():
             parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
-        outputs = torch.cat(parts)
+        outputs = torch.cat(parts)[drawn]
         heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
         bags[name] = Bag(family, heat)
         said.append(outputs / heat)
     return bags, Predicted(said, targets, order, len(order))
+
+
+def _drawn(weights: npt.NDArray[np.float64]) -> Tensor:
+    """Return places, as many as there are, at equal distances along the sum of the weights."""
+    ends = np.cumsum(weights / weights.mean())
+    return torch.from_numpy(np.searchsorted(ends, np.arange(len(ends)) + 0.5).clip(max=len(ends) - 1))
 
 
 def _weighted(member: Member) -> Member:
@@ -235,7 +258,7 @@ def weighted_loss(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, ba
     losses = loss(model(inputs), target)
     if losses.shape[:1] != weight_B.shape:
         raise StudyError(
-            f"a loss returned a tensor of shape {list(losses.shape)} for {len(weight_B)} samples, and sample_weight needs the loss of each. "
+            f"a loss returned a tensor of {losses.numel()} for {len(weight_B)} samples, and sample_weight needs the loss of each. "
             "Give the member a loss of shape [B], or one of torch's with reduction='none'."
         )
     return (losses.flatten(1).mean(dim=1) * weight_B).mean() if losses.dim() > 1 else (losses * weight_B).mean()
@@ -245,5 +268,5 @@ def _failed(report: Report) -> MemberError:
     failed = next(row for row in report.rows if not row.counts)
     return MemberError(
         f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend the member: its network "
-        "gets float32 [batch, inputs], as a function of argosy.estimators.tabular.Shape can know."
+        "gets float32 [batch, inputs] and returns [batch, outputs], numbers that a function of the table's shape is told."
     )

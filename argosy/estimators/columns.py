@@ -50,6 +50,8 @@ class Columns:
 
 
 def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -> Rows:
+    if words is not None and column.dtype.kind == "f" and np.isnan(column).all():
+        column = np.full(len(column), MISSING, object)  # of what type, its values do not tell
     if (words is None) != (column.dtype.kind == "f"):
         was, is_now = ("numbers", "words") if words is None else ("words", "numbers")
         raise StudyError(

@@ -12,7 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 
 from argosy.errors.checks import check_choice, check_whole
-from argosy.estimators.bagging import MembersFor, Samples, bagged
+from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
 from argosy.estimators.columns import Columns, is_table
 from argosy.estimators.preparation import Numbers
 from argosy.estimators.tabular import Tabular
@@ -20,7 +20,7 @@ from argosy.study import Member
 
 __all__ = ["Classifier", "Regressor"]
 
-FEW = 10_000
+FEW = 2_000
 """Rows up to which members are trained in this process: to start others would take longer than they save."""
 ROWS = 4_096
 """Rows that are predicted at once."""
@@ -78,7 +78,7 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
         members = Tabular() if self.members is None else self.members
         self.columns_ = Columns.of(X)
         self.ensemble_ = bagged(
-            Samples(
+            TrainingTable(
                 columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
             ),
             [members] if isinstance(members, Member) or callable(members) else members,
@@ -120,7 +120,7 @@ class Classifier(ClassifierMixin, Bagged):  # type: ignore[misc]
     members are those of `argosy.tabular`; others are an `argosy.Member`, a function of the table's `Shape` that returns one or several, or a list of
     these. Their networks get float32 ``[batch, inputs]``, scaled by the training rows of their fold (`numbers`), and return logits. All members train on
     all `folds`, as one run. Those of the `ensemble` are chosen on what they say of the rows that they held out (``greedy``, Caruana et al. 2004), or are ``all`` of them,
-    and temperatures that are fitted there calibrate their probabilities. A run is in this process up to 10,000 rows; `launcher` says
+    and temperatures that are fitted there calibrate their probabilities. A run is in this process up to 2,000 rows; `launcher` says
     otherwise. Nothing of it is kept but the estimator.
 
     After `fit` there are `classes_`, `n_features_in_`, with names of columns `feature_names_in_`, and `ensemble_`, an `Ensemble` with `scores`.

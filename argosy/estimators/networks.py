@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Copies", "LossOfCopies", "Mlp", "ResNet"]
+__all__ = ["TabM", "LossOfCopies", "Mlp", "ResNet"]
 
 
 class Mlp(nn.Sequential):
@@ -64,7 +64,7 @@ class Scaled(nn.Module):
         return made
 
 
-class Copies(nn.Module):
+class TabM(nn.Module):
     """An MLP in copies that share most weights and have heads of their own (TabM, Gorishniy et al. 2025).
 
     In training it returns what each copy says, ``[B, copies, outputs]``; else their mean, of classes as logarithms of probabilities.
@@ -99,7 +99,7 @@ class Copies(nn.Module):
 
 
 class LossOfCopies(nn.Module):
-    """The mean loss of the copies, for each sample ``[B]``; where they are one answer, `Copies` in validation, its loss."""
+    """The mean loss of the copies, for each sample ``[B]``; where they are one answer, `TabM` in validation, its loss."""
 
     def __init__(self, *, of_classes: bool) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from argosy.described import described
 from argosy.designs.grid import grid
 from argosy.errors.checks import check_choice, check_number, check_whole
 from argosy.errors.spelling import known_keywords
-from argosy.estimators.networks import Copies, LossOfCopies, Mlp, ResNet
+from argosy.estimators.networks import LossOfCopies, Mlp, ResNet, TabM
 from argosy.stopping import MaxEpochs, Plateau
 from argosy.study import Member
 
@@ -100,7 +100,7 @@ class Tabular:
 
 def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[], nn.Module], nn.Module]:
     if kind == "tabm":
-        copies = partial(Copies, shape.inputs, shape.outputs, copies=COPIES, of_classes=shape.of_classes, **sizes)
+        copies = partial(TabM, shape.inputs, shape.outputs, copies=COPIES, of_classes=shape.of_classes, **sizes)
         return copies, LossOfCopies(of_classes=shape.of_classes)
     network = partial(Mlp if kind == "mlp" else ResNet, shape.inputs, shape.outputs, **sizes)
     return network, nn.CrossEntropyLoss() if shape.of_classes else nn.MSELoss()

@@ -19,6 +19,7 @@ from messages import (
     of_clones,
     of_data,
     of_ensembles,
+    of_estimators,
     of_jobs,
     of_members,
     of_plans,
@@ -50,6 +51,7 @@ CASES: Mapping[str, Case] = {
     **of_jobs.CASES,
     **of_searches.CASES,
     **of_ensembles.CASES,
+    **of_estimators.CASES,
     **of_steps.CASES,
 }
 """By what leads there, in the words of the person whom it befalls."""
