@@ -94,6 +94,8 @@ ELSEWHERE = {
 """Names of other libraries, and what they are called here."""
 ADAPTERS = {"fit": "arrays", "from_huggingface": "huggingface", "from_lightning": "lightning"}
 """Functions, and the files that they are in."""
+ESTIMATORS = ("Classifier", "Regressor")
+"""Not in ``__all__``, as all of it is there without scikit-learn."""
 
 
 def __dir__() -> list[str]:
@@ -119,7 +121,7 @@ def __getattr__(name: str) -> Any:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
 
         return Ray
-    if name in ("Classifier", "Regressor"):
+    if name in ESTIMATORS:
         from argosy.estimators import estimators  # imports scikit-learn
 
         return getattr(estimators, name)
@@ -133,5 +135,5 @@ def __getattr__(name: str) -> Any:
         from argosy.designs import folds as resampling  # imports numpy
 
         return getattr(resampling, name)
-    public = list({*__all__, "Classifier", "Ray", "Regressor"})
+    public = list({*__all__, *ESTIMATORS, "Ray"})
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")

@@ -10,6 +10,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def split(x: pd.DataFrame, y: Any, seed: int) -> dict[str, dict[str, float]]:
     parts = train_test_split(x, y, test_size=0.25, random_state=seed, stratify=y if classes else None)
     found, names = {}, list(SIDES)
     for name in names[seed % 3 :] + names[: seed % 3]:
-        made, seconds = measured(lambda name=name: sides(classes, seed)[name].fit(parts[0], parts[2]))
+        made, seconds = measured(partial(sides(classes, seed)[name].fit, parts[0], parts[2]))
         if classes:
             loss = log_loss(parts[3], made.predict_proba(parts[1]), labels=made.classes_)
         else:
