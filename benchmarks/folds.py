@@ -23,8 +23,9 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
+from argosy.estimators.bagging import MEMORY
 
-FOLDS, SAMPLES, INPUTS, HIDDEN, CLASSES, BATCH, EPOCHS, LR = 8, 4_000, 20, 32, 10, 32, 10, 1e-3
+FOLDS, SAMPLES, INPUTS, HIDDEN, CLASSES, BATCH, EPOCHS, LR = 8, 4_000, 20, 32, 10, 32, 20, 1e-3
 LEAST = 2.5
 
 
@@ -56,7 +57,7 @@ def one_process(packing: str) -> float:
     """Argosy's; the mean accuracy."""
     data = argosy.Data(arrays=arrays(), val_arrays=arrays())
     study = argosy.Study(data=data, members=folds(), stop=argosy.MaxEpochs(EPOCHS))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         report = argosy.train(study, directory=folder, launcher="inline", devices="cpu:1", packing=packing, quiet=True)
         return statistics.mean(row.sections[-1].metrics["val_accuracy"] for row in report.rows)
 
@@ -114,7 +115,9 @@ def skorch() -> float:
 
 
 def main() -> None:
-    asked = arguments(__doc__ or "").parse_args()
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--sides", nargs="+", help="names of rivals; by default all")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     with multiprocessing.get_context("spawn").Pool(2, torch.set_num_threads, (1,)) as pool:
         sides: dict[str, Callable[[], float]] = {
@@ -125,6 +128,7 @@ def main() -> None:
         }
         if importlib.util.find_spec("skorch"):
             sides["skorch"] = skorch
+        sides = {side: run for side, run in sides.items() if side == "argosy" or side in (asked.sides or sides)}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         accuracies = {side: run() for side, run in sides.items()}  # and all are warm
         for number in range(asked.rounds):
@@ -132,15 +136,15 @@ def main() -> None:
                 began = time.perf_counter()
                 accuracies[side] = sides[side]()
                 seconds[side].append(time.perf_counter() - began)
-    for side, found in seconds.items():
-        print(f"{side}: {quartiles(found)[1]:.2f} s, accuracy {accuracies[side]:.4f}")
     ratios = {side: [a / b for a, b in zip(found, seconds["argosy"], strict=True)] for side, found in seconds.items()}
+    for side, found in seconds.items():
+        ratio = quartiles(ratios[side])[1]
+        print(f"{side}: {quartiles(found)[1]:.2f} s, {ratio:.2f} of Argosy's, accuracy {accuracies[side]:.4f}")
     held = [
         target(f"seconds of {side}, of Argosy in one process = 1", ratios[side], at_least=LEAST)
         for side in ratios
         if side in ("pool", "skorch")
     ]
-    print(f"pool of slices, likewise: {quartiles(ratios['pool of slices'])[1]:.2f}")
     finish("folds", {"seconds": seconds, "accuracies": accuracies}, held, as_json=asked.json)
 
 
