@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from argosy.designs.grid import grid as grid
     from argosy.designs.grid import replicate as replicate
     from argosy.errors import ArgosyError as ArgosyError
+    from argosy.estimators.estimators import Classifier as Classifier
+    from argosy.estimators.estimators import Regressor as Regressor
+    from argosy.estimators.tabular import tabular as tabular
     from argosy.ragged import Ragged as Ragged
     from argosy.results.report import Report as Report
     from argosy.running.directory.attached import attach as attach
@@ -74,6 +77,7 @@ __all__ = [
     "load",
     "plan",
     "replicate",
+    "tabular",
     "train",
     "tune",
 ]
@@ -102,6 +106,8 @@ HOMES = {
     "designs.folds": ("bootstrap", "kfold"),
     "designs.grid": ("grid", "replicate"),
     "errors": ("ArgosyError",),
+    "estimators.estimators": ("Classifier", "Regressor"),
+    "estimators.tabular": ("tabular",),
     "ragged": ("Ragged",),
     "results.report": ("Report",),
     "running.directory.attached": ("attach",),
@@ -112,10 +118,12 @@ HOMES = {
     "tuning.search": ("Search",),
 }
 """Modules, and the public names that are in them."""
+ESTIMATORS = ("Classifier", "Regressor")
+"""Not in ``__all__``, as all of it is there without scikit-learn."""
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, "__version__", "data"})
+    return sorted({*__all__, *ESTIMATORS, "__version__", "data"})
 
 
 def __getattr__(name: str) -> Any:
@@ -123,8 +131,13 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("argosy.data")
     home = next((module for module, names in HOMES.items() if name in names), None)
     if home is not None:
-        return getattr(importlib.import_module(f"argosy.{home}"), name)
+        try:
+            return getattr(importlib.import_module(f"argosy.{home}"), name)
+        except ModuleNotFoundError as error:
+            if name in ESTIMATORS and (error.name or "").partition(".")[0] == "sklearn":
+                raise ImportError(f"argosy.{name} needs scikit-learn: pip install 'argosy[sklearn]'.") from error
+            raise
     from argosy.errors.spelling import meant  # imports inspect, which no command waits for
 
-    public = list({*__all__, "Ray"})
+    public = list({*__all__, *ESTIMATORS, "Ray"})
     raise AttributeError(f"module 'argosy' has no attribute {name!r}{meant(ELSEWHERE.get(name, name), public)}")

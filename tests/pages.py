@@ -74,6 +74,10 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         ],
     ),
     "fit": ("Arrays in, predictions out", [("argosy.fit", fit), ("Fitted", Fitted)]),
+    "tables": (
+        "Tables",
+        [(f"argosy.{name}", getattr(argosy, name)) for name in ("Classifier", "Regressor", "tabular")],
+    ),
     "others": (
         "Other libraries, other places",
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("from_huggingface", "from_lightning")],

@@ -88,6 +88,13 @@ def test_folds_of_three_networks_have_scores_of_samples_that_they_have_not_seen(
     assert all(" ± " in line and 0.93 < numbers(line)[-1] < 1.0 for line in lines)
 
 
+def test_a_table_with_gaps_becomes_an_ensemble_in_one_line(play: Callable[..., list[str]]) -> None:
+    ensemble, *members, new = play("table_in_a_line.py")
+    assert [line.partition(":")[0] for line in members] == ["mlp", "resnet", "tabm"]
+    assert numbers(ensemble)[1] <= min(numbers(line)[1] for line in members)
+    assert numbers(new)[0] > 0.93
+
+
 def test_half_of_thirty_trials_are_out_at_every_rung(play: Callable[..., list[str]]) -> None:
     best, epochs = play("sweep.py")
     assert best.startswith("best of 30: {'hidden': ")

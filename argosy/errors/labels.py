@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from argosy.errors import StudyError
 
-__all__ = ["check_none_missing", "labels_of", "rows_of"]
+__all__ = ["check_none_missing", "is_missing", "labels_of", "rows_of"]
 
 SHOWN = 5
 """Most rows that a message names."""
@@ -35,7 +35,7 @@ def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
     """Raise StudyError where values, `found` as an array ``[N, …]``, are missing in some rows."""
     missing = np.zeros(found.shape, bool)
     if found.dtype == object:
-        missing = np.vectorize(_is_missing, otypes=[bool])(found)
+        missing = np.vectorize(is_missing, otypes=[bool])(found)
     elif found.dtype.kind in "fcmMV":
         missing = found != found
     if isinstance(values, np.ma.MaskedArray):
@@ -74,7 +74,8 @@ def _one_each(what: str, values: Any) -> npt.NDArray[Any]:
     return found
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for none: None, NaN, NaT, NA or masked."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, Decimal):

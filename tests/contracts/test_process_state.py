@@ -363,6 +363,17 @@ def test_each_setting_holds_where_it_is_applied_and_is_given_back(name: str) -> 
     assert ProcessState.here() == before
 
 
+def test_a_filter_of_several_warnings_holds_for_each() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", (FutureWarning, UserWarning))
+        with as_found():
+            pass
+        warnings.warn("hidden", UserWarning, stacklevel=1)
+        warnings.warn("hidden", FutureWarning, stacklevel=1)
+        with pytest.raises(DeprecationWarning):
+            warnings.warn("seen", DeprecationWarning, stacklevel=1)
+
+
 def answer(line: Connection) -> None:
     """Say what holds, before a state is applied and after."""
     line.send(told(None))

@@ -19,6 +19,7 @@ from messages import (
     of_clones,
     of_data,
     of_ensembles,
+    of_estimators,
     of_exports,
     of_jobs,
     of_members,
@@ -52,6 +53,7 @@ CASES: Mapping[str, Case] = {
     **of_searches.CASES,
     **of_ensembles.CASES,
     **of_exports.CASES,
+    **of_estimators.CASES,
     **of_steps.CASES,
 }
 """By what leads there, in the words of the person whom it befalls."""

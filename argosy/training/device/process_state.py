@@ -255,7 +255,7 @@ class ProcessState:
     def _found(cls) -> "ProcessState":
         return cls(
             settings={setting.name: setting.value() for setting in SETTINGS},
-            filters=tuple(map(_plain_filter, warnings.filters)),
+            filters=tuple(plain for found in warnings.filters for plain in _plain_filters(found)),
             environment=_changed_environment(),
         )
 
@@ -390,9 +390,12 @@ def _replaced_by_modules() -> dict[str, str]:
     return found
 
 
-def _plain_filter(found: tuple[Any, ...]) -> tuple[Any, ...]:
-    action, message, category, module, line = found
-    return action, getattr(message, "pattern", message) or "", category, getattr(module, "pattern", module) or "", line
+def _plain_filters(found: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return a filter as arguments of `warnings.filterwarnings`, which takes one category where `warnings.simplefilter` takes several."""
+    action, message, categories, module, line = found
+    message, module = getattr(message, "pattern", message) or "", getattr(module, "pattern", module) or ""
+    each = categories if isinstance(categories, tuple) else (categories,)
+    return [(action, message, category, module, line) for category in each]
 
 
 def _changed_environment() -> dict[str, str | None]:

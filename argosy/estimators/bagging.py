@@ -1,0 +1,272 @@
+"""Trains members on the folds of a table, and makes one network of all of them: the part of the estimators without scikit-learn."""
+
+import copy
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from argosy.api import train
+from argosy.designs.folds import kfold
+from argosy.ensembling.calibrate import temperature
+from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.making import make
+from argosy.ensembling.predict import Predicted
+from argosy.errors import MemberError, StudyError
+from argosy.errors.checks import shown
+from argosy.estimators.columns import Columns, Rows
+from argosy.estimators.preparation import Numbers, TablePreparation
+from argosy.estimators.tabular import Shape
+from argosy.results.report import Report
+from argosy.study import Data, Member, Study
+
+__all__ = ["MembersFor", "TrainingTable", "bagged"]
+
+MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
+"""A member, or a function that makes members for a table."""
+MEMORY = Path("/dev/shm")
+"""Where files of a run that nothing keeps are written at once; elsewhere each of a thousand small ones waits for the disk."""
+NOTE = "scores are of {:,} samples, each predicted by the networks that held it out"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingTable:
+    """A table that networks are trained on."""
+
+    columns: Columns
+    rows: Rows
+    targets: npt.NDArray[Any]
+    """Class numbers ``[N]``, or numbers ``[N, outputs]``."""
+    weights: npt.NDArray[np.float64] | None
+    """``[N]``, of mean 1."""
+    classes: int
+    """0 where targets are numbers."""
+
+    @property
+    def outputs(self) -> int:
+        """What a network returns for a row: a logit for each class, or numbers."""
+        return self.classes or int(self.targets.shape[1])
+
+
+class Restored(nn.Module):
+    """Outputs of a network in units of the targets, which it is trained on with mean 0 and standard deviation 1."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, targets: npt.NDArray[Any]) -> None:
+        super().__init__()
+        deviation = targets.std(axis=0)
+        self.register_buffer("mean", torch.from_numpy(targets.mean(axis=0)))
+        self.register_buffer("deviation", torch.from_numpy(np.where(deviation > 0, deviation, 1.0)))
+
+    def forward(self, outputs_NO: Tensor) -> Tensor:
+        """Return them in these units."""
+        return outputs_NO * self.deviation + self.mean
+
+    def standardised(self, targets_NO: Tensor) -> Tensor:
+        """Return what a network is trained on."""
+        return (targets_NO - self.mean) / self.deviation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """A fold, with what was fitted to its training rows."""
+
+    held_out: Sequence[int]
+    preparation: TablePreparation
+    restored: Restored | None
+    """None where targets are classes."""
+
+    @classmethod
+    def of(cls, samples: TrainingTable, member: Member, numbers: Numbers) -> "Fold":
+        """Return the fold that a member is trained on."""
+        assert member.subset is not None
+        assert member.val_subset is not None
+        rows = np.asarray(member.subset)
+        return cls(
+            held_out=member.val_subset,
+            preparation=TablePreparation(samples.columns, samples.rows[rows], numbers),
+            restored=None if samples.classes else Restored(samples.targets[rows]),
+        )
+
+    def arrays(self, samples: TrainingTable) -> list[Tensor]:
+        """Return the whole table as this fold's networks see it."""
+        targets = torch.from_numpy(samples.targets)
+        wanted = targets if self.restored is None else self.restored.standardised(targets).float()
+        found = [self.preparation(torch.from_numpy(samples.rows)).float(), wanted]
+        return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).float()]
+
+    def answering(self, network: nn.Module) -> nn.Module:
+        """Return the network for rows as an estimator encodes them, in float64: what it says of a row depends on no other one."""
+        restored = () if self.restored is None else (self.restored,)
+        return nn.Sequential(self.preparation, network.double(), *restored).eval()
+
+
+class Bag(nn.Module):
+    """The networks of one member's folds: the mean of their outputs, of classes by a temperature."""
+
+    def __init__(self, networks: Sequence[nn.Module], temperature: float) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.temperature = temperature
+
+    def forward(self, rows_NC: Tensor) -> Tensor:
+        """Return outputs ``[N, …]``."""
+        return torch.stack([network(rows_NC) for network in self.networks]).mean(dim=0) / self.temperature
+
+
+def bagged(
+    samples: TrainingTable,
+    members: Sequence[MembersFor],
+    *,
+    folds: int,
+    numbers: Numbers,
+    ensemble: Literal["greedy", "all"],
+    launcher: str,
+    seed: int,
+) -> Ensemble:
+    """Train members on all folds as one run, and return their ensemble: rows in, probabilities of classes or numbers out.
+
+    The data of the run are a copy of the table for each fold, prepared by what the fold's training rows say. The ensemble is
+    selected and calibrated on what networks say of the rows that they held out. Raises MemberError if no member was trained on all folds.
+    """
+    made = _made(members, samples, folds)
+    families = [_on_folds(member, samples, folds, seed) for member in made]
+    cut = [Fold.of(samples, member, numbers) for member in families[0]]
+    arrays = tuple(torch.cat(parts) for parts in zip(*(fold.arrays(samples) for fold in cut), strict=True))
+    study = Study(
+        data=Data(arrays=arrays, val_arrays=arrays),
+        members=[_moved(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)],
+        seed=seed,
+    )
+    with tempfile.TemporaryDirectory(prefix="argosy-fit-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+        report = train(study, directory=folder, launcher=launcher, devices=_devices(launcher), quiet=True)
+        networks = {
+            member.name: [fold.answering(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)]
+            for member, family in zip(made, families, strict=True)
+            if all(report.member(one.name).counts for one in family)
+        }
+    if not networks:
+        raise _failed(report)
+    bags, held_out = _bags(samples, cut, networks)
+    found = make(
+        bags,
+        [seed] * len(bags),
+        held_out,
+        combine="probabilities" if samples.classes else "mean",
+        select="greedy" if ensemble == "greedy" else None,
+        calibrate=False,
+    )
+    found.note = NOTE.format(len(samples.rows))
+    return found.double().eval()
+
+
+def _devices(launcher: str) -> str | None:
+    """Return one device for a process without accelerators: on it all members can be packed together."""
+    return None if launcher != "inline" or torch.accelerator.is_available() else "cpu:1"
+
+
+def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> list[Member]:
+    count = len(samples.rows)
+    shape = Shape(
+        samples=count - -(-count // folds),
+        inputs=TablePreparation.width(samples.columns),
+        outputs=samples.outputs,
+        of_classes=samples.classes > 0,
+    )
+    made: list[Member] = []
+    for one in members:
+        found = one(shape) if callable(one) else one
+        made += [found] if isinstance(found, Member) else found
+    if other := [one for one in made if not isinstance(one, Member)]:
+        raise StudyError(
+            f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
+            "list of these."
+        )
+    return made
+
+
+def _on_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:
+    """Return the member on each fold; folds have equal shares of classes, unless a class has too few rows for that."""
+    if samples.weights is not None:
+        member = _weighted(member)
+    stratified = samples.classes > 0 and np.bincount(samples.targets).min() >= folds
+    of: dict[str, Any] = {"stratify": samples.targets} if stratified else {"samples": len(samples.rows)}
+    return kfold(member, folds, **of, seed=seed)
+
+
+def _moved(member: Member, by: int) -> Member:
+    """Return the member on a later copy of the table."""
+    assert member.subset is not None
+    assert member.val_subset is not None
+    return replace(
+        member, subset=[by + row for row in member.subset], val_subset=[by + row for row in member.val_subset]
+    )
+
+
+def _bags(
+    samples: TrainingTable, cut: Sequence[Fold], networks: Mapping[str, Sequence[nn.Module]]
+) -> tuple[dict[str, Bag], Predicted]:
+    """Return each member's networks as one, calibrated by what they say of the rows that they held out, and that.
+
+    Of rows with weights each is there about as often as its weight says.
+    """
+    order = torch.cat([torch.as_tensor(fold.held_out) for fold in cut])
+    drawn = _drawn(samples.weights[order]) if samples.weights is not None else torch.arange(len(order))
+    order = order[drawn]
+    rows, targets = torch.from_numpy(samples.rows), torch.from_numpy(samples.targets)[order]
+    bags, said = {}, []
+    for name, family in networks.items():
+        with torch.no_grad():
+            parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
+        outputs = torch.cat(parts)[drawn]
+        heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
+        bags[name] = Bag(family, heat)
+        said.append(outputs / heat)
+    return bags, Predicted(said, targets, order, len(order))
+
+
+def _drawn(weights: npt.NDArray[np.float64]) -> Tensor:
+    """Return places, as many as there are, at equal distances along the sum of the weights."""
+    ends = np.cumsum(weights / weights.mean())
+    return torch.from_numpy(np.searchsorted(ends, np.arange(len(ends)) + 0.5).clip(max=len(ends) - 1))
+
+
+def _weighted(member: Member) -> Member:
+    """Return the member with the losses of samples multiplied by their weights."""
+    if member.step is not None:
+        raise StudyError(
+            f"member {member.name!r} has a step of its own, which does not know of sample_weight. Leave one of them out."
+        )
+    loss = nn.CrossEntropyLoss() if member.loss is None else copy.copy(member.loss)
+    if hasattr(loss, "reduction"):
+        loss.reduction = "none"
+    return replace(member, loss=None, step=partial(weighted_loss, loss))
+
+
+def weighted_loss(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """Return the loss of a batch ``(x, y, weight)``: the mean of its samples' losses times weights."""
+    inputs, target, weight_B = batch
+    losses = loss(model(inputs), target)
+    if losses.shape[:1] != weight_B.shape:
+        raise StudyError(
+            f"a loss returned a tensor of {losses.numel()} for {len(weight_B)} samples, and sample_weight needs the loss of each. "
+            "Give the member a loss of shape [B], or one of torch's with reduction='none'."
+        )
+    return (losses.flatten(1).mean(dim=1) * weight_B).mean() if losses.dim() > 1 else (losses * weight_B).mean()
+
+
+def _failed(report: Report) -> MemberError:
+    failed = next(row for row in report.rows if not row.counts)
+    return MemberError(
+        f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend the member: its network "
+        "gets float32 [batch, inputs] and returns [batch, outputs], numbers that a function of the table's shape is told."
+    )

@@ -1,0 +1,104 @@
+"""The columns of a table as one array of numbers: what they are called and which words they hold, and nothing learnt from values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from argosy.errors import StudyError
+from argosy.errors.labels import is_missing
+
+__all__ = ["Columns", "is_table"]
+
+Rows = npt.NDArray[np.float64]
+"""``[N, columns]``: numbers, NaN where one is missing; of a column of words their codes from 1, and 0 for a word that is not known."""
+MISSING = "<missing>"
+"""The word of a row that has none."""
+
+
+def is_table(X: Any) -> bool:
+    """Whether X has named columns, each of a type of its own, as a DataFrame has."""
+    return hasattr(X, "columns") and hasattr(X, "__getitem__")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of the table that an estimator was fitted to."""
+
+    words: tuple[tuple[str, ...] | None, ...]
+    """By column its words in order, of which the first has code 1; None for a column of numbers."""
+    gaps: tuple[bool, ...]
+    """By column whether it holds numbers of which some are missing."""
+
+    @classmethod
+    def of(cls, X: Any) -> "Columns":
+        """Return the columns of a table, or of an array of numbers. Raises StudyError for values that are neither numbers nor words."""
+        columns = _columns(X)
+        found = tuple(None if column.dtype.kind == "f" else tuple(sorted(set(column.tolist()))) for column in columns)
+        gaps = tuple(column.dtype.kind == "f" and bool(np.isnan(column).any()) for column in columns)
+        return cls(words=found, gaps=gaps)
+
+    def rows(self, X: Any) -> Rows:
+        """Return the rows of a table with these columns."""
+        found = [
+            _codes(name, column, words) for name, column, words in zip(_names(X), _columns(X), self.words, strict=True)
+        ]
+        return np.stack(found, axis=1)
+
+
+def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -> Rows:
+    if words is not None and column.dtype.kind == "f" and np.isnan(column).all():
+        column = np.full(len(column), MISSING, object)  # of what type, its values do not tell
+    if (words is None) != (column.dtype.kind == "f"):
+        was, is_now = ("numbers", "words") if words is None else ("words", "numbers")
+        raise StudyError(
+            f"column {name!r} held {was} where the estimator was fitted, and holds {is_now}; give it the type that it had."
+        )
+    if words is None:
+        return column
+    codes = {word: code for code, word in enumerate(words, start=1)}
+    return np.array([codes.get(word, 0) for word in column.tolist()], np.float64)
+
+
+def _names(X: Any) -> Sequence[Any]:
+    return list(X.columns) if is_table(X) else range(X.shape[1])
+
+
+def _columns(X: Any) -> list[npt.NDArray[Any]]:
+    """Return each column as numbers, float64, or as words."""
+    if not is_table(X):
+        return list(np.asarray(X, np.float64).T)
+    return [_column(name, X[name]) for name in X.columns]
+
+
+def _column(name: Any, values: Any) -> npt.NDArray[Any]:
+    array = np.asarray(values)
+    categorical = str(getattr(values, "dtype", "")).lower().startswith(("categor", "enum"))
+    if array.dtype.kind in "biuf" and not categorical:
+        return _finite(name, array.astype(np.float64))
+    missing = np.fromiter(map(is_missing, array.tolist()), bool, len(array))
+    present = [value for value, gone in zip(array.tolist(), missing, strict=True) if not gone]
+    if not categorical and all(isinstance(value, Real) for value in present):
+        found = np.full(len(array), np.nan)
+        found[~missing] = present
+        return _finite(name, found)
+    other = next((value for value in present if not isinstance(value, str | Real)), None)
+    if other is not None:
+        raise StudyError(
+            f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
+            "date to the days since the first one, or leave the column out."
+        )
+    return np.array(
+        [MISSING if gone else str(value) for value, gone in zip(array.tolist(), missing, strict=True)], object
+    )
+
+
+def _finite(name: Any, column: Rows) -> Rows:
+    if np.isinf(column).any():
+        raise StudyError(
+            f"column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers, or none."
+        )
+    return column

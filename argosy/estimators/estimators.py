@@ -1,0 +1,170 @@
+"""Classifier and Regressor: a fleet as an estimator of scikit-learn."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+
+from argosy.errors.checks import check_choice, check_whole
+from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
+from argosy.estimators.columns import Columns, is_table
+from argosy.estimators.preparation import Numbers
+from argosy.estimators.tabular import Tabular
+from argosy.study import Member
+
+__all__ = ["Classifier", "Regressor"]
+
+FEW = 2_000
+"""Rows up to which members are trained in this process: to start others would take longer than they save."""
+ROWS = 4_096
+"""Rows that are predicted at once."""
+
+
+class Bagged(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: parameters, which `fit` checks, and rows."""
+
+    def __init__(
+        self,
+        members: MembersFor | Sequence[MembersFor] | None = None,
+        *,
+        ensemble: Literal["greedy", "all"] = "greedy",
+        folds: int = 5,
+        numbers: Numbers = "quantile",
+        launcher: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.members = members
+        self.ensemble = ensemble
+        self.folds = folds
+        self.numbers = numbers
+        self.launcher = launcher
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that numbers may be missing."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
+        """Return a table, its targets and weights without the rows of weight 0. Raises what scikit-learn raises."""
+        if is_table(X):
+            y = validate_data(self, X="no_validation", y=y, **targets)
+            validate_data(self, X, skip_check_array=True, y=y)
+            check_consistent_length(X, y)
+        else:
+            X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", **targets)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            kept = np.flatnonzero(sample_weight)
+            X = X[kept] if isinstance(X, np.ndarray) else _some_rows(X, kept)
+            y, sample_weight = y[kept], sample_weight[kept] / sample_weight[kept].mean()
+        if len(y) < 2:
+            raise ValueError(
+                f"{self._name} was given n_samples={len(y)}, and needs 2, of which one is held out. Give more rows."
+            )
+        return X, y, sample_weight
+
+    def _train(self, X: Any, targets: npt.NDArray[Any], weights: Any, *, classes: int) -> None:
+        check_choice(f"{self._name}: ensemble", self.ensemble, ("greedy", "all"))
+        check_choice(f"{self._name}: numbers", self.numbers, ("quantile", "standard"))
+        check_whole(f"{self._name}: folds", self.folds, least=2)
+        members = Tabular() if self.members is None else self.members
+        self.columns_ = Columns.of(X)
+        self.ensemble_ = bagged(
+            TrainingTable(
+                columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
+            ),
+            [members] if isinstance(members, Member) or callable(members) else members,
+            folds=min(self.folds, len(targets)),
+            numbers=self.numbers,
+            ensemble=self.ensemble,
+            launcher=self.launcher or ("inline" if len(targets) <= FEW else "processes"),
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+        )
+
+    def _answers(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return what the ensemble says of each row."""
+        check_is_fitted(self)
+        if is_table(X):
+            validate_data(self, X, reset=False, skip_check_array=True)
+        else:
+            X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        rows = self.columns_.rows(X)
+        with torch.no_grad():
+            found: npt.NDArray[np.float64] = torch.cat(
+                [self.ensemble_(torch.from_numpy(rows[n : n + ROWS])) for n in range(0, len(rows), ROWS)]
+            ).numpy()
+        return found
+
+    @property
+    def _name(self) -> str:
+        return f"argosy.{type(self).__name__}"
+
+
+def _some_rows(table: Any, kept: npt.NDArray[np.int64]) -> Any:
+    """Return rows of a DataFrame, of pandas or of a library that takes rows by their numbers in brackets."""
+    return table.iloc[kept] if hasattr(table, "iloc") else table[kept]
+
+
+class Classifier(ClassifierMixin, Bagged):  # type: ignore[misc]
+    """Members on the folds of a table as one classifier of scikit-learn: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
+
+    X is an array of numbers, or a DataFrame, whose columns of words are categories; numbers and words may be missing. By default the
+    members are those of `argosy.tabular`; others are an `argosy.Member`, a function of the table's `Shape` that returns one or several, or a list of
+    these. Their networks get float32 ``[batch, inputs]``, scaled by the training rows of their fold (`numbers`), and return logits. All members train on
+    all `folds`, as one run. Those of the `ensemble` are chosen on what they say of the rows that they held out (``greedy``, Caruana et al. 2004), or are ``all`` of them,
+    and temperatures that are fitted there calibrate their probabilities. A run is in this process up to 2,000 rows; `launcher` says
+    otherwise. Nothing of it is kept but the estimator.
+
+    After `fit` there are `classes_`, `n_features_in_`, with names of columns `feature_names_in_`, and `ensemble_`, an `Ensemble` with `scores`.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Classifier":
+        """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
+        X, y, weights = self._checked(X, y, sample_weight)
+        check_classification_targets(y)
+        self.classes_, targets = np.unique(y, return_inverse=True)
+        self._train(X, targets.astype(np.int64), weights, classes=len(self.classes_))
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """Return the most probable class of each row ``[N]``."""
+        probabilities_NC = self.predict_proba(X)
+        found: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
+        return found
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return probabilities ``[N, classes]``, in the order of `classes_`."""
+        return self._answers(X)
+
+
+class Regressor(RegressorMixin, Bagged):  # type: ignore[misc]
+    """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
+
+    As `argosy.Classifier`, but for targets, which are one number for each row or several. Networks return as many, and are trained on
+    targets of mean 0 and standard deviation 1 in the training rows of their fold; a loss, as ``nn.MSELoss()``, belongs to members of your own.
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        """Tell scikit-learn that a row may have several targets."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Regressor":
+        """Train on rows X ``[N, columns]`` with targets y ``[N]`` or ``[N, outputs]``; losses are multiplied by `sample_weight` ``[N]``."""
+        X, y, weights = self._checked(X, y, sample_weight, multi_output=True, y_numeric=True)
+        self._targets = y.shape[1:]
+        self._train(X, y.reshape(len(y), -1).astype(np.float64), weights, classes=0)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return numbers for each row, ``[N]`` or ``[N, outputs]``."""
+        return self._answers(X).reshape(-1, *self._targets)

@@ -1,0 +1,119 @@
+"""Members for a table: networks of three kinds, with sizes that follow from the table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+
+from argosy.described import described
+from argosy.designs.grid import grid
+from argosy.errors.checks import check_choice, check_number, check_whole
+from argosy.errors.spelling import known_keywords
+from argosy.estimators.networks import LossOfCopies, Mlp, ResNet, TabM
+from argosy.stopping import MaxEpochs, Plateau
+from argosy.study import Member
+
+__all__ = ["Shape", "Tabular", "tabular"]
+
+COPIES = 8
+LEAST_BATCH, MOST_BATCH, STEPS = 16, 256, 24
+"""Batches are as large as leaves about so many steps of an epoch, within these bounds."""
+KINDS = ("mlp", "resnet", "tabm")
+SPACE = ("width", "depth", "dropout", "lr", "weight_decay")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What a member for a table has to fit."""
+
+    samples: int
+    """Rows that it trains on."""
+    inputs: int
+    """Numbers that a row is prepared as: `width` of `argosy.estimators.preparation.TablePreparation`."""
+    outputs: int
+    """Classes, or numbers that are wanted."""
+    of_classes: bool
+
+
+@known_keywords("argosy.tabular")
+@described
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tabular:
+    """Members for a table, of all these networks: ``argosy.Classifier(argosy.tabular(width=[64, 256]))``.
+
+    Of `width`, `depth`, `dropout`, `lr` and `weight_decay` each may be a list: members are all combinations, and the ensemble takes those
+    that improve it. They stop `patience` epochs after the best one, and their best weights count.
+    """
+
+    networks: Sequence[str] = KINDS
+    """``mlp``; ``resnet``, residual blocks; ``tabm``, an MLP in eight copies that share most weights (arXiv:2410.24210)."""
+    width: int | Sequence[int] = 96
+    """Units of a hidden layer."""
+    depth: int | Sequence[int] = 2
+    """Hidden layers, or residual blocks."""
+    dropout: float | Sequence[float] = 0.1
+    """Share of units that is left out in training."""
+    lr: float | Sequence[float] = 0.003
+    """Learning rate of AdamW."""
+    weight_decay: float | Sequence[float] = 0.01
+    """Weight decay of AdamW."""
+    batch_size: int | None = None
+    """Samples of a step; by default 16 to 256, as follows from the table."""
+    epochs: int = 60
+    """Most epochs."""
+    patience: int = 8
+    """Epochs without a better loss on the samples of its fold after which a member stops."""
+
+    def __post_init__(self) -> None:
+        for kind in self.networks:
+            check_choice("argosy.tabular: networks", kind, KINDS)
+        for name, least in (("width", 1), ("depth", 1)):
+            for value in _several(getattr(self, name)):
+                check_whole(f"argosy.tabular: {name}", value, least=least)
+        for name in ("dropout", "lr", "weight_decay"):
+            for value in _several(getattr(self, name)):
+                check_number(f"argosy.tabular: {name}", value, least=0.0)
+
+    def __call__(self, shape: Shape) -> list[Member]:
+        """Return the members for a table."""
+        axes = {name: getattr(self, name) for name in SPACE}
+        varied = {name: axis for name, axis in axes.items() if isinstance(axis, list | tuple)}
+        fixed = {name: axis for name, axis in axes.items() if name not in varied}
+        builds = [partial(self._member, kind, shape, **fixed) for kind in self.networks]
+        return [member for build in builds for member in (grid(build, **varied) if varied else [build()])]
+
+    def _member(self, kind: str, shape: Shape, *, lr: float, weight_decay: float, **sizes: Any) -> Member:
+        model, loss = _network(kind, shape, sizes)
+        return Member(
+            kind,
+            model=model,
+            loss=loss,
+            optimizer=partial(AdamW, lr=lr, weight_decay=weight_decay),
+            batch_size=self.batch_size or _batch_size(shape.samples),
+            eval_batch_size=MOST_BATCH,
+            stop=MaxEpochs(self.epochs) | Plateau("val_loss", patience=self.patience),
+        )
+
+
+def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[], nn.Module], nn.Module]:
+    if kind == "tabm":
+        copies = partial(TabM, shape.inputs, shape.outputs, copies=COPIES, of_classes=shape.of_classes, **sizes)
+        return copies, LossOfCopies(of_classes=shape.of_classes)
+    network = partial(Mlp if kind == "mlp" else ResNet, shape.inputs, shape.outputs, **sizes)
+    return network, nn.CrossEntropyLoss() if shape.of_classes else nn.MSELoss()
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _batch_size(samples: int) -> int:
+    """Return a power of two, or all samples where these are few."""
+    return min(max(1 << (samples // STEPS).bit_length(), LEAST_BATCH), MOST_BATCH, samples)
+
+
+tabular = Tabular
+"""The name in the package, as that of a function that makes members."""

@@ -1,0 +1,210 @@
+"""Fleets as estimators of scikit-learn."""
+
+import copy
+import pickle
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pandas import Categorical, DataFrame
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+from torch.optim import AdamW
+
+import argosy
+from argosy.errors import StudyError
+from argosy.estimators import bagging
+from argosy.estimators.tabular import Shape
+
+RANDOM = np.random.RandomState(0)
+X = RANDOM.normal(size=(120, 4))
+WORDS = np.where(X[:, 0] > 0, "yes", "no")
+SMALL = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
+TINY = argosy.tabular(networks=["mlp"], width=8, epochs=2)
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one row of a batch, and in one fold, where a repeated row is two: "
+    "weights are equal to repetitions in expectation only"
+}
+"""What fails, and why."""
+
+
+def own(shape: Shape) -> argosy.Member:
+    """A linear network, and its loss."""
+    return argosy.Member(
+        "linear",
+        model=partial(nn.Linear, shape.inputs, shape.outputs),
+        loss=None if shape.of_classes else nn.MSELoss(),
+        optimizer=partial(AdamW, lr=0.05),
+        batch_size=16,
+        stop=argosy.MaxEpochs(10),
+    )
+
+
+@parametrize_with_checks(
+    [argosy.Classifier(SMALL, folds=2), argosy.Regressor(SMALL, folds=2)],
+    expected_failed_checks=lambda estimator: EXPECTED,
+    xfail_strict=True,
+)
+def test_the_contract_of_scikit_learn(estimator: Any, check: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the check asks for some
+        check(estimator)
+
+
+def test_a_line_makes_a_calibrated_ensemble_of_a_table() -> None:
+    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    found = argosy.Classifier(random_state=0).fit(x[::2], y[::2])
+    assert found.score(x[1::2], y[1::2]) > 0.95
+    rows = {row["network"]: row for row in found.ensemble_.scores}
+    assert set(rows) == {"ensemble", "mlp", "resnet", "tabm"}
+    assert rows["ensemble"]["nll"] <= min(row["nll"] for row in rows.values())
+    truth = np.eye(2)[y[1::2]]
+    assert -np.log((found.predict_proba(x[1::2]) * truth).sum(1)).mean() < 0.15
+    assert list(found.feature_names_in_) == list(x.columns)
+
+
+def test_numbers_come_back_in_the_units_of_the_targets() -> None:
+    x, y = load_diabetes(return_X_y=True)
+    both = np.stack([y, 1e6 - 1000 * y], axis=1)
+    found = argosy.Regressor(SMALL, folds=3, random_state=0).fit(x[::2], both[::2])
+    first, second = found.predict(x[1::2]).T
+    assert 1 - ((first - y[1::2]) ** 2).mean() / y.var() > 0.35
+    assert np.corrcoef(first, second)[0, 1] < -0.9
+    assert abs(second.mean() - both[:, 1].mean()) < 3e4
+
+
+def test_one_seed_gives_one_ensemble_and_a_copy_of_it_needs_no_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bagging, "MEMORY", tmp_path)
+    one, again, other = (argosy.Classifier(TINY, folds=2, random_state=seed).fit(X, WORDS) for seed in (3, 3, 4))
+    assert not list(tmp_path.iterdir())
+    probabilities = one.predict_proba(X)
+    assert np.array_equal(probabilities, again.predict_proba(X))
+    assert not np.array_equal(probabilities, other.predict_proba(X))
+    for same in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert np.array_equal(probabilities, same.predict_proba(X))
+    assert not hasattr(clone(one), "ensemble_")
+    assert set(one.predict(X)) <= {"yes", "no"}
+
+
+def table(rows: int = 120) -> tuple[DataFrame, Any]:
+    """Numbers and words, both with missing ones: it is the word, and whether a number is missing, that decides."""
+    random = np.random.RandomState(1)
+    words, size = random.choice(["red", "green", "blue"], rows), random.normal(size=rows)
+    size[::3] = np.nan
+    y = (words == "red") ^ np.isnan(size)
+    colour = Categorical(words, categories=["blue", "green", "red", "never"])
+    note = np.where(random.rand(rows) < 0.1, None, "seen")
+    return DataFrame({"colour": colour, "size": size, "kind": random.randint(5, size=rows), "note": note}), y
+
+
+def test_words_and_what_is_missing_are_learnt_from() -> None:
+    x, y = table(300)
+    found = argosy.Classifier(SMALL, folds=3, random_state=0).fit(x[:200], y[:200])
+    assert found.score(x[200:], y[200:]) > 0.95
+    assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
+    with pytest.raises(ValueError, match="feature names"):
+        found.predict(x[["size", "colour", "kind", "note"]])
+
+
+def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
+    """What was fitted for each fold's networks to see rows by."""
+    (bag,) = found.ensemble_.networks
+    return [network[0].state_dict() for network in bag.networks]
+
+
+@pytest.mark.parametrize("numbers", ["quantile", "standard"])
+def test_nothing_of_a_fold_is_in_what_its_networks_are_prepared_by(numbers: str) -> None:
+    """Rows that the first fold holds out become others, which changes the preparation of the others alone."""
+    x, y = table()
+    cut = argosy.kfold(own(Shape(samples=1, inputs=1, outputs=2, of_classes=True)), 3, stratify=y, seed=seed_of(0))
+    changed = x.copy()
+    out = list(cut[0].val_subset)
+    changed.loc[out, "size"] = 1000.0 + np.arange(len(out))
+    changed.loc[out, "kind"] = 1000 + np.arange(len(out))
+    changed.loc[out, "colour"] = "green"
+    changed.loc[out[0], "size"] = np.nan
+    how: dict[str, Any] = {"folds": 3, "numbers": numbers, "random_state": 0}
+    before, after = (prepared(argosy.Classifier(TINY, **how).fit(rows, y)) for rows in (x, changed))
+    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+    for fold in (1, 2):
+        assert not torch.equal(before[fold]["knots"], after[fold]["knots"])
+
+
+def seed_of(random_state: int) -> int:
+    """The seed of the run, and of its folds."""
+    return int(np.random.RandomState(random_state).randint(2**31 - 1))
+
+
+def test_weights_count() -> None:
+    x = RANDOM.normal(size=(200, 2))
+    y = np.tile([0, 1], 100)  # which x says nothing of
+    weights = np.where(y == 1, 9.0, 1.0)
+    probabilities = argosy.Classifier(own, folds=2, random_state=0).fit(x, y, sample_weight=weights).predict_proba(x)
+    assert abs(argosy.Classifier(own, folds=2, random_state=0).fit(x, y).predict_proba(x)[:, 1].mean() - 0.5) < 0.1
+    assert probabilities[:, 1].mean() > 0.75
+    some = x[:, 0] > 0
+    kept = argosy.Regressor(own, folds=2, random_state=0).fit(x, x[:, 1], sample_weight=some)
+    assert np.allclose(
+        kept.predict(x),
+        argosy.Regressor(own, folds=2, random_state=0).fit(x[some], x[some, 1], np.ones(some.sum())).predict(x),
+    )
+
+
+def test_it_is_a_step_of_pipelines_and_searches() -> None:
+    pipeline = make_pipeline(StandardScaler(), argosy.Classifier(TINY, folds=2, random_state=0))
+    assert cross_val_score(pipeline, X, WORDS, cv=2).shape == (2,)
+    search = GridSearchCV(pipeline, {"classifier__ensemble": ["greedy", "all"]}, cv=2).fit(X, WORDS)
+    assert search.best_params_["classifier__ensemble"] in ("greedy", "all")
+
+
+def test_a_space_of_members_is_all_of_its_points_and_own_members_stand_beside_them() -> None:
+    shape = Shape(samples=100, inputs=4, outputs=2, of_classes=True)
+    space = argosy.tabular(networks=["mlp", "tabm"], width=[8, 16], lr=0.01)
+    names = [member.name for member in space(shape)]
+    assert names == ["mlp-width=8", "mlp-width=16", "tabm-width=8", "tabm-width=16"]
+    found = argosy.Classifier([TINY, own], ensemble="all", folds=2, random_state=0).fit(X, WORDS)
+    assert found.ensemble_.names == ("mlp", "linear")
+    assert found.ensemble_.weights.tolist() == [0.5, 0.5]
+
+
+def test_a_member_that_fails_is_left_out() -> None:
+    with pytest.warns(argosy.errors.MemberFailed):
+        found = argosy.Classifier([TINY, broken], folds=2, random_state=0).fit(X, WORDS)
+    assert found.ensemble_.names == ("mlp",)
+
+
+def broken(shape: Shape) -> argosy.Member:
+    """Whose network takes more than there is."""
+    return argosy.Member("broken", model=partial(nn.Linear, 99, 2), optimizer=partial(AdamW), batch_size=16)
+
+
+def test_classes_that_are_too_few_for_every_fold_are_learnt_all_the_same() -> None:
+    labels = np.where(np.arange(120) < 2, "rare", WORDS)
+    found = argosy.Classifier(TINY, folds=4, random_state=0).fit(X, labels)
+    assert found.predict_proba(X).shape == (120, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"ensemble": "best"}, {"numbers": "minmax"}, {"folds": 1}])
+def test_wrong_parameters_are_told_by_fit(wrong: dict[str, Any]) -> None:
+    estimator = argosy.Classifier(TINY, **wrong)
+    with pytest.raises(StudyError, match=next(iter(wrong))):
+        estimator.fit(X, WORDS)
+
+
+def test_processes_train_the_same() -> None:
+    here, there = (
+        argosy.Regressor(TINY, folds=2, launcher=launcher, random_state=0).fit(X, X[:, 0]).predict(X)
+        for launcher in ("inline", "processes")
+    )
+    assert np.allclose(here, there, atol=1e-5)

@@ -1,0 +1,48 @@
+"""What is wrong with a table, or with the members that are to be trained on it."""
+
+from datetime import date
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pandas import DataFrame
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+
+__all__ = ["CASES"]
+
+TABLE = DataFrame({"size": np.arange(40.0), "colour": ["red", "blue"] * 20})
+LABELS = np.arange(40) % 2
+
+
+def member(name: str = "net", *, inputs: int = 3, **rest: Any) -> argosy.Member:
+    """A network for the table, whose two words have an input each."""
+    model, optimizer = partial(nn.Linear, inputs, 2), partial(SGD, lr=0.1)
+    return argosy.Member(name, model=model, optimizer=optimizer, batch_size=10, stop=argosy.MaxEpochs(1), **rest)
+
+
+def classifier(*members: Any, table: DataFrame = TABLE, **fit: Any) -> argosy.Classifier:
+    """One that was fitted to the table."""
+    return argosy.Classifier(list(members) or member(), folds=2, random_state=0).fit(table, LABELS, **fit)
+
+
+def loss(output: Any, target: Any) -> Any:
+    """Of a batch."""
+    return nn.functional.cross_entropy(output, target)
+
+
+CASES = {
+    "a classifier of strings": lambda: classifier("mlp"),
+    "a classifier whose network does not fit the table": lambda: classifier(member(inputs=4)),
+    "sample_weight, and a member with a step of its own": lambda: classifier(
+        member(step=lambda model, batch: model(batch[0]).sum()), sample_weight=LABELS + 1
+    ),
+    "sample_weight, and a loss of a whole batch": lambda: classifier(
+        member(), member("of-a-batch", loss=loss), sample_weight=LABELS + 1
+    ),
+    "a column of dates": lambda: classifier(table=TABLE.assign(day=[date(2020, 1, 1)] * 40)),
+    "a column with an infinite number": lambda: classifier(table=TABLE.assign(size=np.inf)),
+    "a column that held words": lambda: classifier().predict(TABLE.assign(colour=1.0)),
+}
