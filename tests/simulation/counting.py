@@ -101,6 +101,7 @@ class CountingMember:
     private: bool = False
     diverged: bool = False
     best: Best | None = None
+    answers: bytes | None = None
     best_is_current: bool = False
     best_weight: int | None = None
     val_cutter: Any = None

@@ -31,7 +31,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         capsys.readouterr()
         with monkeypatch.context() as patched:
             if as_json:
-                patched.setattr(reporting_cli, "write", values.append)
+                patched.setattr(reporting_cli, "write", lambda value, **_: values.append(value))
             command(directory, as_json=as_json, **dict.fromkeys(names, False))
         return values[0] if as_json else " ".join(capsys.readouterr().out.split())
 
