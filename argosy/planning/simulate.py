@@ -12,7 +12,6 @@ from argosy.planning.clock import Clock, Runner
 from argosy.planning.homes import arrivals, moving_seconds
 from argosy.planning.outcomes import Charges, Failure, Segment, Simulation, Workload
 from argosy.planning.policy import Policy, Situation
-from argosy.planning.waiting import cycle_seconds
 from argosy.plans import Flotilla
 
 __all__ = ["lower_bound_seconds", "simulate"]
@@ -284,11 +283,10 @@ class _Run:
         return wanted
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
-        """Return by member the cycle of the whole flotilla, or, at its own rate, the load of its busiest device."""
-        if self.charges.one_pace:
-            pace = cycle_seconds(flotilla, self.profiles) * self.charges.slowdown
-            return dict.fromkeys(flotilla.members, pace)
+        """Return by member the load of the busiest device, of the whole flotilla or, at its own rate, of those that it is on."""
         loads = flotilla.loads
+        if self.charges.one_pace:
+            return dict.fromkeys(flotilla.members, max(loads.values()) * self.charges.slowdown)
         return {p.member: max(loads[d] for d in p.devices) * self.charges.slowdown for p in flotilla.placements}
 
     # What came of it.
