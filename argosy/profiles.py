@@ -237,8 +237,8 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """Return the profiles of a file; raises PlanError where it holds none."""
     try:
-        found = conforming(parsed(path.read_text()), Profiles, "it")
-        return tuple(map(Profile.from_json, found["profiles"]))
+        found: Profiles = conforming(parsed(path.read_text()), Profiles, "it")
+        return found["profiles"]
     except (OSError, ValueError) as error:
         raise PlanError(
             f"cannot read profiles from {path} ({error}); write them with `argosy profile --out`."
@@ -264,7 +264,7 @@ def cache_folder() -> Path:
 class Profiles(TypedDict):
     """Contents of a file of profiles."""
 
-    profiles: tuple[Any, ...]
+    profiles: tuple[Profile, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
