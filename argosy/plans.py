@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -189,6 +189,18 @@ class Plan:
         members = [*self.waiting, *(member for flotilla in self.flotillas for member in flotilla.members)]
         if len(set(members)) != len(members):
             raise PlanError(f"a plan has the members {sorted(members)}; let each be in one flotilla, or wait.")
+
+    @classmethod
+    def of(
+        cls, policy: str, flotillas: Iterable[Flotilla], profiles: Collection[Profile], devices: Iterable[Device]
+    ) -> "Plan":
+        """Return the plan that starts these flotillas while the other members wait; raises what `check` raises."""
+        flotillas = tuple(flotillas)
+        started = {member for flotilla in flotillas for member in flotilla.members}
+        waiting = tuple(profile.member for profile in profiles if profile.member not in started)
+        plan = cls(policy=policy, flotillas=flotillas, waiting=waiting)
+        plan.check(profiles, devices)
+        return plan
 
     def check(self, profiles: Iterable[Profile], devices: Iterable[Device]) -> None:
         """Raise PlanError unless these devices can do what the plan says at the cost it predicts."""

@@ -73,15 +73,7 @@ def make_plan(
         devices=tuple(devices),
         preparation_samples_per_second=preparation_samples_per_second,
     )
-    flotillas = policy_called(policy).launch(situation)
-    started = {member for flotilla in flotillas for member in flotilla.members}
-    plan = Plan(
-        policy=policy,
-        flotillas=flotillas,
-        waiting=tuple(profile.member for profile in profiles if profile.member not in started),
-    )
-    plan.check(profiles, devices)
-    return plan
+    return Plan.of(policy, policy_called(policy).launch(situation), profiles, devices)
 
 
 def policy_called(name: str) -> Policy:
