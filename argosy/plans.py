@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from argosy.cluster import Device
@@ -13,28 +12,9 @@ from argosy.errors import PlanError
 from argosy.errors.wording import sized
 from argosy.profiles import Profile, pack_memory_bytes
 
-__all__ = ["Flotilla", "Half", "Placement", "Plan", "Step"]
+__all__ = ["Flotilla", "Placement", "Plan"]
 
 _TOLERANCE = 1e-9
-
-
-class Half(StrEnum):
-    """What a device does at one place of its order."""
-
-    STEP = "step"
-    """A whole training step of a member that is not split."""
-    BEGIN = "begin"
-    """Forward, backward, and the start of one all-reduce; never waits."""
-    FINISH = "finish"
-    """Wait for that all-reduce, then the optimizer."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One entry of a device's static order."""
-
-    member: str
-    half: Half
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +116,7 @@ class Flotilla:
     """Members that train at the same time on one stream."""
 
     placements: tuple[Placement, ...]
-    """Placements in the one global order that all begins of split steps follow."""
+    """Placements of its members; each is in one of them."""
 
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]
@@ -145,7 +125,7 @@ class Flotilla:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the members, in the order of their steps."""
+        """Names of the members, in the order of the placements."""
         return tuple(placement.member for placement in self.placements)
 
     @property
@@ -189,41 +169,6 @@ class Flotilla:
         placements = [p.priced(profiles[p.member]) if p.member in profiles else p for p in self.placements]
         return Flotilla(placements=tuple(placements))
 
-    def steps(self, device: str) -> tuple[Step, ...]:
-        """Return the static order of one device: the begins of split members, its own members, then the finishes.
-
-        All devices take the split members in the order of ``placements``. A finish waits only for begins, begins wait
-        for nothing, and every device has its begins before its finishes: so no cycle of waiting can exist, and the
-        steps between the halves fill the time of the all-reduce.
-        """
-        pack = self.pack(device)
-        split = [placement.member for placement in pack if placement.is_split]
-        own = [placement.member for placement in pack if not placement.is_split]
-        return (
-            *(Step(member=member, half=Half.BEGIN) for member in split),
-            *(Step(member=member, half=Half.STEP) for member in own),
-            *(Step(member=member, half=Half.FINISH) for member in split),
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain JSON value; the orders are derived, and written for readers and checkers."""
-        return {
-            "placements": [_placement_to_json(placement) for placement in self.placements],
-            "steps": {
-                device: [[step.half.value, step.member] for step in self.steps(device)] for device in self.devices
-            },
-        }
-
-
-def _placement_to_json(placement: Placement) -> dict[str, Any]:
-    return {
-        "member": placement.member,
-        "devices": list(placement.devices),
-        "seconds_per_sample": placement.seconds_per_sample,
-        "shares": list(placement.shares),
-        "device_seconds": list(placement.device_seconds),
-    }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
@@ -245,6 +190,18 @@ class Plan:
         if len(set(members)) != len(members):
             raise PlanError(f"a plan has the members {sorted(members)}; let each be in one flotilla, or wait.")
 
+    @classmethod
+    def of(
+        cls, policy: str, flotillas: Iterable[Flotilla], profiles: Collection[Profile], devices: Iterable[Device]
+    ) -> "Plan":
+        """Return the plan that starts these flotillas while the other members wait; raises what `check` raises."""
+        flotillas = tuple(flotillas)
+        started = {member for flotilla in flotillas for member in flotilla.members}
+        waiting = tuple(profile.member for profile in profiles if profile.member not in started)
+        plan = cls(policy=policy, flotillas=flotillas, waiting=waiting)
+        plan.check(profiles, devices)
+        return plan
+
     def check(self, profiles: Iterable[Profile], devices: Iterable[Device]) -> None:
         """Raise PlanError unless these devices can do what the plan says at the cost it predicts."""
         by_member = {profile.member: profile for profile in profiles}
@@ -263,8 +220,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain value for ``plan.json``."""
-        flotillas = [flotilla.to_json() for flotilla in self.flotillas]
-        return {"policy": self.policy, "flotillas": flotillas, "waiting": list(self.waiting), "notes": list(self.notes)}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Plan":

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ __all__ = [
     "fit_shard_cost",
     "largest_measured_group",
     "load_profiles",
-    "measure_rates",
     "pack_memory_bytes",
     "save_profiles",
 ]
@@ -207,21 +206,6 @@ def largest_measured_group(rates: Sequence[float], *, node_devices: int) -> int:
     return max(math.ceil(max(rates) / min(rates)), 2 * node_devices)
 
 
-def measure_rates(
-    measure: Mapping[str, Callable[[int], float]], *, devices: int, node_devices: int
-) -> dict[str, tuple[float, ...]]:
-    """Measure r_i(1) … r_i(M_t) of every member by FLEET's protocol (§6.1), M_t at most the ``devices`` there are.
-
-    ``measure[member](m)`` trains the member on m devices and returns its rate.
-    """
-    single = {member: measure_rate(1) for member, measure_rate in measure.items()}  # step 1
-    most = min(largest_measured_group(list(single.values()), node_devices=node_devices), devices)  # step 2
-    return {
-        member: (single[member], *(measure_rate(m) for m in range(2, most + 1)))  # step 3
-        for member, measure_rate in measure.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparationRates:
     """How fast the stream can be prepared, by cores."""
@@ -243,11 +227,6 @@ class PreparationRates:
             below = (count, rate)
         return below[1]
 
-    def cores_for(self, samples_per_second: float) -> int:
-        """Return the fewest cores that meet a demand (FLEET §6.1: just enough preprocessors); else all measured ones."""
-        most = self.samples_per_second[-1][0]
-        return next((cores for cores in range(1, most) if self.rate(cores) >= samples_per_second), most)
-
 
 def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
     """Write profiles to one file that ``load_profiles`` reads on another machine."""
@@ -258,8 +237,8 @@ def save_profiles(path: Path, profiles: Iterable[Profile]) -> None:
 def load_profiles(path: Path) -> tuple[Profile, ...]:
     """Return the profiles of a file; raises PlanError where it holds none."""
     try:
-        found = conforming(parsed(path.read_text()), Profiles, "it")
-        return tuple(map(Profile.from_json, found["profiles"]))
+        found: Profiles = conforming(parsed(path.read_text()), Profiles, "it")
+        return found["profiles"]
     except (OSError, ValueError) as error:
         raise PlanError(
             f"cannot read profiles from {path} ({error}); write them with `argosy profile --out`."
@@ -285,7 +264,7 @@ def cache_folder() -> Path:
 class Profiles(TypedDict):
     """Contents of a file of profiles."""
 
-    profiles: tuple[Any, ...]
+    profiles: tuple[Profile, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

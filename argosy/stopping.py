@@ -55,9 +55,9 @@ class Stop(ABC):
         """Return why the member stops after its last section, or None to go on, as every rule says before the first one."""
 
     @property
-    @abstractmethod
     def max_epochs(self) -> float | None:
-        """An upper bound of the epochs, where the rule knows one."""
+        """An upper bound of the epochs; None where the rule knows none."""
+        return None
 
     def certain(self, history: History, sections: int) -> int:
         """Return how many sections, of so many an epoch, come for sure before the rule can stop the member: at least 1.
@@ -118,11 +118,6 @@ class MaxSteps(Stop):
         """Return a reason when so many steps are made."""
         return f"{self.steps} steps" if _so_far(history, "steps") >= self.steps else None
 
-    @property
-    def max_epochs(self) -> float | None:
-        """None: not known before."""
-        return None
-
 
 @known_keywords("argosy.MaxSamples")
 @dataclass(frozen=True, slots=True)
@@ -138,11 +133,6 @@ class MaxSamples(Stop):
     def reason(self, history: History) -> str | None:
         """Return a reason when so many samples are trained on."""
         return f"{self.samples} samples" if _so_far(history, "samples") >= self.samples else None
-
-    @property
-    def max_epochs(self) -> float | None:
-        """None: not known before."""
-        return None
 
 
 @known_keywords("argosy.MaxSeconds")
@@ -163,11 +153,6 @@ class MaxSeconds(Stop):
     def reason(self, history: History) -> str | None:
         """Return a reason when so many seconds of training are over."""
         return f"{self.seconds:g} s" if sum(row["seconds"] for row in history) >= self.seconds else None
-
-    @property
-    def max_epochs(self) -> float | None:
-        """None: not known before."""
-        return None
 
 
 @known_keywords("argosy.Plateau")
@@ -196,11 +181,6 @@ class Plateau(Stop):
         """Return a reason when the metric has not improved for `patience` sections."""
         since = self._since(history)
         return f"no better {self.metric} for {since} sections" if since >= self.patience else None
-
-    @property
-    def max_epochs(self) -> float | None:
-        """None: not known before."""
-        return None
 
     @property
     def watches(self) -> frozenset[str]:
@@ -247,11 +227,6 @@ class Target(Stop):
         return f"{self.metric} {found:.4g} reached {self.value:g}"
 
     @property
-    def max_epochs(self) -> float | None:
-        """None: not known before."""
-        return None
-
-    @property
     def watches(self) -> frozenset[str]:
         """The metric's column."""
         return frozenset({self.metric})
@@ -285,8 +260,8 @@ class EnsemblePlateau:
 
 
 @dataclass(frozen=True, slots=True)
-class Either(Stop):
-    """Stop when one of two rules says so."""
+class Combined(Stop):
+    """Two rules, of which `Either` and `Both` make one."""
 
     first: Stop
     second: Stop
@@ -294,6 +269,16 @@ class Either(Stop):
     def __post_init__(self) -> None:
         check_rule("a part of a combined rule", self.first)
         check_rule("a part of a combined rule", self.second)
+
+    @property
+    def watches(self) -> frozenset[str]:
+        """Columns that either rule reads."""
+        return self.first.watches | self.second.watches
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Combined):
+    """Stop when one of two rules says so."""
 
     def reason(self, history: History) -> str | None:
         """Return the first rule's reason, or else the second's."""
@@ -304,26 +289,14 @@ class Either(Stop):
         """The lower of the known bounds."""
         return min((b for b in (self.first.max_epochs, self.second.max_epochs) if b is not None), default=None)
 
-    @property
-    def watches(self) -> frozenset[str]:
-        """Columns that either rule reads."""
-        return self.first.watches | self.second.watches
-
     def certain(self, history: History, sections: int) -> int:
         """Return the sections before the first rule can stop it."""
         return min(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
 @dataclass(frozen=True, slots=True)
-class Both(Stop):
+class Both(Combined):
     """Stop when both rules say so."""
-
-    first: Stop
-    second: Stop
-
-    def __post_init__(self) -> None:
-        check_rule("a part of a combined rule", self.first)
-        check_rule("a part of a combined rule", self.second)
 
     def reason(self, history: History) -> str | None:
         """Return both reasons when both rules have one."""
@@ -335,11 +308,6 @@ class Both(Stop):
         """The higher bound, where both are known."""
         bounds = self.first.max_epochs, self.second.max_epochs
         return None if None in bounds else max(b for b in bounds if b is not None)
-
-    @property
-    def watches(self) -> frozenset[str]:
-        """Columns that either rule reads."""
-        return self.first.watches | self.second.watches
 
     def certain(self, history: History, sections: int) -> int:
         """Return the sections before both rules can stop it."""

@@ -19,7 +19,7 @@ import torch
 from disks import fill_up
 
 from argosy.cli import app as cli
-from argosy.training.member import checkpoint
+from argosy.disk.files import sum_of
 
 HEAD = """
 from functools import partial
@@ -479,9 +479,9 @@ class Trap:
 def test_a_tampered_checkpoint_is_refused_though_its_sum_was_tampered_with_as_well(folder: Path) -> None:
     argosy(folder, *INLINE, "--dir", "run", "--json")
     last, journal = (folder / "run/members/b/last.pt").resolve(), folder / "run" / "journal.jsonl"
-    before = checkpoint.sum_of(last)
+    before = sum_of(last)
     torch.save({"model": Trap(folder / "trap")}, last)
-    journal.write_text(journal.read_text().replace(before, checkpoint.sum_of(last)))
+    journal.write_text(journal.read_text().replace(before, sum_of(last)))
     (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
     said = argosy(folder, *INLINE, "--dir", "run", code=1).stdout
     assert "cannot be opened as plain data and is refused" in " ".join(said.split())

@@ -110,7 +110,7 @@ MEMBERS = {
 DATA = {
     "needs arguments": (
         holding(train=studies.Vectors),
-        "Data.train is Vectors, which is called without arguments and wants",
+        "Data.train is Vectors, which cannot be called with no arguments",
     ),
     "function": (holding(train=lambda path: path), "(missing a required argument: 'path')"),
     "no dataset": (holding(train=3), "Data.train is 3; it must be a Dataset or a function that returns one."),

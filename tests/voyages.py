@@ -118,7 +118,15 @@ def leave(directory: Path, study: argosy.Study, events: Iterator[tuple[float, Ev
     directory.mkdir(parents=True)
     lines = [json.dumps({**to_line(event), "at": 1e9 + seconds}) for seconds, event in events]
     (directory / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    write_json(directory / "study.json", summarize(study))
+    write_json(directory / "study.json", summarized(study))
+
+
+def summarized(study: argosy.Study) -> dict[str, Any]:
+    """The study as ``study.json`` has it, with digests of no code."""
+    summary = {**summarize(study), "process": {}, "code": {"version": "none", "parts": {}}}
+    for described in summary["members"].values():
+        described["code"] = {}
+    return summary
 
 
 def _started(name: str, device: str, epoch: int) -> MemberStarted:

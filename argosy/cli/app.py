@@ -36,6 +36,7 @@ from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError
 from argosy.errors.system import means_refused
+from argosy.errors.wording import sized
 from argosy.settings import Settings
 from argosy.version import __version__
 from argosy.views.output import All, Json, console, open_what_is_closed, show, to_be_written, write
@@ -237,7 +238,7 @@ def profile(
         return
     for known in costs.profiles:
         rates = ", ".join(f"{rate:,.0f}" for rate in known.samples_per_second)
-        write(f"{known.member}: {rates} samples/s on 1, 2, … devices; {known.memory_bytes / 2**20:,.0f} MiB")
+        write(f"{known.member}: {rates} samples/s on 1, 2, … devices; {sized(known.memory_bytes)}")
     if found:
         from argosy.views.pairs import pairs_table
 

@@ -7,6 +7,7 @@ taken only from this user, and only where no other user may write.
 
 import contextlib
 import errno
+import hashlib
 import os
 import shlex
 import stat
@@ -30,6 +31,7 @@ __all__ = [
     "opened",
     "own_text",
     "replacing",
+    "sum_of",
 ]
 
 FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -101,6 +103,12 @@ def own_text(path: Path, *, most: int = 2**20) -> str:
         if status.st_size > most:
             raise ValueError(f"it has {status.st_size} bytes, more than {most}")
         return file.read(most).decode()
+
+
+def sum_of(path: Path) -> str:
+    """Return the SHA-256 of a file; raises what `opened` raises."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:

@@ -239,7 +239,7 @@ def check_dataset(what: str, dataset: Any) -> None:
     if not isinstance(dataset, type) and (is_map_style(dataset) or hasattr(dataset, "__iter__")):
         return
     check_callable(what, dataset, "a Dataset or a function that returns one")
-    _check_no_arguments(what, dataset)
+    check_takes(what, dataset, 0, "a factory without arguments, as functools.partial makes of it, or a Dataset itself")
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -279,21 +279,6 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     return f"an instance of {type(value).__name__}"
-
-
-def _check_no_arguments(what: str, factory: Any) -> None:
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):
-        return  # a builtin without a signature
-    try:
-        signature.bind()
-    except TypeError as error:
-        name = getattr(factory, "__qualname__", type(factory).__name__)
-        raise StudyError(
-            f"{what} is {name}, which is called without arguments and wants some ({error}): give "
-            f"functools.partial({name}, ...), or what it builds."
-        ) from None
 
 
 def _kinds(values: Any) -> list[str]:

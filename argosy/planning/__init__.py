@@ -4,7 +4,7 @@ A policy is one file with one class that answers the two questions of ``policy.P
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
@@ -61,44 +61,19 @@ def make_plan(
     devices: Sequence[Device],
     *,
     policy: str = "balanced",
-    cluster: Sequence[Device] | None = None,
-    epochs_done: Mapping[str, int] | None = None,
-    epochs_left: Mapping[str, int] | None = None,
-    samples_per_epoch: int | None = None,
-    homes: Mapping[str, tuple[str, ...]] | None = None,
     preparation_samples_per_second: float | None = None,
-    moving: Moving | None = None,
 ) -> Plan:
-    """Decide what to start on these free devices; members without a place are in ``Plan.waiting``.
+    """Decide what to start on these devices, all of which are free; members without a place are in ``Plan.waiting``.
 
-    ``cluster`` is every device, free or not. A member is split only if its profile says that it may be. ``balanced``
-    with the epochs and samples of every member simulates itself, ``rounds`` and ``solo``, and takes the best.
+    A member is split only if its profile says that it may be.
     """
-    policy_called(policy)
-    left = epochs_left or {}
     situation = Situation(
-        waiting=tuple(profile for profile in profiles if left.get(profile.member, 1) > 0),
+        waiting=tuple(profiles),
         free=tuple(devices),
-        devices=tuple(cluster or devices),
-        epochs_done=epochs_done or {},
-        epochs_left=left,
-        samples_per_epoch=samples_per_epoch or 1,
-        homes=homes or {},
+        devices=tuple(devices),
         preparation_samples_per_second=preparation_samples_per_second,
-        moving=moving or Moving(),
     )
-    if policy == "balanced" and samples_per_epoch and all(profile.member in left for profile in profiles):
-        charges = Charges(moving=situation.moving, preparation_samples_per_second=preparation_samples_per_second)
-        policy = best_with_known_epochs(situation, charges)
-    flotillas = POLICIES[policy].launch(situation)
-    started = {member for flotilla in flotillas for member in flotilla.members}
-    plan = Plan(
-        policy=policy,
-        flotillas=flotillas,
-        waiting=tuple(profile.member for profile in profiles if profile.member not in started),
-    )
-    plan.check(profiles, devices)
-    return plan
+    return Plan.of(policy, policy_called(policy).launch(situation), profiles, devices)
 
 
 def policy_called(name: str) -> Policy:

@@ -9,7 +9,7 @@ from argosy.errors.checks import check_number
 from argosy.planning.policy import Moving
 from argosy.profiles import Profile
 
-__all__ = ["Charges", "Failure", "Segment", "Simulation", "Workload"]
+__all__ = ["Charges", "Segment", "Simulation", "Workload"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +67,6 @@ class Charges:
         check_number("Charges: slowdown", self.slowdown, above=0)
         if self.preparation_samples_per_second is not None:
             check_number("Charges: preparation_samples_per_second", self.preparation_samples_per_second, above=0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A device that is lost, and comes back or does not."""
-
-    device: str
-    at_seconds: float
-    repair_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,8 @@ from argosy.cluster import Device
 from argosy.errors import PlanError
 from argosy.planning.clock import Clock, Runner
 from argosy.planning.homes import arrivals, moving_seconds
-from argosy.planning.outcomes import Charges, Failure, Segment, Simulation, Workload
+from argosy.planning.outcomes import Charges, Segment, Simulation, Workload
 from argosy.planning.policy import Policy, Situation
-from argosy.planning.waiting import cycle_seconds
 from argosy.plans import Flotilla
 
 __all__ = ["lower_bound_seconds", "simulate"]
@@ -24,16 +23,14 @@ def simulate(
     devices: Sequence[Device],
     *,
     charges: Charges | None = None,
-    failures: Sequence[Failure] = (),
     name: str = "",
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
     """Run the policy until every member has converged; ``clock`` only times the planner itself."""
-    run = _Run(policy, workload, tuple(devices), charges or Charges(), failures, clock)
+    run = _Run(policy, workload, tuple(devices), charges or Charges(), clock)
     run.launch()
     while run.legs or run.waiting:
         ended = run.advance()
-        run.change_devices()
         run.end_epochs(ended)
         run.launch()
     return run.result(name)
@@ -95,7 +92,6 @@ class _Run:
         workload: Workload,
         devices: tuple[Device, ...],
         charges: Charges,
-        failures: Sequence[Failure],
         clock: Callable[[], float],
     ) -> None:
         self.policy, self.workload, self.charges, self.planner_clock = policy, workload, charges, clock
@@ -103,9 +99,7 @@ class _Run:
         self.preparation = charges.preparation_samples_per_second or math.inf
         """Samples per second, of all streams."""
         self.profiles = {profile.member: profile for profile in workload.profiles}
-        self.all_devices = devices
-        self.lost: set[str] = set()
-        self.device_changes = sorted(_changes(failures))
+        self.devices = devices
         self.legs: dict[int, _Leg] = {}
         self.unsettled = True
         """Whether streams or their members have changed, so that their demand must be added up again."""
@@ -125,12 +119,11 @@ class _Run:
 
     def situation(self, asked: _Leg | None = None) -> Situation:
         """Return what the policy may know at this moment; ``asked``: the leg that the question is about."""
-        devices = tuple(device for device in self.all_devices if device.name not in self.lost)
         used = {name for leg in self.legs.values() for name in leg.devices}
         return Situation(
             waiting=tuple(self.waiting),
-            free=tuple(device for device in devices if device.name not in used),
-            devices=devices,
+            free=tuple(device for device in self.devices if device.name not in used),
+            devices=self.devices,
             running=tuple(leg.running for leg in self.legs.values() if leg is not asked),
             epochs_done=self.done,
             epochs_left=self.left,
@@ -158,8 +151,6 @@ class _Run:
     def end_epochs(self, ended: Iterable[Runner]) -> None:
         """Let members at the end of an epoch leave or go on; the policy may stop the flotilla that they are in."""
         for number, runners in groupby(sorted(ended, key=lambda runner: runner.leg), key=lambda runner: runner.leg):
-            if number not in self.legs:
-                continue  # It has lost a device at the same time.
             leg = self.legs[number]
             self._end_epoch(leg, list(runners))
             if leg.runners and not self._keeps(leg):
@@ -247,34 +238,20 @@ class _Run:
         waiting = {*leg.runners, *(profile.member for profile in self.waiting)}
         self.waiting = [profile for profile in self.workload.profiles if profile.member in waiting]
 
-    def change_devices(self) -> None:
-        """Take away the devices that are lost at this moment, and bring back those that are repaired."""
-        while self.device_changes and self.device_changes[0][0] <= self.clock.now:
-            _, name, back = self.device_changes.pop(0)
-            if back:
-                self.lost.discard(name)
-                continue
-            self.lost.add(name)
-            for leg in [leg for leg in self.legs.values() if name in leg.devices]:
-                self._stop(leg)
-            self.homes = {m: tuple(home for home in homes if home != name) for m, homes in self.homes.items()}
-
     # Time.
 
     def advance(self) -> list[Runner]:
-        """Train until the next end of an epoch or of a pause, or the next change of devices; return the members that ended one."""
+        """Train until the next end of an epoch or of a pause; return the members that ended one."""
         if self.unsettled:
             # All streams are slowed down alike where they ask for more than can be prepared.
             self.unsettled, self.clock.prepared = False, 1.0 / max(self._cores_wanted(), 1.0)
-        times = [at for at, _, _ in self.device_changes[:1]]
-        if (event := self.clock.next_event()) is not None:
-            times.append(event)
-        if not times:
+        event = self.clock.next_event()
+        if event is None:
             waiting = ", ".join(repr(profile.member) for profile in self.waiting)
             raise PlanError(
                 f"nothing runs, and the policy starts nothing though {waiting} wait; choose another policy."
             )
-        return self.clock.advance_to(min(times))
+        return self.clock.advance_to(event)
 
     def _cores_wanted(self) -> float:
         """Return the cores wanted by streams, and by devices that are CPUs, over the cores that prepare."""
@@ -284,11 +261,10 @@ class _Run:
         return wanted
 
     def _seconds_per_sample(self, flotilla: Flotilla) -> dict[str, float]:
-        """Return by member the cycle of the whole flotilla, or, at its own rate, the load of its busiest device."""
-        if self.charges.one_pace:
-            pace = cycle_seconds(flotilla, self.profiles) * self.charges.slowdown
-            return dict.fromkeys(flotilla.members, pace)
+        """Return by member the load of the busiest device, of the whole flotilla or, at its own rate, of those that it is on."""
         loads = flotilla.loads
+        if self.charges.one_pace:
+            return dict.fromkeys(flotilla.members, max(loads.values()) * self.charges.slowdown)
         return {p.member: max(loads[d] for d in p.devices) * self.charges.slowdown for p in flotilla.placements}
 
     # What came of it.
@@ -320,23 +296,15 @@ class _Run:
         """Return the figures of the whole run."""
         return Simulation(
             policy=name,
-            devices=len(self.all_devices),
+            devices=len(self.devices),
             makespan_seconds=self.clock.now,
-            bound_seconds=lower_bound_seconds(self.workload, len(self.all_devices), self.charges.slowdown),
+            bound_seconds=lower_bound_seconds(self.workload, len(self.devices), self.charges.slowdown),
             flotillas=self.flotillas,
             moves=self.moves,
             moved_bytes=self.moved_bytes,
             moving_seconds=self.moving_seconds,
-            wait_seconds={device.name: self.clock.now - self.busy[device.name] for device in self.all_devices},
+            wait_seconds={device.name: self.clock.now - self.busy[device.name] for device in self.devices},
             finished_seconds=self.finished,
             timeline=tuple(self.timeline),
             planner_seconds=self.planner_seconds,
         )
-
-
-def _changes(failures: Iterable[Failure]) -> Iterable[tuple[float, str, bool]]:
-    """Yield (time, device, whether it comes back) of every loss and repair."""
-    for failure in failures:
-        yield failure.at_seconds, failure.device, False
-        if failure.repair_seconds is not None:
-            yield failure.at_seconds + failure.repair_seconds, failure.device, True

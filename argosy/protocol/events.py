@@ -68,7 +68,7 @@ class RunStarted(Event):
     """Samples of each split."""
     validations_per_epoch: Positive = 1
     devices: tuple[Mapping[str, Any], ...] = ()
-    """Each as `argosy.cluster.Device` has it; none in journals of versions that did not write it."""
+    """Each as `argosy.cluster.Device` has it."""
     preparation_samples_per_second: float | None = None
     """Rate at which all of them prepare together; None where it is not known, or where their cores train as well."""
     opening_seconds: float = 0.0
@@ -242,7 +242,7 @@ class SectionEnded(Event):
     best: bool
     """Whether its objective is the best so far."""
     steps: int = 0
-    """Optimizer steps since the member's beginning; 0 in journals of versions that did not write it."""
+    """Optimizer steps since the member's beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +268,7 @@ class Saved(Event):
     member: Name
     checkpoint: Checkpoint
     seconds: float = 0.0
-    """Its part of the time to write files together; 0 in journals of versions that did not write it."""
+    """Its part of the time to write files together."""
     leg: int = 0
     """Number of the leg in which it was assigned; 0 where that leg is over."""
 

@@ -24,7 +24,6 @@ COUNTED = (
     "busy_seconds",
     "filling_seconds",
     "preparation_cpu_seconds",
-    "exchange_cpu_seconds",
 )
 FULL = 0.5
 """Mean fill from which on a queue counts as full."""
@@ -59,7 +58,6 @@ class NodeFlow:
     filling_seconds: float
     """Seconds with a block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float
-    exchange_cpu_seconds: float
     to_prepare: float
     """Mean fill of the queue before preparation, from 0 to 1; the next two likewise."""
     to_exchange: float

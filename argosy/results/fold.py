@@ -338,8 +338,7 @@ class RunState:
     def preparations(self) -> float:
         """How often each training sample of a section of the stream was prepared, in vain as well.
 
-        1.0 if all members share one stream. Samples prepared for sections that no member reached are not counted;
-        gauges count them as ``speculative``.
+        1.0 if all members share one stream. Samples prepared for sections that no member reached are not counted.
         """
         assert self.started is not None
         length, sections = self.started.lengths["train"], self.started.validations_per_epoch

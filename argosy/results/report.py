@@ -104,7 +104,7 @@ class MemberResult:
         cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
     ) -> "MemberResult":
         """Build the result from a member's fold and its description in ``study.json``."""
-        best = state.best
+        best, found = state.best, described["repetition"]
         return cls(
             name=state.name,
             status=LEFT_OUT if described.get("left_out") else state.status,
@@ -113,8 +113,8 @@ class MemberResult:
             metrics=dict(best.metrics) if best else {},
             best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],
-            repetition=_repetition(described),
-            seed=described.get("seed"),
+            repetition=None if found is None else conforming(found, Repetition, "repetition"),
+            seed=described["seed"],
             as_alone=state.as_alone,
             device=state.device,
             seconds=sum(ended.seconds for ended in state.own_sections),
@@ -672,15 +672,6 @@ def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread |
     counted = [row for row in rows if row.counts]
     overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
     return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap)
-
-
-def _repetition(described: Mapping[str, Any]) -> Repetition | None:
-    """Return a member's repetition from ``study.json``; earlier versions wrote none."""
-    found = described.get("repetition")
-    if found is None:
-        return None
-    repetition: Repetition = conforming(found, Repetition, "repetition")
-    return repetition
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

@@ -69,8 +69,6 @@ class StreamGauge:
     """Samples prepared, holes among them."""
     kept: int = 0
     """Samples taken as they were kept, instead of being prepared."""
-    speculative: int = 0
-    """Samples prepared that no member used."""
     delivered: int = 0
     """Samples handed to the trainers of the node, prepared here or elsewhere."""
     exchanged_bytes: int = 0

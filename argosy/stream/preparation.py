@@ -104,7 +104,6 @@ class Preparation:
         for filling in self.filling:
             if filling.own:
                 prepared = filling.place.rows - sum(len(task.indices) for task in filling.todo)
-                self.gauge.speculative += prepared
                 if prepared:
                     place = filling.place
                     section = place.section % per_epoch

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Column, Table
 
-from argosy.errors.wording import last_line, told
+from argosy.errors.wording import last_line, sized, told
 from argosy.protocol.packs import Packed
 from argosy.results.legs import LegResult
 from argosy.results.report import Report
@@ -60,7 +60,7 @@ def _pack_words(pack: Packed) -> str:
         how += f", {pack.kind},"
     measured = _pack_measured(pack)
     need = dict(pack.step_bytes).get(pack.size)
-    memory = "" if need is None else f"; a step takes {need * pack.size / 2**20:,.1f} MiB"
+    memory = "" if need is None else f"; a step takes {sized(need * pack.size)}"
     reason = f"; {pack.reason}" if pack.reason else ""
     reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
     return f"{count} members alike were stepped {how} on {pack.device}{measured}{memory}{reason}."

@@ -353,7 +353,6 @@ CASES = {
     "a copy of an added file that was changed": changed_copy,
     "a directory without a run": lambda: argosy.load(RUN),
     "a journal that was changed by hand": lambda: read_journal(journaled("done!")),
-    "a run of an earlier version": lambda: read_journal(journaled('{"event": "EpochEnded"}')),
     "a directory that is in use": in_use,
     "a file in the place of the directory": in_the_place_of_a_file,
     "a directory of another user": somebody_elses,

@@ -39,38 +39,7 @@ def _check_flotilla(flotilla: Mapping[str, Any], costs: Mapping[str, Any], memor
     for name, pack in packs.items():
         resident = sum(costs[m]["memory_bytes"] - costs[m]["activation_bytes"] for m in pack)
         assert resident + max(costs[m]["activation_bytes"] for m in pack) <= memory[name], "the pack fits"
-    _check_orders(flotilla, packs)
     return 1 / max(load.values())
-
-
-def _check_orders(flotilla: Mapping[str, Any], packs: Mapping[str, list[str]]) -> None:
-    """Each device does each of its members once, begins in the global order, and no waiting can close a circle."""
-    groups = {p["member"]: p["devices"] for p in flotilla["placements"]}
-    rank = {member: number for number, member in enumerate(groups)}
-    for name, pack in packs.items():
-        order = [tuple(step) for step in flotilla["steps"][name]]
-        split = {m for m in pack if len(groups[m]) > 1}
-        wanted = {("step", m) for m in pack if m not in split} | {(h, m) for m in split for h in ("begin", "finish")}
-        assert len(order) == len(wanted) and set(order) == wanted
-        begins = [rank[m] for half, m in order if half == "begin"]
-        assert begins == sorted(begins), "begins follow one global order"
-    assert _runs_through(flotilla["steps"], groups), "the orders deadlock"
-
-
-def _runs_through(steps: Mapping[str, list[list[str]]], groups: Mapping[str, list[str]]) -> bool:
-    """Execute the orders: a finish may go only when every rank has begun."""
-    todo = {name: [tuple(step) for step in order] for name, order in steps.items()}
-    begun: set[tuple[str, str]] = set()
-    moved = True
-    while moved:
-        moved = False
-        for name, order in todo.items():
-            while order and (order[0][0] != "finish" or all((d, order[0][1]) in begun for d in groups[order[0][1]])):
-                half, member = order.pop(0)
-                moved = True
-                if half == "begin":
-                    begun.add((name, member))
-    return not any(todo.values())
 
 
 def expected_seconds(cost: Mapping[str, Any], devices: int, share: float) -> float:

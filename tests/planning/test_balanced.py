@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from argosy.errors import PlanError
-from argosy.planning import POLICIES, make_plan
+from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, best_with_known_epochs, make_plan
 from argosy.planning.balanced import Balanced
 from argosy.planning.homes import moving_seconds, settle
+from argosy.planning.outcomes import Charges
 from argosy.planning.policy import Moving, Situation
 from argosy.plans import Flotilla, Placement
 from planning.cases import GB, devices, profile
@@ -36,18 +37,9 @@ def test_nothing_is_split_without_permission() -> None:
 
 def test_planning_takes_no_longer_for_members_of_very_many_epochs() -> None:
     members = [profile("short", 20.0), profile("long", 10.0), profile("longest", 10.0)]
-    plan = make_plan(
-        members,
-        devices(2),
-        epochs_left={"short": 3, "long": 10**8, "longest": 10**9},
-        samples_per_epoch=1000,
-        preparation_samples_per_second=100.0,
-    )
-    assert set(plan.waiting) | {name for flotilla in plan.flotillas for name in flotilla.members} == {
-        "short",
-        "long",
-        "longest",
-    }
+    left = {"short": 3, "long": 10**8, "longest": 10**9}
+    known = situation_of(members, devices(2), epochs_left=left, samples_per_epoch=1000)
+    assert best_with_known_epochs(known, Charges(preparation_samples_per_second=100.0)) in WITH_KNOWN_EPOCHS
 
 
 def test_what_does_not_fit_is_split_in_uneven_shares() -> None:
@@ -97,8 +89,8 @@ def test_a_member_that_no_device_holds_is_refused_with_what_to_do() -> None:
 def test_a_member_larger_than_the_free_devices_waits_for_a_larger_one() -> None:
     small, large = devices(2)
     large = replace(large, memory_bytes=32 * GB)
-    plan = make_plan([profile("huge", 1.0, memory_bytes=20 * GB)], [small], cluster=[small, large])
-    assert plan.waiting == ("huge",) and not plan.flotillas
+    huge = profile("huge", 1.0, memory_bytes=20 * GB)
+    assert Balanced().launch(Situation(waiting=(huge,), free=(small,), devices=(small, large))) == ()
 
 
 def test_members_share_one_stream_while_the_preparation_rate_is_unknown() -> None:
@@ -171,14 +163,15 @@ def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(
 def test_known_epochs_choose_the_best_of_the_alternatives() -> None:
     # Unsplittable and unlike: together the fast one would wait for the slow one in every epoch.
     members = [profile("slow", 1.0), profile("fast", 100.0)]
-    known = {"epochs_left": {"slow": 1, "fast": 100}, "samples_per_epoch": 1000}
-    assert len(make_plan(members, devices(2), **known, preparation_samples_per_second=1000.0).flotillas) == 2
-    assert make_plan(members, devices(2), policy="rounds", **known).policy == "rounds"
-
-
-def test_members_without_epochs_are_not_started() -> None:
-    plan = make_plan([profile("a", 1.0), profile("b", 1.0)], devices(2), epochs_left={"a": 0})
-    assert plan.waiting == ("a",)
+    known = situation_of(
+        members,
+        devices(2),
+        epochs_left={"slow": 1, "fast": 100},
+        samples_per_epoch=1000,
+        preparation_samples_per_second=1000.0,
+    )
+    best = best_with_known_epochs(known, Charges(preparation_samples_per_second=1000.0))
+    assert len(POLICIES[best].launch(known)) == 2
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

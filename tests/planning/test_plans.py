@@ -7,7 +7,7 @@ import pytest
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
-from argosy.plans import Flotilla, Half, Placement, Plan, Step
+from argosy.plans import Flotilla, Placement, Plan
 from planning.cases import GB, devices, profile
 from planning.checker import check_plan
 
@@ -41,14 +41,6 @@ def test_load_and_pace_follow_the_shares() -> None:
     assert flotilla.loads == pytest.approx({name: flotilla.load(name) for name in (FIRST, SECOND)})
     assert flotilla.samples_per_second == pytest.approx(1 / max(flotilla.loads.values()))
     check_plan(split_plan().to_json(), [A, B], TWO)
-
-
-def test_own_steps_fill_the_time_between_the_halves() -> None:
-    assert split_plan().flotillas[0].steps(SECOND) == (
-        Step(member="a", half=Half.BEGIN),
-        Step(member="b", half=Half.STEP),
-        Step(member="a", half=Half.FINISH),
-    )
 
 
 def test_explain_names_shares_and_waiting_members() -> None:

@@ -11,8 +11,8 @@ from argosy.profiles import (
     ProfileCache,
     ShardCost,
     fit_shard_cost,
+    largest_measured_group,
     load_profiles,
-    measure_rates,
     pack_memory_bytes,
     save_profiles,
 )
@@ -104,27 +104,9 @@ def test_impossible_rates_are_refused(rates: tuple[float, ...]) -> None:
         profile("a", *rates)
 
 
-def test_the_protocol_measures_up_to_the_ratio_of_the_rates() -> None:
-    asked: list[tuple[str, int]] = []
-
-    def member(name: str, rate: float):
-        def measure(m: int) -> float:
-            asked.append((name, m))
-            return rate * m
-
-        return measure
-
-    rates = measure_rates({"slow": member("slow", 21.0), "fast": member("fast", 176.0)}, devices=20, node_devices=4)
-    # M_a = ceil(176 / 21) = 9, M_b = 8: nine rates each, all single rates first.
-    assert asked[:2] == [("slow", 1), ("fast", 1)]
-    assert [m for name, m in asked if name == "slow"] == list(range(1, 10))
-    assert rates["fast"] == tuple(176.0 * m for m in range(1, 10))
-
-
-def test_the_protocol_measures_two_nodes_at_least_and_no_more_than_there_is() -> None:
-    equal = {"a": lambda m: 10.0 * m, "b": lambda m: 11.0 * m}
-    assert len(measure_rates(equal, devices=100, node_devices=3)["a"]) == 6
-    assert len(measure_rates(equal, devices=2, node_devices=3)["a"]) == 2
+def test_groups_are_measured_up_to_the_ratio_of_the_rates_or_two_nodes() -> None:
+    assert largest_measured_group([21.0, 176.0], node_devices=4) == 9  # M_a = ceil(176 / 21), M_b = 8
+    assert largest_measured_group([10.0, 11.0], node_devices=3) == 6
 
 
 def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
@@ -132,8 +114,6 @@ def test_preparation_is_linear_between_measurements_and_flat_beyond() -> None:
     assert preparation.rate(1) == 100.0
     assert preparation.rate(2) == pytest.approx(180.0)
     assert preparation.rate(64) == 340.0
-    assert preparation.cores_for(170.0) == 2
-    assert preparation.cores_for(1e6) == 4
 
 
 def test_preparation_refuses_disorder() -> None:

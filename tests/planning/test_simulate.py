@@ -8,7 +8,7 @@ from argosy.errors import PlanError
 from argosy.planning import POLICIES
 from argosy.planning.balanced import Balanced
 from argosy.planning.choice import simulate_best
-from argosy.planning.outcomes import Charges, Failure, Workload
+from argosy.planning.outcomes import Charges, Workload
 from argosy.planning.policy import Moving, Situation
 from argosy.planning.simulate import lower_bound_seconds, simulate
 from argosy.planning.solo import SoloPolicy
@@ -111,33 +111,6 @@ def test_members_that_rotate_through_memory_come_back_from_the_host() -> None:
     run = simulate(Balanced(), workload(*large, a=2, b=2), devices(1), charges=Charges(moving=moving))
     assert run.flotillas == 4 and run.moves == 2
     assert run.makespan_seconds == pytest.approx(4 * 10.0 + 2 * 4.0)
-
-
-def test_what_a_stop_interrupts_is_trained_again() -> None:
-    run = simulate(
-        POLICIES["solo"],
-        workload(A, a=2),
-        devices(1),
-        failures=[Failure(device=devices(1)[0].name, at_seconds=14.0, repair_seconds=6.0)],
-    )
-    # One epoch was saved at 10 s; the 4 s after it are lost.
-    assert run.makespan_seconds == pytest.approx(20.0 + 10.0)
-
-
-def test_the_others_take_over_from_a_lost_device() -> None:
-    lost = Failure(device=devices(2)[1].name, at_seconds=12.0)
-    run = simulate(POLICIES["solo"], workload(A, replace(A, member="b"), a=2, b=2), devices(2), failures=[lost])
-    assert run.makespan_seconds == pytest.approx(20.0 + 10.0)
-
-
-def test_losing_every_device_is_an_error_and_not_an_endless_wait() -> None:
-    with pytest.raises(PlanError, match="nothing runs"):
-        simulate(
-            POLICIES["solo"],
-            workload(A, a=2),
-            devices(1),
-            failures=[Failure(device=devices(1)[0].name, at_seconds=5.0)],
-        )
 
 
 def test_the_timeline_says_what_every_device_did() -> None:

@@ -15,6 +15,7 @@ import studies
 import torch
 from reference import reference
 from torch.optim import SGD
+from voyages import summarized
 
 import argosy
 from argosy.errors import RunError, StudyError
@@ -24,7 +25,7 @@ from argosy.running.control.clone import Clone, newest_file
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.directory.audit import audit
-from argosy.running.directory.study_json import NEWCOMERS, found_study, summarize, write_json
+from argosy.running.directory.study_json import NEWCOMERS, found_study, write_json
 
 EPOCHS = 6
 RATE = partial(SGD, lr=0.05, momentum=0.9)
@@ -200,7 +201,7 @@ def row(member: str, epoch: int, loss: float, *, best: bool) -> SectionEnded:
 def test_newcomers_stand_behind_those_that_came_before(tmp_path: Path) -> None:
     """In ``study.json``, whose order decides between equals."""
     asked = study()
-    summary = {**summarize(asked), "code": {"version": "none", "parts": {}}}
+    summary = summarized(asked)
     write_json(tmp_path / "study.json", summary)
     lines = [{"members": {name: summary["members"]["one"]}, "parts": {}} for name in ("later", "last")]
     (tmp_path / NEWCOMERS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))

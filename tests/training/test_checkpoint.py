@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from argosy.disk.files import sum_of
 from argosy.errors import ArgosyError, CheckpointError, DiskError, RunError, WorkerError
 from argosy.training.member import checkpoint
 from argosy.training.member.checkpoint import plain
@@ -35,7 +36,7 @@ def test_a_assignment_is_saved_together(tmp_path: Path, count: int) -> None:
     for path in paths:
         path.parent.mkdir()
     sums = checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
-    assert sums == [checkpoint.sum_of(path) for path in paths]
+    assert sums == [sum_of(path) for path in paths]
     for number, (path, digest) in enumerate(zip(paths, sums, strict=True)):
         assert evidence.fingerprint(checkpoint.load(path, digest)) == evidence.fingerprint(state(number))
     assert len(all_files(tmp_path)) == count
@@ -50,7 +51,7 @@ def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path) -> Non
     with pytest.raises(DiskError, match=r"missing/e0001\.pt"):
         checkpoint.save_all([(state(number), path) for number, path in enumerate(paths)])
     assert all_files(tmp_path) == {"a/e0001.pt"}
-    assert checkpoint.sum_of(paths[0]) == before
+    assert sum_of(paths[0]) == before
 
 
 class Tied(nn.Module):

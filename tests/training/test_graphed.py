@@ -24,7 +24,7 @@ from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.choice.fusion_group import ALONE, MIB, FusionGroup
+from argosy.training.choice.fusion_group import ALONE, FusionGroup
 from argosy.training.device.devices import Cpu, PassedEvent
 from argosy.training.device.recorders import Uncaptured, recorder_of
 from argosy.training.member.live import LiveMember
@@ -566,10 +566,10 @@ def test_a_first_replay_is_compared_in_little_memory() -> None:
 def test_captured_steps_are_refused_where_memory_would_not_hold_them_all_at_once() -> None:
     found = []
     for room in (1100, 1200):
-        fusion_group = FusionGroup(kinds=("plain", "graphed"), needs={ALONE: 250 * MIB})
-        fusion_group.foresee(4, room * MIB)
+        fusion_group = FusionGroup(kinds=("plain", "graphed"), needs={ALONE: 250 * 2**20})
+        fusion_group.foresee(4, room * 2**20)
         found.append(fusion_group.refused)
-    assert found == [{"graphed": "captured, steps of 4 would keep 1,000.0 MiB, of 1,100.0 that are left"}, {}]
+    assert found == [{"graphed": "captured, steps of 4 would keep 1000.0 MiB, of 1.1 GiB that are left"}, {}]
 
 
 def test_memory_of_others_captured_steps_is_no_room() -> None:

@@ -100,7 +100,7 @@ class Launching:
     def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:
         """What to start on the free devices; members go on split as they were, where these still are possible."""
         if not situation.waiting or not situation.free:
-            return Plan(policy=self.policy_name, flotillas=(), waiting=tuple(p.member for p in situation.waiting))
+            return self._plan(situation, ())
         flotillas = self.policy.launch(situation)
         if splits:
             with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
@@ -108,14 +108,7 @@ class Launching:
         return self._plan(situation, flotillas)
 
     def _plan(self, situation: Situation, flotillas: Sequence[Flotilla]) -> Plan:
-        started = {member for flotilla in flotillas for member in flotilla.members}
-        plan = Plan(
-            policy=self.policy_name,
-            flotillas=tuple(flotillas),
-            waiting=tuple(p.member for p in situation.waiting if p.member not in started),
-        )
-        plan.check(situation.waiting, situation.free)
-        return plan
+        return Plan.of(self.policy_name, flotillas, situation.waiting, situation.free)
 
     def goes_on(self, leg: LiveLeg, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
         """The flotilla that goes on with a leg whose members the policy does not keep as they are; None where they make room.

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from argosy.disk.files import sum_of
 from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint
 from argosy.protocol.feeder import Leg
@@ -13,7 +14,6 @@ from argosy.stopping import sections_in
 from argosy.stream.order import Selection, split_order
 from argosy.stream.schedule import section_start
 from argosy.study import Study
-from argosy.training.member import checkpoint
 from argosy.training.member.files import settle_links
 
 __all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
@@ -76,7 +76,7 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
                     f"node does not see it. Put it back, or train in another directory: {state.name} would begin anew."
                 )
             continue
-        if proved or checkpoint.sum_of(path) == saved.sha256:
+        if proved or sum_of(path) == saved.sha256:
             return _point(state, saved, notes)
         notes.append(f"checkpoint {saved.file} is damaged and was passed over")
     return _point(state, None, notes)

@@ -68,7 +68,7 @@ def _audit_member(
             if words is None:
                 continue
             length = summary["lengths"].get(split, 0)
-            subset = described.get("subset" if split == "train" else "val_subset")
+            subset = described["subset" if split == "train" else "val_subset"]
             if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
                 found.append(
                     f"{member.name}: epoch {ended.epoch + 1} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
@@ -80,7 +80,7 @@ def _audit_member(
             elements = selection.length
             if split == "train":
                 stop = section_stop(ended.section, length, per_epoch)
-                elements = _elements(selection, order, stop, described, by_length=summary.get("ragged") is not None)
+                elements = _elements(selection, order, stop, described, by_length=summary["ragged"] is not None)
             expected = selection.digest(
                 order,
                 elements=elements,
@@ -98,5 +98,5 @@ def _elements(selection: Selection, order: Indices, stop: int, described: dict[s
     """Return how many elements of a member's sequence its batches have used up to position `stop` of the order."""
     positions, batch_size = selection.positions(order), int(described["batch_size"])
     passed = stop if positions is None else int(np.searchsorted(positions, stop))
-    used = used_elements(selection.length, batch_size, drop_last=described.get("drop_last", False))
+    used = used_elements(selection.length, batch_size, drop_last=described["drop_last"])
     return used if passed >= used else passed - passed % (window_elements(batch_size) if by_length else batch_size)

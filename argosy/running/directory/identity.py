@@ -43,8 +43,7 @@ class Identity:
     """The identity of one run: the study as an earlier driver wrote it, compared with this one.
 
     All that decides the weights or metrics of members that have begun must be the same. What is meant to change may
-    differ: rules, limits, devices, added members, and the code of members that failed. What an earlier version did not
-    write is not compared.
+    differ: rules, limits, devices, added members, and the code of members that failed.
     """
 
     def __init__(
@@ -97,12 +96,12 @@ class Identity:
                     here["members"][name] = {**there, "left_out": True}
                 continue
             described = here["members"][name]
-            described["parameter_shapes"] = described["parameter_shapes"] or there.get("parameter_shapes")
+            described["parameter_shapes"] = described["parameter_shapes"] or there["parameter_shapes"]
             if name in self._begun:
                 described.update({key: there[key] for key in _metrics(there) if key not in described})
-                code = there.get("code", {})
+                code = there["code"]
                 described["code"].update({key: code[key] for key in _metrics(code) if key not in described["code"]})
-        for part, digests in found.get("code", {}).get("parts", {}).items():
+        for part, digests in found["code"]["parts"].items():
             known = here["code"]["parts"].setdefault(part, [])
             known.extend(digest for digest in digests if digest not in known)
 
@@ -167,7 +166,7 @@ class Identity:
     def _differences(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """Yield the differences that concern all members, in words."""
         yield from _other_values(found, here, IDENTITY)
-        yield from _other_values(found.get("process", {}), here["process"], here["process"])
+        yield from _other_values(found["process"], here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
                 yield f"{split}: its first or its last sample is another one than there"
@@ -202,8 +201,6 @@ class Identity:
     ) -> Iterator[str]:
         """Yield what has changed in each function: its name, the values bound to it, or what it computes."""
         for field in fields:
-            if field not in there and "code" not in there:
-                continue
             before, now = there.get(field), here.get(field)
             bound = list(_other_bindings(field, there, here))
             if _bare(before) != _bare(now):
@@ -211,13 +208,13 @@ class Identity:
                 yield f"{field}: {_short(before)} there, {_short(now)} here"
             elif bound:
                 yield from bound
-            elif now is not None and owner not in self._failed and there.get("code", {}).get(field):
+            elif now is not None and owner not in self._failed and there["code"].get(field):
                 yield from self._changed_code(field, there["code"][field], self._readings[owner][field])
 
     def _changed_code(self, field: str, before: str, now: Reading) -> Iterator[str]:
         assert self.found is not None
-        found = self.found.get("code", {})
-        if before != now.digest and found.get("version") == Code.VERSION:
+        found = self.found["code"]
+        if before != now.digest and found["version"] == Code.VERSION:
             changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
             what = ", ".join(list(changed)[:MOST_NAMED]) or "what it holds"
             yield f"{field}: {what} changed since the run began"
@@ -259,9 +256,9 @@ def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool
 
 
 def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield changed hyper-parameters of a function; earlier versions did not write positional ones."""
+    """Yield changed hyper-parameters of a function; that of the data has none."""
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
-    for key in dict.fromkeys([*before, *(now if "code" in there else ())]):
+    for key in dict.fromkeys([*before, *now]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
             yield f"{_short(key)}: {_short(before.get(key))} there, {_short(now.get(key))} here"
 

@@ -149,10 +149,6 @@ def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | 
         try:
             value = parsed(line.decode(), infinite=True)
             at = _time_of(value)
-            if value["event"] == "EpochEnded":
-                raise RunError(
-                    f"{path.parent} was written by an earlier argosy, which had no sections; choose another directory."
-                )
             event = from_line(value, strange)
             started = started or isinstance(event, RunStarted)
             if isinstance(event, OF_DRIVERS) and not started:

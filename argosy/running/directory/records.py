@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import platform
 import socket
@@ -16,6 +15,7 @@ import torch
 
 from argosy.cluster import Device
 from argosy.disk.files import appending, replacing
+from argosy.disk.json_values import finite
 from argosy.protocol.events import RunStarted, SectionEnded
 from argosy.results.fold import MemberState
 from argosy.settings import Settings
@@ -91,7 +91,10 @@ class Metrics:
                 *([] if written else [columns]),
                 *([row.get(column, "") for column in columns] for row in rows),
             ]
-            lines = {"csv": [",".join(map(str, line)) for line in table], "jsonl": [_json(row) for row in rows]}
+            lines = {
+                "csv": [",".join(map(str, line)) for line in table],
+                "jsonl": [json.dumps(finite(row)) for row in rows],
+            }
             for kind, of_kind in lines.items():
                 with written_to(folder / f"metrics.{kind}") as file:
                     file.write("".join(f"{line}\n" for line in of_kind).encode())
@@ -108,11 +111,6 @@ def _row(ended: SectionEnded) -> dict[str, float]:
     """Return all figures of a section: epochs count from 1, and in fractions within one that has several sections."""
     epoch = int(ended.epochs) if ended.epochs == int(ended.epochs) else ended.epochs
     return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
-
-
-def _json(row: Mapping[str, float]) -> str:
-    """Return a row as JSON, with null for numbers that are not finite."""
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in row.items()})
 
 
 def tree_cpu_seconds() -> float:

@@ -1,12 +1,11 @@
 """Copies of the study files that users hand in; imports no torch, so handing in a file is quick."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argosy.disk.files import opened, replacing
+from argosy.disk.files import replacing, sum_of
 from argosy.errors import RunError, StudyError
 
 __all__ = ["StudyCopy"]
@@ -29,7 +28,7 @@ class StudyCopy:
             raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
         with replacing(path) as copy:
             copy.write(file.read_bytes())
-        return cls(path=path, folder=file.resolve().parent, sha256=_sum_of(path))
+        return cls(path=path, folder=file.resolve().parent, sha256=sum_of(path))
 
     @classmethod
     def of(cls, command: Mapping[str, Any], folder: Path) -> "StudyCopy":
@@ -50,13 +49,8 @@ class StudyCopy:
     def check(self) -> None:
         """Raise RunError if the copy is missing or has changed."""
         try:
-            found = _sum_of(self.path)
+            found = sum_of(self.path)
         except (OSError, ValueError) as error:  # a name that no file can have counts as missing
             raise RunError(f"{self.path}, from which members were added, is missing; put it back.") from error
         if found != self.sha256:
             raise RunError(f"{self.path}, from which members were added, was changed since; put it back as it was.")
-
-
-def _sum_of(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

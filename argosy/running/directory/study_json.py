@@ -45,20 +45,21 @@ class CodeDigests(TypedDict):
 
 
 class Described(TypedDict):
-    """A member, as `describe` writes it; earlier versions did not write all of it."""
+    """What is read of a member, as `describe` writes it, with the digests of its functions."""
 
     batch_size: Positive
-    drop_last: NotRequired[bool]
+    drop_last: bool
+    seed: int | None
     hyperparameters: Mapping[str, Any]
-    parameter_shapes: NotRequired[Any]
-    subset: NotRequired[tuple[int, ...] | None]
-    val_subset: NotRequired[tuple[int, ...] | None]
-    repetition: NotRequired[Repetition | None]
-    code: NotRequired[Mapping[str, str]]
+    parameter_shapes: str | None
+    subset: tuple[int, ...] | None
+    val_subset: tuple[int, ...] | None
+    repetition: Repetition | None
+    code: Mapping[str, str]
 
 
 class DescribedStudy(TypedDict):
-    """The keys of ``study.json``; all versions write those that are required."""
+    """What is read of ``study.json``."""
 
     seed: int
     objective: str
@@ -66,8 +67,11 @@ class DescribedStudy(TypedDict):
     validations_per_epoch: Positive
     lengths: Lengths | None
     fingerprint: str | None
+    val_fingerprint: str | None
+    ragged: str | None
     members: Mapping[Name, Described]
-    code: NotRequired[CodeDigests]
+    process: Mapping[str, Any]
+    code: CodeDigests
 
 
 class NewcomersLine(TypedDict):
@@ -136,7 +140,7 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
         line = _checked(text, NewcomersLine, path)
         for name, described in line["members"].items():
             found["members"].setdefault(name, described)  # known members keep their description
-        known = found["code"]["parts"] if "code" in found else {}
+        known = found["code"]["parts"]
         for name, digests in line["parts"].items():
             known[name] = [*dict.fromkeys((*known.get(name, ()), *digests))]
     return found

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from argosy.errors.wording import sized
+
 __all__ = [
     "EXTRAS",
     "GIB",
@@ -113,11 +115,11 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
     """Check for enough memory for a run of small members on every core."""
     room = available if limit is None else min(available, limit)
     wanted = SERVICE_BYTES + devices * DEVICE_BYTES
-    bounded = "" if limit is None else f", a control group's limit of {limit / GIB:.1f} GiB"
+    bounded = "" if limit is None else f", a control group's limit of {sized(limit)}"
     return Check(
         name="memory",
-        found=f"{available / GIB:.1f} GiB available{bounded}",
-        wanted=f"{wanted / GIB:.1f} GiB for {devices} CPU devices and small members",
+        found=f"{sized(available)} available{bounded}",
+        wanted=f"{sized(wanted)} for {devices} CPU devices and small members",
         ok=room >= wanted,
         mend="" if room >= wanted else "--devices cpu:1 --loader-workers 1, or raise the container's memory limit",
     )
@@ -125,7 +127,7 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
 
 def judge_dev_shm(size: int | None) -> Check:
     """Report its size only: blocks travel in anonymous memory, so this file system is never needed."""
-    found = "none" if size is None else f"{size / 2**20:,.0f} MiB"
+    found = "none" if size is None else sized(size)
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
     return Check(name="/dev/shm", found=found, wanted="not needed", ok=True, mend=advice)
@@ -164,11 +166,11 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check the disk of the runs folder."""
     ok = writable and free >= DISK_BYTES
-    found = f"{free / GIB:.1f} GiB free in {folder}"
+    found = f"{sized(free)} free in {folder}"
     return Check(
         name="disk",
         found=found if writable else f"{folder} cannot be written to",
-        wanted=f"{DISK_BYTES / GIB:.0f} GiB free, writable",
+        wanted=f"{sized(DISK_BYTES)} free, writable",
         ok=ok,
         mend="" if ok else "--dir DIR on a disk with room that you may write to",
     )

@@ -12,8 +12,6 @@ from argosy.tuning.search import Search
 __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
-EARLIER: Mapping[str, Any] = {"warm": True, "epochs_per_generation": 1}
-"""Terms of searches from versions that had no alternatives."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """Address of a function or an object that a sampler holds, different in every process."""
 
@@ -25,8 +23,7 @@ def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, An
         "seed": search.seed,
         "scheduler": search.scheduler,
         "eta": search.eta,
-        # In directories of earlier versions, in-turn brackets began with the shortest trials.
-        "brackets": brackets if brackets == "together" else f"{brackets}, longest first",
+        "brackets": brackets,
         "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
         "objective": objective,
         "mode": mode,
@@ -41,7 +38,6 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     """Raise RunError if a search with the terms `here` cannot continue one with the terms `there`."""
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
-    there = {**EARLIER, **there}
     # In a larger population the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [

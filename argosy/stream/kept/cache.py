@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from argosy.disk.files import check_own, replacing
+from argosy.disk.json_values import conforming, parsed
 from argosy.profiles import cache_folder
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
@@ -255,12 +256,10 @@ def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]
 def _header(folder: Path) -> Header | None:
     """Return the header of kept rows; None where none are, or they are of another version."""
     try:
-        found = json.loads((folder / HEADER).read_text())
-        found.update({name: tuple(found[name]) for name in ("dtypes", "roots")})
-        found["shapes"] = tuple(map(tuple, found["shapes"]))
-        return Header(**found) if found["version"] == VERSION else None
-    except (OSError, ValueError, TypeError, KeyError):
+        found: Header = conforming(parsed((folder / HEADER).read_text()), Header, "it")
+    except (OSError, ValueError):
         return None
+    return found if found.version == VERSION else None
 
 
 def _in_use(path: Path) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
+from argosy.errors.wording import sized
 from argosy.training.member.live import BatchLengths
 
 __all__ = ["ALONE", "TURNS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
@@ -39,7 +40,6 @@ MOST_TRIES = 4
 """Tries of each candidate, at different times."""
 SECONDS = 0.25
 """Time of rounds after the first from which on a cost is known."""
-MIB = 2**20
 
 Item = TypeVar("Item")
 Kind = Literal["plain", "graphed", "compiled"]
@@ -125,10 +125,12 @@ class FusionGroup:
         if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
             # Each captured step keeps memory of its own.
             self.refused["graphed"] = (
-                f"captured, steps of {count} would keep {count * need / MIB:,.1f} MiB, of {room / MIB:,.1f} that are left"
+                f"captured, steps of {count} would keep {sized(count * need)}, of {sized(room)} that are left"
             )
         if self.foreseen < min(count, self.fits):
-            self.reason = f"{count} in a program would take {count * need / MIB:,.1f} MiB for a step, of {room / MIB:,.1f} that are left"
+            self.reason = (
+                f"{count} in a program would take {sized(count * need)} for a step, of {sized(room)} that are left"
+            )
 
     def restrict(self, fits: int, reason: str) -> None:
         """Limit programs to `fits` members, and choose anew."""

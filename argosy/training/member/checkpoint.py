@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import torch
 
-from argosy.disk.files import beside, created, opened
+from argosy.disk.files import beside, created, opened, sum_of
 from argosy.errors import ArgosyError, CheckpointError
 from argosy.errors.system import disk_refused, means_refused
 from argosy.errors.wording import sized
 
-__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle", "sum_of"]
+__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle"]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 MANY = 4
@@ -161,12 +161,6 @@ def check(path: Path, sha256: str | None = None) -> None:
         raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
     if sha256 is not None and sum_of(path) != sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
-
-
-def sum_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
