@@ -96,7 +96,7 @@ ELSEWHERE = {
     "StratifiedKFold": "kfold",
 }
 """Names of other libraries, and what they are called here."""
-HOMES = {
+HOMES: dict[str, tuple[str, ...]] = {
     "adapters.arrays": ("fit",),
     "adapters.distill": ("distill",),
     "adapters.huggingface": ("from_huggingface",),

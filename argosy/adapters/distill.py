@@ -86,7 +86,9 @@ class Taught(Dataset[Any]):
     """Samples ``(input, (target, answer))``; where there is no teacher, as in validation, the answer is NaN."""
 
     def __init__(self, dataset: Any, answers: Tensor, *, known: bool) -> None:
-        self.dataset, self.answers, self.known = dataset, answers, known
+        self.dataset = dataset
+        self.answers = answers
+        self.known = known
         if known and len(answers) != len(dataset):
             raise StudyError(
                 f"distill: the teacher has answered to {len(answers)} of {len(dataset)} training samples, since the others raised. Leave these out "

@@ -48,7 +48,7 @@ class Trained:
             )
         if name not in study.names:
             raise RunError(
-                f"the study has no member {name!r}{meant(name, study.names)}, only {', '.join(study.names)}; give the run's own study."
+                f"the study has no member {name!r}{meant(name, study.names)}, only {', '.join(study.names)}; give the run's own study, with the members that were added to it or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
         member = study.member(name)

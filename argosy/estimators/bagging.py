@@ -115,7 +115,7 @@ class Bag(nn.Module):
 
     def __init__(self, networks: Sequence[nn.Module], temperature: float) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(networks)
+        self.networks: nn.ModuleList = nn.ModuleList(networks)
         self.temperature = temperature
 
     def forward(self, rows_NC: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 
+from argosy.ensembling.ensemble import Ensemble
 from argosy.errors.checks import check_choice, check_whole
 from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
 from argosy.estimators.columns import Columns, is_table
@@ -76,8 +77,8 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
         check_choice(f"{self._name}: numbers", self.numbers, ("quantile", "standard"))
         check_whole(f"{self._name}: folds", self.folds, least=2)
         members = Tabular() if self.members is None else self.members
-        self.columns_ = Columns.of(X)
-        self.ensemble_ = bagged(
+        self.columns_: Columns = Columns.of(X)
+        self.ensemble_: Ensemble = bagged(
             TrainingTable(
                 columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
             ),
@@ -130,7 +131,8 @@ class Classifier(ClassifierMixin, Bagged):  # type: ignore[misc]
         """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
         X, y, weights = self._checked(X, y, sample_weight)
         check_classification_targets(y)
-        self.classes_, targets = np.unique(y, return_inverse=True)
+        classes, targets = np.unique(y, return_inverse=True)
+        self.classes_: npt.NDArray[Any] = classes
         self._train(X, targets.astype(np.int64), weights, classes=len(self.classes_))
         return self
 

@@ -28,7 +28,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.added = nn.Sequential(
+        self.added: nn.Sequential = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, width)
         )
 
@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """ResidualBlock blocks behind a layer that gives them their width."""
+    """Residual blocks behind a layer that gives them their width."""
 
     def __init__(self, inputs: int, outputs: int, *, width: int, depth: int, dropout: float) -> None:
         blocks = [ResidualBlock(width, dropout) for _ in range(depth)]
@@ -51,12 +51,12 @@ class Scaled(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, copies: int, *, first: bool) -> None:
         super().__init__()
-        self.shared = nn.Linear(inputs, outputs, bias=False)
+        self.shared: nn.Linear = nn.Linear(inputs, outputs, bias=False)
         # Only signs of the first layer's inputs tell copies apart at first.
         signs = torch.randint(0, 2, (copies, inputs)) * 2.0 - 1 if first else torch.ones(copies, inputs)
-        self.before = nn.Parameter(signs)
-        self.behind = nn.Parameter(torch.ones(copies, outputs))
-        self.bias = nn.Parameter(torch.zeros(copies, outputs))
+        self.before: nn.Parameter = nn.Parameter(signs)
+        self.behind: nn.Parameter = nn.Parameter(torch.ones(copies, outputs))
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(copies, outputs))
 
     def forward(self, x_BKI: Tensor) -> Tensor:
         """Return the outputs of each copy, ``[B, copies, outputs]``."""
@@ -77,15 +77,15 @@ class TabM(nn.Module):
         self.copies = copies
         self.of_classes = of_classes
         sizes = [inputs, *[width] * depth]
-        self.hidden = nn.Sequential(
+        self.hidden: nn.Sequential = nn.Sequential(
             *(
                 layer
                 for number, size in enumerate(sizes[:-1])
                 for layer in (Scaled(size, width, copies, first=number == 0), nn.ReLU(), nn.Dropout(dropout))
             )
         )
-        self.heads = nn.Parameter((torch.rand(copies, width, outputs) * 2 - 1) / width**0.5)
-        self.bias = nn.Parameter(torch.zeros(copies, outputs))
+        self.heads: nn.Parameter = nn.Parameter((torch.rand(copies, width, outputs) * 2 - 1) / width**0.5)
+        self.bias: nn.Parameter = nn.Parameter(torch.zeros(copies, outputs))
 
     def forward(self, x_BI: Tensor) -> Tensor:
         """Return the outputs."""

@@ -17,7 +17,7 @@ import queue
 import random
 import threading
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -211,9 +211,12 @@ class Sampling:
         seed: int,
         sampler: Callable[..., Any] | None,
         grid: bool = False,
+        first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.space = space
         self.seed = seed
+        self.first = first
+        """Parameters of the first trials, or some of them."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         self.can_learn: bool = _learns(self.sampler)
         """Whether what the sampler proposes depends on what trials have reached."""
@@ -232,7 +235,26 @@ class Sampling:
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
-        return self._ask()
+        number = len(self._trials)
+        return self._enqueued(number) if number < len(self.first) else self._ask()
+
+    def _enqueued(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
+        given = dict(self.first[number])
+        with _quietly(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "Fixed parameter", UserWarning)
+            try:
+                self.study.enqueue_trial(given)
+                found, built_from = self._ask()
+            except (UserWarning, ValueError) as error:
+                raise StudyError(
+                    f"enqueue[{number}] is {given}, and {str(error).rstrip('.')}. Give values of the space."
+                ) from error
+        if lacking := [name for name in given if name not in found]:
+            raise StudyError(
+                f"enqueue[{number}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
+            )
+        return found, built_from
 
     @property
     def startup(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, shown
-from argosy.errors.spelling import known_keywords
+from argosy.errors.spelling import known_keywords, meant
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
@@ -70,6 +70,8 @@ class Search:
     """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``. One that learns is asked in waves
     (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler`` with schedulers ``hyperband``,
     ``asha`` and ``median``, if there are enough trials to learn from; else random, as ``RandomSampler`` is always."""
+    enqueue: Sequence[Mapping[str, Any]] = ()
+    """Parameters of the first trials, as ``[{"lr": 0.01}]``: what is known to be good, or to be beaten. What one leaves out is sampled."""
     seed: int = 0
     """What parameters, the order of samples and networks follow from."""
     validations_per_epoch: int = 1
@@ -100,6 +102,7 @@ class Search:
                 f"objective is {shown(self.objective)}; it must be the name of a metric, as 'val_accuracy'."
             )
         mode_of(self._objective, self.mode, owner="Search")
+        self._check_enqueued()
         if self.sampler is not None:
             check_callable("sampler", self.sampler, "a class of optuna.samplers, or a partial of one")
         self._check_scheduler()
@@ -114,6 +117,20 @@ class Search:
             check_whole("n_trials", self.n_trials, least=1)
         if self.at_once is not None:
             check_whole("at_once", self.at_once, least=1)
+
+    def _check_enqueued(self) -> None:
+        if not isinstance(self.enqueue, Sequence) or not all(isinstance(one, Mapping) for one in self.enqueue):
+            raise StudyError(
+                f"enqueue is {shown(self.enqueue)}; it must be a list of parameters by name, as [{{'lr': 0.01}}]."
+            )
+        if self.enqueue and self.scheduler == "grid":
+            raise StudyError("scheduler 'grid' trains all points of the space, in their order; leave out enqueue.")
+        space = self.space if isinstance(self.space, Mapping) else {}
+        unknown = [name for one in self.enqueue for name in one if space and name not in space]
+        if unknown:
+            raise StudyError(
+                f"enqueue has {unknown[0]!r}{meant(unknown[0], space)}, which is not in the space; choose from {', '.join(space)}."
+            )
 
     def _check_scheduler(self) -> None:
         """Raise StudyError for a keyword that this scheduler does not have."""

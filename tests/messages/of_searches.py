@@ -121,6 +121,13 @@ def without_plotly(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
+    "a trial that is enqueued and none": lambda: tune(enqueue=0.1),
+    "a trial that is enqueued for a parameter that is misspelt": lambda: tune(enqueue=[{"lt": 0.1}]),
+    "a trial that is enqueued with a value that the space does not have": lambda: tune(enqueue=[{"lr": 0.3}]),
+    "a trial that is enqueued for a parameter that the space does not ask for": lambda: tune(
+        lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, enqueue=[{"depth": 2}]
+    ),
+    "a trial that is enqueued beside a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,
     "plots of a search that was read from its directory": plots_of_a_directory,

@@ -8,7 +8,7 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from argosy.errors import RunError
+from argosy.errors import RunError, StudyError
 from argosy.tuning.sampling import Sampling
 
 
@@ -83,3 +83,31 @@ def test_a_grid_that_has_grown_goes_on_with_the_points_that_no_trial_has() -> No
     points = [(parameters["units"], round(parameters["lr"], 6)) for parameters in found]
     assert sorted(points) == [(units, lr) for units in (16, 64, 256) for lr in (0.1, 0.2, 0.3, 0.4, 0.5)]
     assert points[5:9] == [(16, 0.4), (16, 0.5), (64, 0.3), (64, 0.4)]
+
+
+TWO = {"x": FloatDistribution(0.0, 1.0), "units": IntDistribution(1, 8)}
+
+
+def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled() -> None:
+    first = [{"x": 0.25, "units": 3}, {"x": 0.75}]
+    sampling = Sampling(TWO, mode="min", seed=3, sampler=None, first=first)
+    found = [sampling.ask()[0] for _ in range(4)]
+    assert found[0] == first[0]
+    assert found[1]["x"] == 0.75 and 1 <= found[1]["units"] <= 8
+    # Later trials are those of a search without them, and a restart gives the same again.
+    plain, later = (Sampling(TWO, mode="min", seed=3, sampler=None, first=given) for given in ((), first))
+    assert [plain.ask()[0] for _ in range(4)][2:] == found[2:]
+    assert [later.again(one)[0] for one in found[:2]] == found[:2]
+    assert [later.ask()[0] for _ in range(2)] == found[2:]
+
+
+@pytest.mark.parametrize(
+    ("space", "first", "match"),
+    [
+        (TWO, {"x": 2.0}, "Give values of the space"),
+        (lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, {"depth": 2}, "does not ask"),
+    ],
+)
+def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
+    with pytest.raises(StudyError, match=match):
+        Sampling(space, mode="min", seed=3, sampler=None, first=[first]).ask()

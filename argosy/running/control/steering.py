@@ -35,7 +35,7 @@ class Standing:
 
     def __init__(self, rule: EnsemblePlateau) -> None:
         self.rule = rule
-        self.decisions = 0
+        self.decisions: int = 0
         self.dropped: dict[str, int] = {}
         """By member: the decision with which it ends."""
         self.over: int | None = None
@@ -80,7 +80,8 @@ class Steering:
     """The `Judge` of a study with an ensemble."""
 
     def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
-        self.seed, self.rule = study.seed, rule
+        self.seed: int = study.seed
+        self.rule = rule
         kinds = {kind_of(member) for member in study.members}
         if len(kinds) > 1 or None in kinds:
             raise StudyError(

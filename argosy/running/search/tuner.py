@@ -51,7 +51,7 @@ class Tuner:
         self.objective, self.mode = search.ranks_by
         grid = search.scheduler == "grid"
         self.sampling: Sampling = Sampling(
-            search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid
+            search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid, first=search.enqueue
         )
         points = self.sampling.points
         self.total: int = search.trials(None if points is None else len(points))
