@@ -57,7 +57,10 @@ def without_a_key(directory: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no directory": (shutil.rmtree, "holds no run (no journal.jsonl there); give the directory of `argosy run --dir`."),
+    "no directory": (
+        shutil.rmtree,
+        "holds no run (no journal.jsonl there); give the directory of `argosy run --dir`; a run writes it in its first seconds.",
+    ),
     "empty directory": (without_journal, "holds no run"),
     "a file": (a_file, "holds no run"),
     "a folder for a journal": (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import MemberError, MemberFailed, RunError, wording
+from argosy.errors import ArgosyError, MemberError, MemberFailed, RunError, wording
 
 
 class Failing(nn.Module):
@@ -120,3 +120,27 @@ def test_a_cause_is_what_was_raised_and_the_users_own_line() -> None:
     assert wording.cause("StudyError: member 'x': its model factory returned None.") == (
         "StudyError: member 'x': its model factory returned None."
     )
+
+
+def test_a_notebook_shows_the_cells_own_frames_and_those_of_a_cause() -> None:
+    def mine() -> None:
+        raise ValueError("no such picture")
+
+    def cell() -> None:
+        try:
+            mine()
+        except ValueError as error:
+            raise ArgosyError("a sample raised") from error
+
+    def refused() -> None:
+        argosy.attach("nothing")
+
+    for runs, frames, last in (
+        (refused, ["refused"], "argosy.errors.RunError: nothing holds no run"),
+        (cell, ["cell", "mine", "cell"], "argosy.errors.ArgosyError: a sample raised"),
+    ):
+        with pytest.raises(ArgosyError) as caught:  # the frame of this test stands for IPython's
+            runs()
+        lines = caught.value._render_traceback_()
+        assert [line.rpartition(", in ")[2] for line in lines if line.startswith("  File ")] == frames
+        assert lines[-1].startswith(last)

@@ -40,7 +40,8 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
 
     Each image is decoded to RGB, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
     `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Classes are numbered by name, or as in `classes`, for a
-    validation set that lacks some: ``classes=train.classes``. Needs Pillow.
+    validation set that lacks some: ``classes=train.classes``. What is returned has the attributes `classes`, the names by class number,
+    and `labels`, the class number of each image. Needs Pillow.
 
     Raises:
         StudyError: where there is no such folder, no image in it, or a class that is none of `classes`.

@@ -18,6 +18,8 @@ A message says what, what was found, what was wanted, and what to do.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
+from traceback import StackSummary, TracebackException
 
 from argosy.errors.wording import visible
 
@@ -42,6 +44,16 @@ class ArgosyError(Exception):
 
     def __str__(self) -> str:
         return visible(super().__str__())
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows, line by line, as IPython asks for it: the traceback without frames of this package.
+
+        Those say nothing about what the caller is to change. The first frame is IPython's own.
+        """
+        package, shown = Path(__file__).parents[1], TracebackException.from_exception(self)
+        outside = [frame for frame in shown.stack[1:] if not Path(frame.filename).is_relative_to(package)]
+        shown.stack = StackSummary.from_list(outside)
+        return "".join(shown.format()).splitlines()
 
 
 class StudyError(ArgosyError):

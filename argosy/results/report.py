@@ -291,7 +291,7 @@ class Report:
         )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
-        """Return a network's output, by default the best member's, for each sample: ``[N, …]`` on the host.
+        """Return a network's output, by default the best member's, for each sample: a tensor ``[N, …]`` on the host.
 
         Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
         a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
@@ -322,7 +322,7 @@ class Report:
         return folder
 
     def out_of_fold(self, configuration: str) -> Any:
-        """Return what a cross-validation's networks predict for samples that they have not seen, ``[N, …]`` on the host.
+        """Return what a cross-validation's networks predict for samples that they have not seen: a tensor ``[N, …]`` on the host.
 
         Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
         as is possible with bootstraps, and NaN if none does.

@@ -126,7 +126,11 @@ def _moments(directory: Path) -> list[tuple[float, Event]]:
     path = directory / "journal.jsonl"
     if not path.exists():
         below = ", ".join(str(journal.parent) for journal in sorted(directory.glob("*/journal.jsonl")))
-        advice = f"runs below it: {below}." if below else "give the directory of `argosy run --dir`."
+        advice = (
+            f"runs below it: {below}."
+            if below
+            else "give the directory of `argosy run --dir`; a run writes it in its first seconds."
+        )
         raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
     strange: set[str] = set()
     try:
