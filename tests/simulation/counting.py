@@ -101,7 +101,8 @@ class CountingMember:
     private: bool = False
     diverged: bool = False
     best: Best | None = None
-    answers: bytes | None = None
+    answers: None = None
+    """A member that only counts answers nothing in its validation."""
     best_is_current: bool = False
     best_weight: int | None = None
     val_cutter: Any = None
