@@ -120,7 +120,7 @@ def same_sections(steered: RunState, whole: RunState) -> bool:
     )
 
 
-def compared(name: str, seeds: Sequence[int], count: int, epochs: int) -> dict[str, Any]:
+def compared(name: str, seeds: Sequence[int], count: int, epochs: int, patience: int) -> dict[str, Any]:
     """One data set: shares of steps and both sides' losses, a seed each."""
     shares, losses, same = [], [], True
     for seed in seeds:
@@ -133,7 +133,7 @@ def compared(name: str, seeds: Sequence[int], count: int, epochs: int) -> dict[s
         )
         with tempfile.TemporaryDirectory() as folder:
             whole_steps, whole, state = train(study, Path(folder, "all"), test)
-            steered_study = replace(study, ensemble=argosy.EnsemblePlateau())
+            steered_study = replace(study, ensemble=argosy.EnsemblePlateau(patience=patience))
             steps, steered, other = train(steered_study, Path(folder, "steered"), test)
         same = same and same_sections(other, state)
         shares.append(steps / whole_steps)
@@ -147,12 +147,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--members", type=int, default=MEMBERS)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--patience", type=int, default=argosy.EnsemblePlateau().patience)
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=list(SETS))
     options = parser.parse_args()
     print(hardware(), flush=True)
     targets, figures = [], {}
     for name in options.sets:
-        found = figures[name] = compared(name, range(options.seeds), options.members, options.epochs)
+        found = figures[name] = compared(name, range(options.seeds), options.members, options.epochs, options.patience)
         ratios = [math.log(steered / whole) for steered, whole in found["losses"]]
         worse = found["p_worse"] = float(ttest_1samp(ratios, 0.0, alternative="greater").pvalue)
         signs = found["p_worse_signed_rank"] = float(
