@@ -41,7 +41,7 @@ def distill(
     The teacher is ``report.ensemble(select="greedy")``, or a `teacher` of yours: a network of the run, or an ensemble. It answers to each training
     sample once, here; samples are those of the run's data, before `Data.then` and any `augment`. Members are validated by
     their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
-    that part. `stop` is the study's rule, by default that of the run.
+    that part. `stop` is the study's rule, by default that of the run. An `augment` that mixes samples does not mix the answers.
 
     Raises:
         StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
@@ -62,8 +62,20 @@ def distill(
     teacher = report.ensemble(select="greedy") if teacher is None else teacher
     data, of_classes = study.data, kinds == {"classes"}
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
-    if of_classes and isinstance(teacher, Ensemble):
-        answers = answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
+    if isinstance(teacher, Ensemble):
+        if (teacher.combine == "mean") == of_classes:
+            learn = "classes" if of_classes else "numbers"
+            raise StudyError(
+                f"distill: the teacher is an ensemble with combine={teacher.combine!r}, and {members[0].name!r} learns {learn}. Give a teacher that answers "
+                "the same question."
+            )
+        answers = answers.clamp(min=torch.finfo(answers.dtype).tiny).log() if of_classes else answers
+    wrong = int((~answers.isfinite()).flatten(1).any(dim=1).sum())
+    if wrong:
+        raise StudyError(
+            f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Leave members that have diverged out of "
+            "the ensemble."
+        )
     loss = _classes if of_classes else _numbers
     students = [
         replace(
@@ -159,6 +171,11 @@ def _mixed(
 ) -> Tensor:
     """Return the member's own loss, mixed with the teacher's where there is an answer."""
     target, answer = pair
+    if answer.shape != output.shape:
+        raise StudyError(
+            f"a student returns {list(output.shape)}, and its teacher {list(answer.shape)}, for the same samples. Let the student's network return "
+            "what the teacher's does."
+        )
     hard = own(output, target)
     known = ~answer.isnan().any()
     soft = taught(output, answer.nan_to_num(0.0), temperature)
