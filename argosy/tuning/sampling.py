@@ -241,15 +241,9 @@ class Sampling:
     def _enqueued(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
         given = dict(self.first[number])
-        with _quietly(), warnings.catch_warnings():
-            warnings.filterwarnings("error", "Fixed parameter", UserWarning)
-            try:
-                self.study.enqueue_trial(given)
-                found, built_from = self._ask()
-            except (UserWarning, ValueError) as error:
-                raise StudyError(
-                    f"enqueue[{number}] is {given}, and {str(error).rstrip('.')}. Give values of the space."
-                ) from error
+        found, built_from = self._given(
+            given, lambda why: StudyError(f"enqueue[{number}] is {given}, and {why}. Give values of the space.")
+        )
         if lacking := [name for name in given if name not in found]:
             raise StudyError(
                 f"enqueue[{number}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
@@ -276,21 +270,28 @@ class Sampling:
             self._take_sampler()
         else:
             self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
-        with _quietly(), warnings.catch_warnings():
-            # A space's warnings were shown when the trial was new; for a value out of its range Optuna only warns.
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", "Fixed parameter", UserWarning)
-            number = len(self._trials)
-            try:
-                self.study.enqueue_trial(dict(parameters))
-                found, built_from = self._ask()
-            except (UserWarning, ValueError) as error:
-                raise RunError(_changed(number, parameters, error)) from error
+        number = len(self._trials)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a space's warnings were shown when the trial was new
+            found, built_from = self._given(parameters, lambda why: RunError(_changed(number, parameters, why)))
         if found != parameters:
             raise RunError(_changed(number, parameters, f"it has {', '.join(found) or 'nothing'} there"))
         if self.points is not None:
             self.points.pop(_place(found), None)
         return found, built_from
+
+    def _given(
+        self, parameters: Mapping[str, Any], refused: Callable[[str], Exception]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Ask for a trial with these parameters; raises what `refused` makes of the reason where the space has others."""
+        with _quietly(), warnings.catch_warnings():
+            # For a value out of its range Optuna only warns.
+            warnings.filterwarnings("error", "Fixed parameter", UserWarning)
+            try:
+                self.study.enqueue_trial(dict(parameters))
+                return self._ask()
+            except (UserWarning, ValueError) as error:
+                raise refused(str(error).rstrip(".")) from error
 
     def explored(self, parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         """Return parameters near these: each of those named is a fifth less or more, or the choice beside it; drawn for the next trial."""
@@ -389,9 +390,9 @@ def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
     )
 
 
-def _changed(number: int, parameters: Mapping[str, Any], why: object) -> str:
+def _changed(number: int, parameters: Mapping[str, Any], why: str) -> str:
     return (
-        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {str(why).rstrip('.')}. "
+        f"the space has changed: trial {number} of this directory has {dict(parameters)}, and {why}. "
         "Choose another directory, or undo the change."
     )
 

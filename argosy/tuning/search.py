@@ -176,7 +176,12 @@ class Search:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":
             raise StudyError(f"scheduler {self.scheduler!r} has no number of trials of its own; give n_trials.")
-        return self.n_trials or sum(size for size, _ in table(self.most, self.eta))
+        found = self.n_trials or sum(size for size, _ in table(self.most, self.eta))
+        if len(self.enqueue) > found:
+            raise StudyError(
+                f"enqueue has {len(self.enqueue)} trials, and the search {found}, so the last would never be tried; give more n_trials."
+            )
+        return found
 
     @property
     def ranks_by(self) -> tuple[str, Mode]:

@@ -127,6 +127,7 @@ CASES = {
     "a trial that is enqueued for a parameter that the space does not ask for": lambda: tune(
         lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, enqueue=[{"depth": 2}]
     ),
+    "more trials that are enqueued than are tried": lambda: tune(enqueue=[{"lr": 0.1}, {"lr": 0.1}]),
     "a trial that is enqueued beside a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,

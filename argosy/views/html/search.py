@@ -37,7 +37,7 @@ def _brackets(search: SearchReport, terms: dict[str, Any], per_epoch: int) -> li
     most = sections_in(terms["max_epochs"], per_epoch)
     scheduler, eta, count = terms["scheduler"], terms["eta"], terms["n_trials"]
     if scheduler == "hyperband":
-        order: Brackets = "in-turn" if terms["brackets"].startswith("in-turn") else "together"
+        order: Brackets = terms["brackets"]
         found = [(one.trials, one.budgets) for one in Hyperband(most=most, eta=eta, trials=count, order=order).brackets]
     else:
         # Without rungs it is told at as many epochs how many trials have come as far.
