@@ -22,6 +22,13 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "hub": ("safetensors",),
 }
 """Names, of the files too but for the dash, and the packages that each needs."""
+MODELS: Mapping[str, str] = {
+    "safetensors": "model.safetensors",
+    "onnx": "model.onnx",
+    "torch-export": "model.pt2",
+    "hub": "model.safetensors",
+}
+"""The file of each format that has the network; ``config.json`` beside it says what that is."""
 WEIGHTS_ALONE = ("safetensors", "hub")
 """Formats that hold no code."""
 
@@ -48,6 +55,12 @@ def write(exported: Exported, folder: Path, format: str) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{str(folder)!r} is a file, and an export is a folder of several; give another name.")
+    others = [name for name in dict.fromkeys(MODELS.values()) if name != MODELS[format] and (folder / name).exists()]
+    if others:
+        raise RunError(
+            f"{str(folder)!r} holds {others[0]} of another export, and its config.json would be replaced by that of this network. Give "
+            "another folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _module(format).write(exported, folder)
 

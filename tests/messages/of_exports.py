@@ -52,6 +52,13 @@ def over_a_file() -> None:
     report().export("out")
 
 
+def beside_another() -> None:
+    """A folder that holds an export in another format."""
+    Path("out").mkdir()
+    Path("out/model.onnx").write_bytes(b"")
+    report().export("out")
+
+
 def unknown_to_onnx(patch: pytest.MonkeyPatch) -> None:
     """An operator that ONNX has not."""
 
@@ -72,6 +79,7 @@ CASES = {
     "an export to the Hub without its package": without_hub,
     "an export of weights alone with what prepares their inputs": weights_that_prepare,
     "an export over a file": over_a_file,
+    "an export beside another one": beside_another,
     "an export of a network that torch cannot follow": lambda: report(member(model=Branching)).export(
         "out", format="torch-export"
     ),
