@@ -30,7 +30,6 @@ __all__ = [
 History = Sequence[Mapping[str, float]]
 """One row per finished section: its metrics, ``seconds`` of its training, and the member's totals up to its end: ``epochs``
 (0.25, 0.5, …), optimizer ``steps`` and training ``samples``."""
-LARGEST_HOLDOUT = 0.9
 SLACK = 1e-9
 """Tolerance of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
 Mode = Literal["min", "max"]
@@ -43,6 +42,8 @@ HIGHER_IS_BETTER = {
     *("accuracy", "acc", "precision", "recall", "sensitivity", "specificity", "f1", "auc", "auroc", "auprc"),
     *("dice", "iou", "miou", "kappa", "mcc", "r2", "psnr", "ssim", "bleu"),
 }
+LARGEST_HOLDOUT = 0.9
+"""Largest share of the validation samples that an ensemble may not be chosen on."""
 TURNED_ROUND = {"neg", "negative", "inverse"}
 """Words as in sklearn's neg_mean_squared_error, which does not tell the direction either."""
 
@@ -243,8 +244,8 @@ class EnsemblePlateau:
     patience: int = 8
     """Sections: epochs, where an epoch is one section."""
     holdout: float = 0.25
-    """Share of the validation samples that the ensemble is not chosen on. Its loss on these tells whether it became better, and is
-    an honest figure of an ensemble; with 0 it is judged by the samples that it was chosen on."""
+    """Share of the validation samples that the ensemble is not chosen on: its loss on these tells whether it became better. No test
+    set: each member's best section is chosen by all of them. With 0 the ensemble is judged by the samples that it was chosen on."""
     min_delta: float = 0.0
     """Least difference of the ensemble's loss that counts as better."""
 

@@ -20,6 +20,7 @@ from argosy.errors import RunError
 
 __all__ = [
     "append_descriptor",
+    "append_flushed",
     "appending",
     "beside",
     "check_directory",
@@ -142,6 +143,19 @@ def append_descriptor(path: Path, mode: int = 0o644) -> int:
 def created(path: Path, mode: int = 0o644) -> BinaryIO:
     """Create a file under a name that is free; raises FileExistsError where it is not, a link included."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
+
+
+def append_flushed(descriptor: int, content: bytes) -> None:
+    """Append to a file and flush it to the disk: whole or, where that raises OSError, not at all."""
+    before = os.fstat(descriptor).st_size
+    try:
+        written = 0
+        while written < len(content):
+            written += os.write(descriptor, content[written:])
+        os.fdatasync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, before)
+        raise
 
 
 @contextlib.contextmanager

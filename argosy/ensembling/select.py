@@ -18,6 +18,8 @@ Losses = Callable[[Tensor], Tensor]
 ROUNDS = 50
 """Each round adds a member; the best ensemble of all rounds is taken."""
 BAGS = 8
+PART = 2**22
+"""Values whose sums with the ensemble are in memory at once."""
 
 
 def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float]:
@@ -32,11 +34,14 @@ def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float
 
 
 def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
-    """Return the weights of `greedy` for what the loss of a mean needs of each member's outputs; raises ValueError for no member."""
+    """Return the weights of `greedy` for what the loss of a mean needs of each member's outputs."""
+    rows = max(PART // max(terms_MN[0].numel(), 1), 1)
+    parts = [terms_MN[start : start + rows] for start in range(0, len(terms_MN), rows)]
     total, counts = torch.zeros_like(terms_MN[0]), [0] * len(terms_MN)
     best, found = math.inf, counts
     for size in range(1, ROUNDS + 1):
-        losses_M = losses((total + terms_MN) / size).nan_to_num(nan=math.inf)  # as a network has that has diverged
+        losses_M = torch.cat([losses((total + part) / size) for part in parts])
+        losses_M = losses_M.nan_to_num(nan=math.inf)  # as a network has that has diverged
         added = int(losses_M.argmin())
         total = total + terms_MN[added]
         counts[added] += 1
@@ -58,7 +63,7 @@ def useful(terms_MN: Tensor, losses: Losses, seed: int) -> set[int]:
 
 def of_probabilities(probability_MN: Tensor) -> Tensor:
     """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``."""
-    return -probability_MN.log().mean(dim=1)
+    return -probability_MN.log().flatten(1).mean(dim=1)
 
 
 def of_errors(error_MN: Tensor) -> Tensor:

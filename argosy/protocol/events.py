@@ -255,8 +255,8 @@ class EnsembleChosen(Event):
     """Of all that could be chosen, by its best section so far; 0 for those that were not. They sum to one."""
     useful: tuple[Name, ...]
     """Members that are in it, or in one that is chosen from a random half of them."""
-    loss: float
-    """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error."""
+    loss: float | None
+    """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error; None where no member could be chosen."""
     held_out: float | None
     """The same on the samples that it was not chosen on; None where there are none."""
 

@@ -176,7 +176,7 @@ class SectionReport:
     events: tuple[Event, ...]
     section: int | None = None
     """The section of the stream that ends with this."""
-    answers: Mapping[str, bytes] = field(default_factory=dict)
+    answers: Mapping[str, tuple[int, bytes]] = field(default_factory=dict)
     """By member whose section is its best so far, what it answers to the validation samples, as `argosy.training.member.answers` has it;
     only where the study has an ensemble."""
 

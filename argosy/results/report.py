@@ -530,9 +530,9 @@ class Report:
 
     def _last_ensemble(self) -> tuple[str, ...]:
         """Return what `Study.ensemble` chose last, and how to load it."""
-        if not self.ensembles:
+        last = next((chosen for chosen in reversed(self.ensembles) if chosen.loss is not None), None)
+        if last is None:
             return ()
-        last = self.ensembles[-1]
         loss = f"loss {last.loss:.4g}"
         if last.held_out is not None:
             loss = f"loss {last.held_out:.4g} on samples that it was not chosen on"

@@ -134,6 +134,18 @@ def steered_by_hand() -> None:
     argosy.train(steered(stop=argosy.MaxEpochs(2)), directory="runs/x", launcher="inline", devices="cpu:1")
 
 
+def of_numbers() -> Ensemble:
+    """An ensemble of a regression."""
+    return Ensemble({"a": nn.Linear(12, 10)}, combine="mean", weights=[1.0], temperatures=[1.0])
+
+
+def diverged() -> nn.Module:
+    """A network whose weights are not numbers."""
+    network = nn.Linear(12, 10)
+    nn.init.constant_(network.weight, float("nan"))
+    return network
+
+
 class Flawed(studies.Vectors):
     """Samples of which one raises."""
 
@@ -169,6 +181,11 @@ CASES = {
     "a student of samples of three parts": lambda: taught(
         argosy.Data(train=Threes(40), val=Threes(40), on_device=first_two)
     ).data.train[0],
+    "a student of classes whose teacher says numbers": lambda: taught(teacher=of_numbers()),
+    "a student whose teacher has diverged": lambda: taught(teacher=diverged()),
+    "a student whose network returns something else than its teacher": lambda: argosy.train(
+        taught(into=member("student", model=wide)), directory="runs/y", launcher="inline"
+    ),
     "a student of a stream": lambda: taught(argosy.Data(train=studies.Lines(40), val=studies.Vectors(40))),
     "an ensemble that steers and is none": lambda: steered(ensemble=5),
     "an ensemble that steers and is given as a rule of members": lambda: steered(stop=argosy.EnsemblePlateau()),

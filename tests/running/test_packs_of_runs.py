@@ -118,6 +118,16 @@ def test_members_alike_are_one_program_and_come_out_as_alone(tmp_path: Path) -> 
     assert report.alone.keys() == {"odd"}
 
 
+@pytest.mark.usefixtures("fused")
+def test_members_of_a_program_and_their_averages_answer_for_an_ensemble_as_alone(tmp_path: Path) -> None:
+    own = {"m1": {"average": argosy.EMA(0.9)}, "m2": {"average": argosy.EMA(0.9)}}
+    report = equals_alone(tmp_path, study(alike(**own), ensemble=argosy.EnsemblePlateau(patience=4)))
+    assert packed(tmp_path / "fused") and report.ensembles
+    alone = argosy.load(tmp_path / "alone").ensembles
+    assert [one.weights for one in report.ensembles] == [one.weights for one in alone]
+    assert [one.loss for one in report.ensembles] == pytest.approx([one.loss for one in alone], rel=1e-6)
+
+
 def test_where_one_program_is_slower_they_are_stepped_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import evidence
 import forked
+import numpy as np
 import pytest
 import studies
 import torch
@@ -19,8 +20,12 @@ from argosy import EnsemblePlateau, MaxEpochs
 from argosy.ensembling.select import of_probabilities
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, Saved
-from argosy.running.control.steering import decided
+from argosy.running.control.steering import APART, Steering, decided
+from argosy.running.directory.answer_file import answers_of
 from argosy.running.directory.journal import read_journal
+from argosy.stream.order import permutation
+from argosy.training.device.devices import backend_of
+from argosy.training.member.answers import Answers
 
 SCRIPT = """
 import sys, argosy, studies
@@ -59,14 +64,20 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     last, terms = decisions(tmp_path)[-1], {}
     for name in wanted.names:
         with torch.no_grad():
-            terms[name] = report.member(name).load().eval()(x).softmax(1).gather(1, y[:, None])[:, 0].numpy()
+            terms[name] = report.member(name).load().eval()(x).softmax(1).gather(1, y[:, None]).numpy()
     again = decided(last.section, terms, of_probabilities, holdout=0.25, seed=wanted.seed)
     assert again.weights == pytest.approx(last.weights)
     assert again.loss == pytest.approx(last.loss, abs=1e-5)
     assert again.held_out == pytest.approx(last.held_out, abs=1e-5)
     # Other answers to what is held out change no weight; other answers to any other sample do.
-    on = decided(last.section, terms, of_probabilities, holdout=0.0, seed=wanted.seed)
-    assert on.held_out is None
+    apart = permutation(wanted.seed, APART, 40)[:10]
+    worst = min(last.weights, key=lambda name: last.weights[name])
+    for rows, same in ((apart, True), (np.setdiff1d(np.arange(40), apart), False)):
+        better = terms[worst].copy()
+        better[rows] = 1.0
+        other = decided(last.section, {**terms, worst: better}, of_probabilities, holdout=0.25, seed=wanted.seed)
+        assert (other.weights == again.weights) is same
+    assert decided(last.section, terms, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
 
 
 def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
@@ -104,19 +115,39 @@ def test_a_run_that_is_killed_decides_as_if_nothing_had_been(tmp_path: Path) -> 
     assert evidence.results(killed) == evidence.results(tmp_path / "whole")
 
 
-def test_fused_members_and_averages_answer_as_alone(tmp_path: Path) -> None:
-    members = [studies.member(name, average=argosy.EMA(0.9)) for name in "abc"]
-    wanted = argosy.Study(
-        data=argosy.Data(arrays=PAIRS, val_arrays=PAIRS),
-        members=members,
-        stop=MaxEpochs(4),
-        ensemble=EnsemblePlateau(patience=4),
-    )
-    found = []
-    for packing in ("auto", "interleaved"):
-        run(wanted, tmp_path / packing, packing=packing, numerics="equivalent", devices="cpu:1")
-        found.append([(one.weights, pytest.approx(one.loss, abs=1e-5)) for one in decisions(tmp_path / packing)])
-    assert found[0] == found[1]
+def test_pixels_of_one_sample_are_held_out_together_and_those_without_a_class_count_for_nothing() -> None:
+    member = argosy.Member("a", model=partial(nn.Conv2d, 1, 3, 1), optimizer=SGD, batch_size=4)
+    answers = Answers(member, backend_of("cpu"))
+    output = torch.randn(6, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    target = torch.randint(0, 3, (6, 2, 2), generator=torch.Generator().manual_seed(1))
+    target[:, 0, 0] = -100
+    answers.add(output[:4], target[:4])
+    answers.add(output[4:], target[4:])
+    told = answers.whole()
+    assert told is not None and told[0] == 4
+    found = decided(1, {"a": answers_of(*told)}, of_probabilities, holdout=0.5, seed=3)
+    apart = torch.from_numpy(permutation(3, APART, 6)[:3])
+    loss = nn.functional.cross_entropy(output[apart], target[apart], reduction="sum") / (3 * 4)
+    assert found.held_out == pytest.approx(float(loss), abs=1e-6)
+
+
+def test_a_run_that_began_without_an_ensemble_is_not_ended_by_sections_of_which_nothing_is_known(
+    tmp_path: Path,
+) -> None:
+    wanted = study(epochs=10)
+    run(replace(wanted, ensemble=None, stop=MaxEpochs(5)), tmp_path)
+    report = run(wanted, tmp_path)
+    assert all(len(here.sections) > 5 for here in state_of(tmp_path).members.values())
+    assert any(one.useful for one in report.ensembles) and not report.ensembles[0].useful
+
+
+def test_a_member_that_answers_another_question_is_not_added(tmp_path: Path) -> None:
+    rule, member = EnsemblePlateau(), studies.member("a")
+    steering = Steering(argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path)
+    steering.check([studies.member("b")])
+    with pytest.raises(StudyError, match=r"'c'.*of all members alike"):
+        steering.check([studies.member("c", loss=nn.MSELoss(), metrics={})])
+    steering.close()
 
 
 def test_numbers_are_compared_by_their_squared_error(tmp_path: Path) -> None:
@@ -139,7 +170,7 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
     run(study(epochs=2), tmp_path)
     file = tmp_path / "answers.bin"
     whole = file.read_bytes()
-    file.write_bytes(whole + b'{"member": "a", "section": 9, "bytes": 40}\nhalf')
+    file.write_bytes(whole + b'{"member": "a", "section": 9, "each": 1, "bytes": 40}\nhalf')
     run(study(epochs=2), tmp_path)
     assert file.read_bytes() == whole
     file.write_bytes(b"{}\n" + whole)
@@ -152,12 +183,10 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
     [
         ({"ensemble": 5}, "must be an argosy.EnsemblePlateau"),
         ({"stop": EnsemblePlateau()}, "give it as Study"),
-        ({"data": studies.data("drawn", 40, val=0)}, "Data has none"),
+        ({"data": argosy.Data(train=studies.Vectors(40))}, "Data has none"),
     ],
 )
 def test_what_an_ensemble_cannot_steer_is_refused(change: dict[str, object], said: str) -> None:
-    if "data" in change:
-        change = {"data": argosy.Data(train=studies.Vectors(40))}
     with pytest.raises(StudyError, match=said):
         replace(study(), **change)  # type: ignore[arg-type]
 

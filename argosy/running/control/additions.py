@@ -91,6 +91,8 @@ class Additions:
         run, names = self.run, tuple(member.name for member in members)
         for name in names:
             run.positions.check_new(name)
+        if run.steering is not None:
+            run.steering.check(members)
         run.positions.extend(members)
         run.view.study(run.study)
         self.measurements.expect(names, addition=file)

@@ -5,7 +5,7 @@ for it. What members answered is in a file of the run, what was decided in its j
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,10 @@ from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, SectionEnded
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.directory.answer_file import AnswerFile
+from argosy.running.directory.answer_file import AnswerFile, answers_of
 from argosy.stopping import EnsemblePlateau
 from argosy.stream.order import permutation
-from argosy.study import Study
+from argosy.study import Member, Study
 from argosy.training.member.answers import kind_of
 
 __all__ = ["Standing", "Steering", "decided"]
@@ -47,6 +47,8 @@ class Standing:
         """Apply those that are new."""
         for event in decisions[self.decisions :]:
             self.decisions = event.section
+            if event.loss is None:
+                continue  # of sections from before the study had an ensemble: nobody could be chosen
             value = event.loss if event.held_out is None else event.held_out
             better = value < self._best - self.rule.min_delta
             self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
@@ -82,13 +84,9 @@ class Steering:
     def __init__(self, study: Study, rule: EnsemblePlateau, directory: Path) -> None:
         self.seed: int = study.seed
         self.rule = rule
-        kinds = {kind_of(member) for member in study.members}
-        if len(kinds) > 1 or None in kinds:
-            raise StudyError(
-                "Study.ensemble is made of classes, under cross-entropy, or of numbers, under a loss as nn.MSELoss(), of all members alike. "
-                "Give the members such losses, or leave out ensemble."
-            )
-        self._losses: Losses = of_probabilities if kinds == {"classes"} else of_errors
+        self._kind = kind_of(study.members[0])
+        self.check(study.members)
+        self._losses: Losses = of_probabilities if self._kind == "classes" else of_errors
         self._standing = Standing(rule)
         self._file = AnswerFile(directory / FILE)
         self._answers = self._file.read()
@@ -97,17 +95,26 @@ class Steering:
         """Close the file."""
         self._file.close()
 
+    def check(self, members: Iterable[Member]) -> None:
+        """Raise StudyError for members that cannot be in one ensemble with those of the study."""
+        for member in members:
+            if self._kind is None or kind_of(member) != self._kind:
+                raise StudyError(
+                    f"member {member.name!r}: Study.ensemble is made of classes, under cross-entropy, or of numbers, under a loss as "
+                    "nn.MSELoss(), of all members alike. Give the members such losses, or leave out ensemble."
+                )
+
     # ---- what members answer
 
-    def keep(self, ended: Sequence[SectionEnded], answers: Mapping[str, bytes], per_epoch: int) -> None:
+    def keep(self, ended: Iterable[SectionEnded], answers: Mapping[str, tuple[int, bytes]], per_epoch: int) -> None:
         """Write what members answered in sections that they ended, before these are journaled."""
         found = [
-            (event.member, event.epoch * per_epoch + event.section + 1, answers[event.member])
+            (event.member, event.epoch * per_epoch + event.section + 1, *answers[event.member])
             for event in ended
             if event.member in answers
         ]
         self._file.append(found)
-        self._answers.update({(name, section): np.frombuffer(told, np.float32) for name, section, told in found})
+        self._answers.update({(name, section): answers_of(each, told) for name, section, each, told in found})
 
     def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
         """Return the next decision, to be journaled, once all members that train have come as far."""
@@ -149,29 +156,27 @@ def _best(member: MemberState, section: int) -> int:
 def decided(
     section: int, terms: Mapping[str, npt.NDArray[np.float32]], losses: Losses, *, holdout: float, seed: int
 ) -> EnsembleChosen:
-    """Choose an ensemble from members' answers ``[N]`` on a part of the samples; the share `holdout` of them is kept apart.
+    """Choose an ensemble from members' answers ``[N, K]`` on a part of the samples; the share `holdout` of them is kept apart.
 
     Members whose answers are not numbers, or are of fewer samples than others', as some were broken, cannot be chosen.
     """
-    samples = max((len(told) for told in terms.values()), default=0)
-    finite = {name: told for name, told in terms.items() if len(told) == samples and np.isfinite(told).all()}
+    shape = max((told.shape for told in terms.values()), default=(0, 0))
+    finite = {name: told for name, told in terms.items() if told.shape == shape and np.isfinite(told).all()}
     if not finite:
-        return EnsembleChosen(
-            section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=math.nan, held_out=None
-        )
-    terms_MN = torch.from_numpy(np.stack([*finite.values()])).double()
-    apart = permutation(seed, APART, samples)[: int(samples * holdout)]
-    on = torch.ones(samples, dtype=torch.bool)
+        return EnsembleChosen(section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=None, held_out=None)
+    terms_MNK = torch.from_numpy(np.stack([*finite.values()])).double()
+    apart = permutation(seed, APART, shape[0])[: int(shape[0] * holdout)]
+    on = torch.ones(shape[0], dtype=torch.bool)
     on[torch.from_numpy(apart)] = False
-    weights = chosen(terms_MN[:, on], losses)
-    names, halves = [*finite], useful(terms_MN[:, on], losses, seed + section)
-    mean_1N = torch.tensor(weights, dtype=torch.float64)[None] @ terms_MN
-    held_out = float(losses(mean_1N[:, ~on])) if len(apart) else None
+    weights = chosen(terms_MNK[:, on], losses)
+    names, halves = [*finite], useful(terms_MNK[:, on], losses, seed + section)
+    mean_1NK = torch.einsum("m,mnk->nk", torch.tensor(weights, dtype=torch.float64), terms_MNK)[None]
+    held_out = float(losses(mean_1NK[:, ~on])) if len(apart) else None
     found = dict(zip(names, weights, strict=True))
     return EnsembleChosen(
         section=section,
         weights={name: found.get(name, 0.0) for name in terms},
         useful=tuple(name for number, name in enumerate(names) if number in halves or found[name]),
-        loss=float(losses(mean_1N[:, on])),
+        loss=float(losses(mean_1NK[:, on])),
         held_out=held_out,
     )

@@ -1,7 +1,7 @@
 """What members answered to the validation samples in sections that were their best: a file that is only appended to.
 
-A record is a line of JSON, which names the member, its section and a number of bytes, and these bytes: float32, as in
-`argosy.training.member.answers`. A record is on the disk before the journal has its section. A torn last record is cut off.
+A record is a line of JSON, which names the member, its section, the values of each sample and a number of bytes, and these bytes: float32, as
+in `argosy.training.member.answers`. A record is on the disk before the journal has its section. A torn last record is cut off.
 """
 
 import json
@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from argosy.disk.files import append_descriptor
+from argosy.disk.files import append_descriptor, append_flushed, opened
 from argosy.disk.json_values import Name, Positive, conforming, parsed
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
 
-__all__ = ["AnswerFile", "Record"]
+__all__ = ["AnswerFile", "Record", "answers_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +28,8 @@ class Record:
     member: Name
     section: Positive
     """Sections that the member had ended with this one."""
+    each: Positive
+    """Values of a sample."""
     bytes: Positive
 
 
@@ -39,8 +41,8 @@ class AnswerFile:
         self._descriptor = append_descriptor(path)
 
     def read(self) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
-        """Return all answers by (member, section), the last of those that are there twice. Raises RunError for a file that is none of these."""
-        with self.path.open("rb") as file:
+        """Return all answers ``[samples, each]`` by (member, section), the last of those that are there twice. Raises RunError for a file that is none of these."""
+        with opened(self.path) as file:
             content = file.read()
         found, at = {}, 0
         while (end := content.find(b"\n", at)) >= 0:
@@ -48,22 +50,16 @@ class AnswerFile:
             last = end + 1 + head.bytes
             if last > len(content):
                 break
-            found[head.member, head.section] = np.frombuffer(content[end + 1 : last], np.float32)
+            found[head.member, head.section] = answers_of(head.each, content[end + 1 : last])
             at = last
         os.ftruncate(self._descriptor, at)
         return found
 
-    def append(self, answers: Iterable[tuple[str, int, bytes]]) -> None:
-        """Add the answers of (member, section) and flush them to the disk; raises DiskError."""
-        before = os.fstat(self._descriptor).st_size
-        text = b"".join(_record(*one) for one in answers)
+    def append(self, answers: Iterable[tuple[str, int, int, bytes]]) -> None:
+        """Add (member, section, values of a sample, their bytes) and flush them to the disk; raises DiskError."""
         try:
-            written = 0
-            while written < len(text):
-                written += os.write(self._descriptor, text[written:])
-            os.fdatasync(self._descriptor)
+            append_flushed(self._descriptor, b"".join(_record(*one) for one in answers))
         except OSError as error:
-            os.ftruncate(self._descriptor, before)
             raise disk_refused(error, f"cannot write {self.path}") from error
 
     def close(self) -> None:
@@ -73,8 +69,8 @@ class AnswerFile:
     def _head(self, line: bytes) -> Record:
         try:
             head: Record = conforming(parsed(line.decode()), Record, "the answers of a section", set())
-            if head.bytes % 4:
-                raise ValueError(f"{head.bytes} bytes are no float32")
+            if head.bytes % (4 * head.each):
+                raise ValueError(f"{head.bytes} bytes are no rows of {head.each} float32")
         except ValueError as error:
             raise RunError(
                 f"{self.path} is not the file of answers that the run wrote: {error}. Put that back, or begin anew with --fresh."
@@ -82,5 +78,11 @@ class AnswerFile:
         return head
 
 
-def _record(member: str, section: int, told: bytes) -> bytes:
-    return json.dumps({"member": member, "section": section, "bytes": len(told)}).encode() + b"\n" + told
+def answers_of(each: int, content: bytes) -> npt.NDArray[np.float32]:
+    """Return answers ``[samples, each]`` from their bytes."""
+    return np.frombuffer(content, np.float32).reshape(-1, each)
+
+
+def _record(member: str, section: int, each: int, content: bytes) -> bytes:
+    head = {"member": member, "section": section, "each": each, "bytes": len(content)}
+    return json.dumps(head).encode() + b"\n" + content

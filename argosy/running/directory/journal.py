@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from argosy.disk.files import append_descriptor, check_directory, lines_of, opened
+from argosy.disk.files import append_descriptor, append_flushed, check_directory, lines_of, opened
 from argosy.disk.json_values import conforming, parsed
 from argosy.errors import RunError
 from argosy.errors.system import disk_refused
@@ -92,15 +92,9 @@ class Journal:
         """
         if not self._lines:
             return
-        text = "".join(f"{line}\n" for line in self._lines).encode()
-        before = os.fstat(self._descriptor).st_size
         try:
-            written = 0
-            while written < len(text):
-                written += os.write(self._descriptor, text[written:])
-            os.fdatasync(self._descriptor)
+            append_flushed(self._descriptor, "".join(f"{line}\n" for line in self._lines).encode())
         except OSError as error:
-            os.ftruncate(self._descriptor, before)
             raise disk_refused(error, f"cannot write {self.path}") from error
         self._lines.clear()
 

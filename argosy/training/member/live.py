@@ -109,7 +109,7 @@ class LiveMember:
     one_pass: bool = False
     """Whether kernels that round otherwise than its optimizer may step it."""
     best: Best | None = None
-    answers: bytes | None = None
+    answers: tuple[int, bytes] | None = None
     """What it answered in the section that it ended last, if that is its best and it is `answering`."""
     outputs: torch.Tensor | None = None
     """A meta tensor with the shape of its network's output, once labels were checked against it."""

@@ -303,7 +303,7 @@ class Trainer:
     def _end_section(self, block: Block) -> None:
         section = block.place.section
         events: list[Event] = []
-        answers: dict[str, bytes] = {}
+        answers: dict[str, tuple[int, bytes]] = {}
         for name, assigned in list(self.assigned.items()):
             if assigned.ends(block.place):
                 # As its sums would, but busy: nothing that is idle is found to hang.
@@ -312,7 +312,7 @@ class Trainer:
                 ended = self.guard(name, partial(assigned.end_section, section, self.name))
                 if ended is not None and assigned.leads:
                     events.append(ended)
-                    if assigned.live.answers:
+                    if assigned.live.answers is not None:
                         answers[name] = assigned.live.answers
         due = self.saving.due
         # A member without a file of its own gets one: without it, its best weights could not be saved if it fails.
