@@ -16,8 +16,9 @@ from argosy.adapters.arrays import Fitted, fit
 from argosy.cli.app import app
 from argosy.described import described_fields
 from argosy.ensembling.ensemble import Ensemble
+from argosy.results.member import MemberResult
 from argosy.results.repetitions import Comparison
-from argosy.results.report import MemberResult, Report
+from argosy.results.report import Report
 from argosy.running.directory.attached import AttachedRun
 from argosy.settings import Settings
 from argosy.stopping import EnsemblePlateau, MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target

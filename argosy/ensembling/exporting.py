@@ -12,7 +12,7 @@ from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.predict import example_split, few_inputs
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.export.exported import About, Combination, Exported, InputLeaf
-from argosy.results.report import MemberResult
+from argosy.results.member import MemberResult
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.sources import open_split
 from argosy.stream.trees import flatten

@@ -20,7 +20,7 @@ from argosy.errors import RunError
 from argosy.errors.spelling import meant
 from argosy.export import check_format, push, write
 from argosy.results.fold import RunState
-from argosy.results.report import MemberResult
+from argosy.results.member import MemberResult
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import kind_of
@@ -31,7 +31,7 @@ __all__ = ["Trained"]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Implement `argosy.results.report.Networks` with the run's study."""
+    """Implement `argosy.results.member.Networks` with the run's study."""
 
     study: Study | None
     state: RunState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from argosy.errors import MemberError, MemberFailed
 from argosy.errors.wording import visible
-from argosy.results.report import MemberResult
+from argosy.results.member import MemberResult
 
 __all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
 

@@ -21,8 +21,9 @@ from argosy.results.bands import Spread
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.frames import frame_of
+from argosy.results.member import MemberResult
 from argosy.results.ranking import rank
-from argosy.results.report import MemberResult, Report
+from argosy.results.report import Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
 

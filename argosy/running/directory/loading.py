@@ -6,7 +6,8 @@ from pathlib import Path
 from argosy.errors import RunError
 from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
-from argosy.results.report import Networks, Report
+from argosy.results.member import Networks
+from argosy.results.report import Report
 from argosy.running.directory.journal import at_work, read_journal, timeline
 from argosy.running.directory.study_json import found_study, summarize
 from argosy.study import Study

@@ -7,7 +7,8 @@ from typing import Any
 from argosy.errors.wording import cause, shortened
 from argosy.errors.wording import told as spelled
 from argosy.results.bands import Band
-from argosy.results.report import MemberResult, Report
+from argosy.results.member import MemberResult
+from argosy.results.report import Report
 from argosy.tuning.report import WORTHLESS, SearchReport, TrialResult
 from argosy.tuning.scheduler import is_out
 from argosy.views.html.importance import importance

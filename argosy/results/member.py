@@ -1,0 +1,150 @@
+"""The result of one member: its best section, its curves, and its network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from argosy.disk.json_values import conforming
+from argosy.errors.spelling import known_names
+from argosy.errors.wording import cause
+from argosy.protocol.events import SectionEnded
+from argosy.results.bands import Curve
+from argosy.results.fold import WRONG, MemberState
+from argosy.study import Repetition
+
+__all__ = ["LEFT_OUT", "MemberResult", "Networks"]
+
+LEFT_OUT = "left out"
+"""Status of a member that has trained, and is no longer in the study."""
+
+
+class Networks(Protocol):
+    """The trained networks of a run, from an object that imports torch and may have the study."""
+
+    def load(self, name: str, *, preprocess: bool) -> Any:
+        """Return a member's network with its best weights, in ``eval()`` on the CPU.
+
+        With `preprocess` it is behind `Data.on_device`.
+        """
+
+    def known_study(self) -> Any:
+        """Return the run's study; raises RunError where it is not known."""
+
+    def predict(self, network: Any, samples: Any) -> Any:
+        """Return a network's output for each sample; None means the validation samples."""
+
+    def out_of_fold(self, names: Sequence[str]) -> Any:
+        """Return the outputs of these members for their own validation samples."""
+
+    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
+        """Return one network made of several members' networks; with `preprocess` behind `Data.on_device`."""
+
+    def export(
+        self,
+        network: Any,
+        row: "MemberResult | None",
+        folder: Path,
+        *,
+        format: str,
+        preprocess: bool,
+        push_to_hub: str | None,
+    ) -> None:
+        """Write a network into a folder; one of a member is given as its row."""
+
+
+@known_names("MemberResult")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberResult:
+    """The result of one member."""
+
+    name: str
+    status: str
+    reason: str
+    epochs: float
+    """Finished epochs: a whole number, or with several validations an epoch also a fraction."""
+    metrics: dict[str, float]
+    """Metrics of the section with the best objective; empty before the first section's end."""
+    best_epoch: int | None
+    """Epoch of that section, from 1."""
+    hyperparameters: dict[str, Any]
+    repetition: Repetition | None
+    """Which repetition of a network it is; None for a member that repeats none."""
+    seed: int | None
+    """The seed that it was given; None if it follows from the study's seed and the member's name."""
+    as_alone: bool
+    """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
+    device: str
+    seconds: float
+    """Seconds in the member's own steps and validation."""
+    folder: Path
+    sections: tuple[SectionEnded, ...] = field(repr=False)
+    """Finished sections that it trained itself, in order."""
+    networks: Callable[[], Networks] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, state: MemberState, described: Mapping[str, Any], *, directory: Path, networks: Callable[[], Networks]
+    ) -> "MemberResult":
+        """Build the result from a member's fold and its description in ``study.json``."""
+        best, found = state.best, described["repetition"]
+        return cls(
+            name=state.name,
+            status=LEFT_OUT if described.get("left_out") else state.status,
+            reason=state.reason,
+            epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
+            metrics=dict(best.metrics) if best else {},
+            best_epoch=best.epoch + 1 if best else None,
+            hyperparameters=described["hyperparameters"],
+            repetition=None if found is None else conforming(found, Repetition, "repetition"),
+            seed=described["seed"],
+            as_alone=state.as_alone,
+            device=state.device,
+            seconds=sum(ended.seconds for ended in state.own_sections),
+            folder=directory / "members" / state.name,
+            sections=tuple(state.own_sections),
+            networks=networks,
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether its code raised, or its loss was no longer a number."""
+        return self.status in WRONG
+
+    @property
+    def counts(self) -> bool:
+        """Whether its result counts: it has finished an epoch, did not fail, and is in the study."""
+        return bool(self.metrics) and not self.failed and self.status != LEFT_OUT
+
+    @property
+    def repeats(self) -> str | None:
+        """Name of the configuration that it repeats; None for a member that repeats none."""
+        return None if self.repetition is None else self.repetition.of
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The columns of a table that say which member it is, and of which configuration."""
+        repetition = self.repetition
+        return {
+            "member": self.name,
+            "configuration": self.name if repetition is None else repetition.of,
+            "seed": self.seed,
+            "fold": None if repetition is None else repetition.fold,
+        }
+
+    @property
+    def failure(self) -> str:
+        """What became of a failed member, in one line."""
+        return f"{self.name!r} {self.status}: {cause(self.reason).removesuffix('.')}"
+
+    def curve(self, metric: str) -> Curve:
+        """Return the values of a metric by finished epochs."""
+        return {ended.epochs: ended.metrics[metric] for ended in self.sections if metric in ended.metrics}
+
+    def load(self, *, preprocess: bool = False) -> Any:
+        """Return the member's network with its best weights, in ``eval()`` on the CPU.
+
+        Its input is what `Data.on_device` returns. With `preprocess` its input is what the dataset has, and the network
+        does that step itself, also when it is exported.
+        """
+        return self.networks().load(self.name, preprocess=preprocess)
