@@ -27,10 +27,12 @@ from argosy.results.report import Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["WORTHLESS", "Packs", "SearchReport", "TrialResult"]
+__all__ = ["PRUNED", "WORTHLESS", "Packs", "SearchReport", "TrialResult"]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
+PRUNED = "pruned"
+"""Status of a trial that the scheduler has ended; its members are done."""
 COLUMNS = ("trial", "status", "epochs", "source", "reason")
 """Columns of the table, beside parameters and metrics."""
 
@@ -43,6 +45,7 @@ class TrialResult:
     name: str
     members: tuple[str, ...]
     status: str
+    """That of its members, or pruned, where the scheduler has ended it after these epochs."""
     reason: str
     epochs: float
     """Epochs of each of its members."""
@@ -154,7 +157,9 @@ class SearchReport:
     @property
     def trials_per_hour(self) -> float:
         """Trials of which no member trains or waits any more, per hour that the search took."""
-        open_ = {self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in OVER}
+        open_ = {
+            self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in (PRUNED, *OVER)
+        }
         over = len({*self.trials.values()} - open_)
         return over / self.seconds * 3600 if self.seconds else 0.0
 
@@ -391,7 +396,15 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[Tria
         value = rank(row.metrics.get(run.objective, math.nan), mode)
         return not row.metrics, worth, value, math.inf if event is None else event.trial
 
-    return tuple(sorted(rows, key=place))
+    last = {event.trial: event.member for event in proposed}
+
+    def is_pruned(row: TrialResult) -> bool:
+        event = trials.get(row.name)
+        if event is None or row.status != "done" or ends.reached_by(row, event):
+            return False
+        return is_out(row.reason) or (run.status == "done" and last[event.trial] == row.name)
+
+    return tuple(replace(row, status=PRUNED) if is_pruned(row) else row for row in sorted(rows, key=place))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -139,6 +139,9 @@ def test_the_best_trained_to_its_end(
     for number, rows in rows_of(report).items():
         ended = TrialState.COMPLETE if max(row.epochs for row in rows) == 4 else TrialState.PRUNED
         assert states[number] == (TrialState.FAIL if number == 0 else ended)
+        statuses = [row.status for row in sorted(rows, key=lambda row: row.epochs)]
+        over = {TrialState.FAIL: "diverged", TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
+        assert statuses == [*["done"] * (len(rows) - 1), over[states[number]]]  # of several rungs, the last
     assert report.trials[report.best_trial.name] == best
     assert report.best_trial.epochs == 4
     if best == 4:  # of another bracket: those that are out had come to more

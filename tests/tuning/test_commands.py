@@ -54,6 +54,9 @@ def test_a_search_is_told_as_its_trials_with_what_to_type_for_a_search(
     assert f"Search further: with more n_trials or max_epochs than before, argosy tune FILE --dir {run}" in said
     assert "Go on:" not in said
     assert commands(command, run, as_json=True)["trials"] == found.table()
+    told = [row.status for row in found.rows]
+    assert f"{told.count('pruned')} pruned" in said and told.count("pruned") == 2
+    assert [*found.to_pandas().status] == [row["status"] for row in found.table()] == told
 
 
 @pytest.mark.parametrize("command", [status, report])

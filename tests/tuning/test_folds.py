@@ -67,7 +67,7 @@ def test_the_best_means_go_on_and_a_killed_search_ends_like_any_other(
     assert len({*report.trials.values()}) == 4 + 3 + 3
     assert len(report.table()) == len(report.rows) == len(report.run.rows) / 2
     assert report.epochs == sum(row.epochs for row in report.run.rows)
-    assert {row.status for row in report.rows} == {"done"}
+    assert {row.status for row in report.rows} == {"done", "pruned"}
     lines = evidence.event_lines(run, "Proposed")
     members = [
         replace(one, name=name) for line in lines for name, one in zip(line["members"], folds(line), strict=True)

@@ -9,8 +9,7 @@ from argosy.errors.wording import told as spelled
 from argosy.results.bands import Band
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
-from argosy.tuning.report import WORTHLESS, SearchReport, TrialResult
-from argosy.tuning.scheduler import is_out
+from argosy.tuning.report import PRUNED, WORTHLESS, SearchReport, TrialResult
 from argosy.views.html.importance import importance
 
 __all__ = ["PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]
@@ -77,8 +76,8 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
     return [
         PageRow(
             name=row.name,
-            status="pruned" if row.status == "done" and is_out(row.reason) else row.status,
-            reason=cause(row.reason) if row.status in WORTHLESS or is_out(row.reason) else "",
+            status=row.status,
+            reason=cause(row.reason) if row.status in (PRUNED, *WORTHLESS) else "",
             counts=bool(row.metrics) and row.status not in WORTHLESS and row.name in search.trials,
             load=_loading(row),
             metrics=row.metrics,
