@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from argosy.ragged import Ragged as Ragged
     from argosy.results.report import Report as Report
     from argosy.running.directory.attached import attach as attach
-    from argosy.running.directory.loading import load as load
     from argosy.running.hosts.ray_cluster import Ray as Ray
+    from argosy.running.search.loading import load as load
     from argosy.stopping import EnsemblePlateau as EnsemblePlateau
     from argosy.stopping import MaxEpochs as MaxEpochs
     from argosy.stopping import MaxSamples as MaxSamples
@@ -111,8 +111,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ragged": ("Ragged",),
     "results.report": ("Report",),
     "running.directory.attached": ("attach",),
-    "running.directory.loading": ("load",),
     "running.hosts.ray_cluster": ("Ray",),
+    "running.search.loading": ("load",),
     "stopping": ("EnsemblePlateau", "MaxEpochs", "MaxSamples", "MaxSeconds", "MaxSteps", "Plateau", "Target"),
     "study": ("Data", "Member", "Study", "accuracy"),
     "tuning.search": ("Search",),

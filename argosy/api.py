@@ -1,14 +1,15 @@
 """The stages as functions: `train`, `tune`, `plan`, `load`, each a few lines over what the folders do."""
 
 import contextlib
+import functools
 import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from argosy.described import takes_fields_of
 from argosy.errors import PlanError, RunError, StudyError
@@ -29,11 +30,11 @@ from argosy.running.control.profiling import measure
 from argosy.running.directory.anew import begin_anew, set_aside
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal, timeline
-from argosy.running.directory.loading import load
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher
 from argosy.running.launch.limits import only_cores, usable_cores
 from argosy.running.launch.processes import Processes
+from argosy.running.search.loading import load
 from argosy.running.watch.apart import Apart
 from argosy.running.watch.hooks import Hooked
 from argosy.running.watch.view import Silent, View
@@ -60,6 +61,8 @@ __all__ = [
     "train",
     "tune",
 ]
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 def ray_cluster(address: str | None = None) -> Launcher:
@@ -230,13 +233,27 @@ def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterato
         yield lock, journal
 
 
+def _of_a_search(tune: C) -> C:
+    """Let a `Search` stand for the keywords that it has; those that are given beside it replace its own."""
+
+    @functools.wraps(tune)
+    def unfolded(build: Any, *values: Any, **keywords: Any) -> Any:
+        if isinstance(build, Search):
+            own = {one.name: getattr(build, one.name) for one in fields(build)}
+            build, keywords = own.pop("build"), {**own, **keywords}
+        return tune(build, *values, **keywords)
+
+    return cast("C", unfolded)
+
+
 @known_keywords("argosy.tune", Settings)
+@_of_a_search
 def tune(
-    build: Callable[..., Member | Sequence[Member]],
-    space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
+    build: Search | Callable[..., Member | Sequence[Member]],
+    space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None] | None = None,
     *,
-    data: Data,
-    max_epochs: float,
+    data: Data | None = None,
+    max_epochs: float | None = None,
     scheduler: str = "hyperband",
     eta: int = 3,
     n_trials: int | None = None,
@@ -265,17 +282,16 @@ def tune(
 ) -> SearchReport:
     """Search for the best parameters: every trial is a member of one fleet, on one shared stream; needs the extra ``tune``.
 
-    What is searched is described in `argosy.Search`; `settings` are those of `argosy.train`. The same call on the
+    What is searched is described in `argosy.Search`, and given by its keywords or as one: ``argosy.tune(search)``, where keywords
+    replace those of the search, as in ``argosy.tune(search, n_trials=60)``. `settings` are those of `argosy.train`. The same call on the
     same directory, by default ``runs/`` and the name of the script with ``-search``, goes on, and with more `n_trials` or
     `max_epochs` further than before; with `fresh` it begins anew, and what was there is kept. Optuna's storage is a file in the
     directory, or at any URL that Optuna knows, under `study_name`. A script prints the report, unless it is `quiet`. Raises what `train` raises; of trials that failed or diverged
     one MemberFailed warning names the first.
     """
+    asked: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
     search = Search(
-        build=build,
-        space=space,
-        data=data,
-        max_epochs=max_epochs,
+        **asked,
         scheduler=scheduler,
         eta=eta,
         n_trials=n_trials,

@@ -78,9 +78,8 @@ def test_lightning(play: Callable[[str], dict[str, Any]]) -> None:
 def test_optuna(play: Callable[[str], dict[str, Any]]) -> None:
     pytest.importorskip("optuna")
     theirs, search = play("theirs_optuna.py")["study"], play("ours_optuna.py")["search"]
-    fields = {name: getattr(search, name) for name in ("data", "max_epochs", "scheduler", "sampler", "n_trials")}
     settings = {"directory": "run", "launcher": "inline", "devices": "cpu:1", "numerics": "exact", "quiet": True}
-    report = argosy.tune(search.build, search.space, **fields, **settings)
+    report = argosy.tune(search, **settings)
     assert [trial.params for trial in report.study.trials] == [trial.params for trial in theirs.trials]
     assert [trial.value for trial in report.study.trials] == [trial.value for trial in theirs.trials]
     assert report.best_parameters == theirs.best_params

@@ -14,9 +14,9 @@ __all__ = ["export"]
 
 def export(
     directory: RunDirectory,
-    member: Annotated[str | None, typer.Argument(help="Its name; without, the best.")] = None,
+    member: Annotated[str | None, typer.Argument(help="Its name, or a trial's; without, the best.")] = None,
     study_file: Annotated[
-        Path, typer.Option("--study", help="Python file with the run's `study`, which builds the networks.")
+        Path, typer.Option("--study", help="Python file with the run's `study` or `search`, which builds the networks.")
     ] = Path("study.py"),
     format: Annotated[
         Literal["safetensors", "onnx", "torch-export", "hub"],
@@ -39,11 +39,12 @@ def export(
         raise PlanError(f"member {member!r} was named, and --ensemble or --top is of several; leave one of them out.")
     to = to.absolute()  # what the file does may change the folder that this process is in
     directory = directory.absolute()
-    from argosy.running.directory.loading import load
-    from argosy.running.directory.studyfile import load_study  # imports torch with the study
+    from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study
+    from argosy.running.search.loading import load
 
-    report = load(directory, study=load_study(study_file))
-    network: Any = report.ensemble(top=top) if ensemble else member
+    asked: Any = (load_search if load(directory).is_search else load_study)(study_file)
+    report = load(directory, study=asked)
+    network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
     files = sorted(str(file) for file in to.iterdir() if file.is_file())
     write({"folder": str(to), "files": files} if as_json else "\n".join(f"Written: {file}" for file in files))

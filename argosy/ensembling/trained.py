@@ -152,9 +152,10 @@ class Trained:
 
     def known_study(self) -> Study:
         if self.study is None:
+            of = "search" if self.state.is_search else "study"
             raise RunError(
-                f"the report of {self.directory} was read without its study and cannot build networks; give it the study: "
-                "argosy.load(directory, study=study)."
+                f"the report of {self.directory} was read without its {of} and cannot build networks; give it the {of}: "
+                f"argosy.load(directory, study={of})."
             )
         return self.study
 

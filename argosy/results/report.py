@@ -25,8 +25,10 @@ from argosy.results.member import LEFT_OUT, MemberResult, Networks
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
 
-__all__ = ["Report"]
+__all__ = ["Format", "Report"]
 
+Format = Literal["safetensors", "onnx", "torch-export", "hub"]
+"""Of exports."""
 IDENTITY = ("member", "configuration", "seed", "fold")
 """First columns of every table of members."""
 WHOLE = ("seed", "fold")
@@ -170,7 +172,7 @@ class Report:
         to: str | Path,
         network: Any = None,
         *,
-        format: Literal["safetensors", "onnx", "torch-export", "hub"] = "safetensors",
+        format: Format = "safetensors",
         preprocess: bool = False,
         push_to_hub: str | None = None,
     ) -> Path:
@@ -388,7 +390,7 @@ class Report:
         leader = self.leader
         if leader is None:
             return (f"Best: none yet, because no member has a {self.objective} that counts.",)
-        load = f"Load it: argosy.load({str(self.directory)!r}, study=study)"
+        load = f"Load it: {self._loaded}"
         if leader.repetitions is not None:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
@@ -403,8 +405,15 @@ class Report:
         if last.held_out is not None:
             loss = f"loss {last.held_out:.4g} on samples that it was not chosen on"
         count = sum(weight > 0 for weight in last.weights.values())
-        how = f"argosy.load({str(self.directory)!r}, study=study).ensemble(select='greedy')"
-        return (f"Ensemble: {count} of {len(self.rows)} members, {loss}", f"Load it: {how}")
+        return (
+            f"Ensemble: {count} of {len(self.rows)} members, {loss}",
+            f"Load it: {self._loaded}.ensemble(select='greedy')",
+        )
+
+    @property
+    def _loaded(self) -> str:
+        """How this report is read again in Python."""
+        return f"argosy.load({str(self.directory)!r}, study={'search).run' if self.is_search else 'study)'}"
 
     def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
         """Return the table of members, without hyper-parameters that are equal in all."""

@@ -23,7 +23,7 @@ from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.frames import frame_of
 from argosy.results.member import MemberResult
 from argosy.results.ranking import rank
-from argosy.results.report import Report
+from argosy.results.report import Format, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
 
@@ -154,6 +154,23 @@ class SearchReport:
             )
         return self.run.member(members[0])
 
+    def predict(self, samples: Any = None, network: Any = None) -> Any:
+        """Return a network's output for each sample, by default of the best trial, as `Report.predict`."""
+        return self.run.predict(samples, self.best().load() if network is None else network)
+
+    def export(
+        self,
+        to: str | Path,
+        network: Any = None,
+        *,
+        format: Format = "safetensors",
+        preprocess: bool = False,
+        push_to_hub: str | None = None,
+    ) -> Path:
+        """Write a network, by default of the best trial, as `Report.export`; one of a trial is given by its name."""
+        network = self.best().name if network is None else network
+        return self.run.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
+
     @property
     def trials_per_hour(self) -> float:
         """Trials of which no member trains or waits any more, per hour that the search took."""
@@ -235,12 +252,12 @@ class SearchReport:
         one = len(best.members) == 1
         epoch = self.run.member(best.members[0]).best_epoch if one else f"{best.best_epochs:g}"
         parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
-        load = "report.best().load()" if one else "report.run.ensemble(members=report.best_trial.members)"
+        load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
         value = f"{best.metrics[self.run.objective]:.4g}{'' if one else f', mean of {len(best.members)},'}"
         lines = (
             f"Best: {best.name}, {self.run.objective} {value} at epoch {epoch} of {best.epochs:g}",
             f"With: {parameters}",
-            f"Load it: {load}, of what argosy.tune returns",
+            f"Load it: argosy.load({str(self.run.directory)!r}, study=search).{load}",
         )
         return (*lines, f"Weights: {self.best().folder / 'best.pt'}") if one else lines
 
@@ -317,7 +334,8 @@ class SearchReport:
 
         if self.study is None:
             raise RunError(
-                f"this report of {self.run.directory} has no Optuna study. Use the report that argosy.tune returns."
+                f"this report of {self.run.directory} has no Optuna study. Use the report that argosy.tune or "
+                "argosy.load(directory, study=search) returns."
             )
         write_plots(self.study, Path(path))
 

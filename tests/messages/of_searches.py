@@ -131,6 +131,10 @@ CASES = {
     "a trial that is enqueued beside a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,
+    "a search that was read without what builds its networks": lambda: (
+        tune(),
+        argosy.load("runs/search").best().load(),
+    ),
     "plots of a search that was read from its directory": plots_of_a_directory,
     "a sampler without its package": without_a_samplers_package,
     "build is no function": lambda: tune(build=3),

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 
 from argosy.errors import RunError
-from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
 from argosy.results.report import Report
@@ -16,9 +15,8 @@ from argosy.tuning.report import SearchReport
 __all__ = ["load", "search_of"]
 
 
-@known_keywords("argosy.load")
 def load(directory: str | Path, *, study: Study | None = None) -> Report:
-    """Return the report of a run, read from its directory; given the study, members can `load()` their networks."""
+    """Return the report of a run, read from its directory, as `argosy.load` does."""
     directory = Path(directory)
     state, working = RunState.of(read_journal(directory)), at_work(directory)
     summary = found_study(directory)

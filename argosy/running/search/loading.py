@@ -1,0 +1,38 @@
+"""Read the directory of a run or of a search, with what builds its networks."""
+
+from pathlib import Path
+from typing import overload
+
+from argosy.errors.spelling import known_keywords
+from argosy.results.fold import RunState
+from argosy.results.report import Report
+from argosy.running.directory import loading
+from argosy.running.directory.journal import read_journal, timeline
+from argosy.study import Study
+from argosy.tuning.report import SearchReport
+from argosy.tuning.search import Search
+
+__all__ = ["load"]
+
+
+@overload
+def load(directory: str | Path, *, study: Study | None = None) -> Report: ...
+@overload
+def load(directory: str | Path, *, study: Search) -> SearchReport: ...
+@known_keywords("argosy.load")
+def load(directory: str | Path, *, study: Study | Search | None = None) -> Report | SearchReport:
+    """Return the report of a run, read from its directory; given the study, members can `load()` their networks.
+
+    Of a search, `study` is its `argosy.Search`, and what comes back is what `argosy.tune` returned. Raises RunError where the
+    directory holds no run yet, or another search.
+    """
+    if not isinstance(study, Search):
+        return loading.load(directory, study=study)
+    from argosy.running.search.tuner import Tuner  # imports Optuna
+
+    directory = Path(directory)
+    events = read_journal(directory)
+    tuner = Tuner.of(study, events)
+    tuner.recall(events, RunState.of(events))
+    found = loading.load(directory, study=tuner.study)
+    return SearchReport.of(found, timeline(directory), tuner.sampling.study)

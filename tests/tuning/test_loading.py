@@ -1,0 +1,85 @@
+"""A search in another process: its directory and its `argosy.Search` give what `argosy.tune` returned, to load, export and go on with."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import evidence
+import forked
+import pytest
+import torch
+from searches import DATA, ROWS, SPACE, build, outcome
+from test_folds import folded
+
+import argosy
+from argosy.errors import RunError
+
+SEARCH = argosy.Search(build=build, space=SPACE, data=DATA, max_epochs=3, n_trials=4)
+HERE = {"launcher": "inline", "devices": "cpu:1", "quiet": True}
+X = torch.stack([row[0] for row in ROWS])
+
+
+def pasted(report: Any, search: argosy.Search) -> Any:
+    """What the line of a report that begins with ``Load it`` gives, where there is the search alone."""
+    (line,) = re.findall(r"(?m)^Load it: (.*)$", f"{report}")
+    return eval(line, {"argosy": argosy, "search": search})  # the line is made here
+
+
+@pytest.mark.parametrize("space", [SPACE, lambda trial: {"lr": 10 ** trial.suggest_float("digits", -3, 0)}])
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_line_that_loads_the_best_trial_can_be_pasted(tmp_path: Path, space: Any, warm: bool) -> None:
+    search = replace(SEARCH, space=space, warm=warm)
+    report = argosy.tune(search, directory=tmp_path, **HERE)
+    network, wanted = pasted(report, search), report.best().load()
+    assert all(torch.equal(network.state_dict()[name], value) for name, value in wanted.state_dict().items())
+    pasted(report.run, search)
+    found = argosy.load(tmp_path, study=search)
+    assert outcome(found) == outcome(report)
+    assert found.to_json() == report.to_json()
+    assert torch.equal(found.predict(X), wanted(X))
+    assert [trial.state for trial in found.study.trials] == [trial.state for trial in report.study.trials]
+
+
+def test_of_means_it_loads_the_members_of_the_best_trial_as_one(tmp_path: Path) -> None:
+    search = replace(SEARCH, build=folded, n_trials=2, scheduler="random", max_epochs=1)
+    report = argosy.tune(search, directory=tmp_path, **HERE)
+    assert {*pasted(report, search).names} == {*report.best_trial.members}
+
+
+def test_keywords_beside_a_search_replace_its_own(tmp_path: Path) -> None:
+    terms = {"max_epochs": 1, "scheduler": "random", "n_trials": 2}
+    first = argosy.tune(SEARCH, directory=tmp_path, **terms, **HERE)
+    assert [row.epochs for row in first.rows] == [1, 1]
+    further = argosy.tune(SEARCH, directory=tmp_path, **{**terms, "n_trials": 3}, **HERE)
+    assert len(further.rows) == 3
+    assert len(evidence.event_lines(tmp_path, "Proposed")) == 3
+
+
+def test_of_another_search_nothing_is_loaded(tmp_path: Path) -> None:
+    argosy.tune(SEARCH, directory=tmp_path, n_trials=1, scheduler="random", max_epochs=1, **HERE)
+    with pytest.raises(RunError, match="the directory holds another search"):
+        argosy.load(tmp_path, study=replace(SEARCH, seed=5))
+
+
+def test_trials_are_exported_by_name_and_the_best_without_one(tmp_path: Path) -> None:
+    report = argosy.tune(SEARCH, directory=tmp_path / "run", **HERE)
+    for number, name in enumerate([None, report.rows[-1].name]):
+        folder = report.export(tmp_path / f"{number}", name, format="torch-export")
+        said = torch.export.load(folder / "model.pt2").module()(X)
+        torch.testing.assert_close(said, report.run.member(name or report.best_trial.name).load()(X))
+
+
+def test_the_command_exports_a_trial(tmp_path: Path) -> None:
+    (tmp_path / "asked.py").write_text(
+        "import argosy, searches\n"
+        "search = argosy.Search(build=searches.build, space=searches.SPACE, data=searches.DATA, max_epochs=1, n_trials=2,"
+        " scheduler='random')\n"
+    )
+    run = forked.command(tmp_path, ["tune", "asked.py", "--dir", "x", "--devices", "cpu:1", "--launcher", "inline"])
+    assert run.returncode == 0, run.stderr
+    for words, name in ((["net-1"], "net-1"), (["--top", "2"], "ensemble")):
+        words = ["export", "x", *words, "--study", "asked.py", "--format", "torch-export", "--to", "out"]
+        found = forked.command(tmp_path, words)
+        assert found.returncode == 0, found.stderr
+        assert f'"name": "{name}"' in (tmp_path / "out" / "config.json").read_text()
