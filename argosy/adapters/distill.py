@@ -62,6 +62,10 @@ def distill(
     teacher = report.ensemble(select="greedy") if teacher is None else teacher
     data, of_classes = study.data, kinds == {"classes"}
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
+    if not isinstance(answers, Tensor):
+        raise StudyError(
+            "distill: the teacher has several outputs, and students learn one. Give a teacher that returns the tensor that they are to learn."
+        )
     if isinstance(teacher, Ensemble):
         if (teacher.combine == "mean") == of_classes:
             learn = "classes" if of_classes else "numbers"

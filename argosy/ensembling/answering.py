@@ -1,4 +1,4 @@
-"""Calls a network on a batch and returns its output as one tensor, for the predictions of reports and ensembles."""
+"""Calls a network on a batch and returns its outputs, for the predictions of reports and ensembles."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -9,27 +9,30 @@ from torch import Tensor, nn
 
 from argosy.errors import RunError
 from argosy.stream.samples import THROWN
-from argosy.stream.trees import flatten, unflatten
+from argosy.stream.trees import described, flatten, unflatten
 
 __all__ = ["answer", "answer_in_batches", "called", "takes"]
 
 
-def answer(network: nn.Module, inputs: Any) -> Tensor:
-    """Return the network's output for a batch, as one tensor; raise RunError where it returns none.
+def answer(network: nn.Module, inputs: Any) -> Any:
+    """Return the network's output for a batch: a tensor, or several as a tuple, a dict or a dataclass; raise RunError for anything else.
 
     As with Hugging Face, ``logits`` is taken from an output that has it.
     """
     made = called(network, inputs)
     made = getattr(made, "logits", made)
-    if isinstance(made, Tensor):
+    leaves, tree = flatten(made)
+    wrong = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+    if leaves and not wrong:
         return made
+    found = type(made).__name__ if tree is None or not wrong else f"{described(tree)} with {', '.join(wrong)}"
     raise RunError(
-        f"a network returned {type(made).__name__} where predictions are tensors. Let it return one in eval(), or call "
-        "report.member(name).load() and take the tensor that you mean from what it returns."
+        f"a network returned {found} where predictions are tensors. Let it return one, or a tuple or dict of them, in eval(), or "
+        "call report.member(name).load() and take the tensor that you mean from what it returns."
     )
 
 
-def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> Tensor:
+def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> Any:
     """Return the network's output for a batch ``[B, …]``; one that does not take B rows is shown batches of the first size that it takes.
 
     The last of these batches is filled up with its own rows again. Raises RunError where the network takes none of the sizes.
@@ -42,8 +45,8 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
         # Rows of the last batch follow one another again, so that it has none of another batch.
         places = torch.where(places < rows, places, rows - rows % size + (places - rows) % max(rows % size, 1))
         try:
-            parts = [
-                answer(network, inputs if size == rows else unflatten([leaf[part] for leaf in leaves], tree))
+            made = [
+                flatten(answer(network, inputs if size == rows else unflatten([leaf[part] for leaf in leaves], tree)))
                 for part in places.view(-1, size)
             ]
         except RunError:
@@ -51,9 +54,11 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
         except THROWN as error:  # the user's code
             found, cause = found or f"raised {error!r}", cause or error
             continue
-        if all(part.dim() and len(part) == size for part in parts):
-            return torch.cat(parts)[:rows]
-        found = found or f"returned a tensor of shape {tuple(parts[0].shape)}"
+        wrong = [tuple(output.shape) for outputs, _ in made for output in outputs if output.shape[:1] != (size,)]
+        if not wrong:
+            parts = zip(*(outputs for outputs, _ in made), strict=True)
+            return unflatten([torch.cat(part)[:rows] for part in parts], made[0][1])
+        found = found or f"returned a tensor of shape {wrong[0]}"
     others = ", ".join(str(size) for size in dict.fromkeys(sizes) if size != rows)
     raise RunError(
         f"a network {found} for a batch of {rows} samples{others and f', and takes none of {others} either, by which members are validated'}. "

@@ -1,17 +1,58 @@
 """Combines the outputs of several networks into one prediction: pure functions of tensors."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Combine", "combined", "quantiles", "variance"]
+from argosy.errors import RunError
+from argosy.stream.trees import Structure, described, flatten, map_leaves, unflatten
+
+__all__ = ["Combine", "Combines", "check_alike", "combined", "each_combine", "quantiles", "stacked", "variance"]
 
 Combine = Literal["probabilities", "logits", "votes", "mean"]
 """How outputs are combined: classes by the members' mean probabilities, by the probabilities of their mean logits, or by votes;
 numbers by their mean."""
+Combines = Combine | tuple[Any, ...] | Mapping[Any, Any]
+"""One way for all outputs of a network, or one for each, in their structure."""
+
+
+def stacked(outputs: Mapping[str, Any]) -> Any:
+    """Return the outputs of several networks, by name, as one, each tensor ``[members, B, …]``; raises RunError for unlike structures."""
+    leaves, structures = zip(*map(flatten, outputs.values()), strict=True)
+    if len({*structures}) > 1:
+        check_alike(outputs)
+    return unflatten([torch.stack(of_one) for of_one in zip(*leaves, strict=True)], structures[0])
+
+
+def check_alike(outputs: Mapping[str, Any]) -> None:
+    """Raise RunError where outputs of several networks, by name, differ by more than their values. Not while torch traces them."""
+    shapes = {name: repr(map_leaves(lambda leaf: tuple(leaf.shape[1:]), output)) for name, output in outputs.items()}
+    if len({*shapes.values()}) > 1:
+        found = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
+        raise RunError(
+            f"members that are to be one ensemble give outputs of different shapes for a sample: {found}. Choose members "
+            "that answer the same question, with members=."
+        )
+
+
+def each_combine(combine: Combines, structure: Structure) -> list[Combine]:
+    """Return how to combine each output of this structure; raises RunError where `combine` has another one."""
+    if structure is None and isinstance(combine, str):
+        return [combine]
+    if structure is not None:
+        keys, parts = structure[1] or range(len(structure[2])), structure[2]
+        if isinstance(combine, str):
+            return [one for part in parts for one in each_combine(combine, part)]
+        given = combine if isinstance(combine, Mapping) else dict(enumerate(combine))
+        if given.keys() == {*keys}:
+            return [one for key, part in zip(keys, parts, strict=True) for one in each_combine(given[key], part)]
+    raise RunError(
+        f"combine={combine!r} is not for the outputs of these networks, {described(structure)}. Give one word for all outputs, or one for each as "
+        "the networks return them: a tuple for a tuple, else a dict."
+    )
 
 
 def combined(outputs_MB: Tensor, weights_M: Tensor, temperatures_M: Tensor, combine: Combine) -> Tensor:

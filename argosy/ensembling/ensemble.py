@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.answering import answer
-from argosy.ensembling.combining import Combine, combined, quantiles, variance
+from argosy.ensembling.combining import Combines, combined, each_combine, quantiles, stacked, variance
 from argosy.ensembling.opening import opened
 from argosy.ensembling.preparing import InputPreparation
 from argosy.errors import RunError
+from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member import checkpoint
 
@@ -20,6 +21,8 @@ __all__ = ["Ensemble"]
 
 class Ensemble(nn.Module):
     """Networks that predict together: probabilities of classes ``[B, classes]``, or the mean of their numbers.
+
+    Of networks with several outputs, as a tuple or a dict, it returns the same structure, each output combined by itself.
 
     It is an ordinary module: it moves to devices, has a ``state_dict``, and can be trained further or exported with ``torch.export``.
     """
@@ -31,7 +34,7 @@ class Ensemble(nn.Module):
         self,
         networks: Mapping[str, nn.Module],
         *,
-        combine: Combine,
+        combine: Combines,
         weights: Sequence[float],
         temperatures: Sequence[float],
         seeds: Sequence[int] = (),
@@ -42,7 +45,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.names: tuple[str, ...] = tuple(networks)
         self.networks: nn.ModuleList = nn.ModuleList(networks.values())
-        self.combine: Combine = combine
+        self.combine: Combines = combine
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32))
         self.seeds: tuple[int, ...] = tuple(seeds)
@@ -54,22 +57,27 @@ class Ensemble(nn.Module):
         self.preparation = preparation
         """Applied first, to inputs as the study's dataset has them; None where inputs come as `Data.on_device` returns them."""
 
-    def forward(self, inputs: Any) -> Tensor:
+    def forward(self, inputs: Any) -> Any:
         """Return the combined prediction."""
-        return combined(self.outputs(inputs), self.weights, self.temperatures, self.combine)
+        outputs, tree = flatten(self.outputs(inputs))
+        made = [
+            combined(output_MB, self.weights, self.temperatures, how)
+            for output_MB, how in zip(outputs, each_combine(self.combine, tree), strict=True)
+        ]
+        return unflatten(made, tree)
 
-    def outputs(self, inputs: Any) -> Tensor:
+    def outputs(self, inputs: Any) -> Any:
         """Return the output of each network, ``[members, B, …]``."""
         ready = inputs if self.preparation is None else self.preparation.inputs(inputs)
-        return torch.stack([answer(network, ready) for network in self.networks])
+        return stacked({name: answer(one, ready) for name, one in zip(self.names, self.networks, strict=True)})
 
-    def variance(self, inputs: Any) -> Tensor:
+    def variance(self, inputs: Any) -> Any:
         """Return the weighted variance of the networks' outputs, ``[B, …]``."""
-        return variance(self.outputs(inputs), self.weights)
+        return map_leaves(lambda output_MB: variance(output_MB, self.weights), self.outputs(inputs))
 
-    def quantiles(self, inputs: Any, shares: Sequence[float]) -> Tensor:
+    def quantiles(self, inputs: Any, shares: Sequence[float]) -> Any:
         """Return, for each share, the least output at or below which that share of the weight lies, ``[shares, B, …]``."""
-        return quantiles(self.outputs(inputs), self.weights, shares)
+        return map_leaves(lambda output_MB: quantiles(output_MB, self.weights, shares), self.outputs(inputs))
 
     def save(self, path: str | Path) -> None:
         """Write the ensemble as plain data: each network's state under ``networks``, by name, and how they are combined."""

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.calibrate import temperature
-from argosy.ensembling.combining import Combine, combined
+from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
 from argosy.ensembling.select import greedy
 from argosy.errors import RunError
+from argosy.stream.trees import described, flatten
 
 __all__ = ["Select", "alike", "apart", "make"]
 
@@ -27,7 +28,7 @@ APART = (
 def alike(
     networks: Mapping[str, nn.Module],
     seeds: Sequence[int],
-    combine: Combine,
+    combine: Combines,
     *,
     note: str,
     scores: Sequence[Mapping[str, Any]] = (),
@@ -130,7 +131,7 @@ def _scores(
 
 def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
     """Return outputs ``[M, N, …]`` and targets ``[N, …]``."""
-    outputs_MN, target = _stacked(networks, predicted), predicted.targets
+    outputs_MN, target = _one_output(networks, predicted), predicted.targets
     if target is None or target.shape != outputs_MN.shape[1:]:
         raise RunError(
             f"outputs of the members have shape {tuple(outputs_MN.shape[1:])}, and targets of the validation samples "
@@ -141,7 +142,7 @@ def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[T
 
 def _classes(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
     """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample counts as one."""
-    outputs_MNC, target = _stacked(networks, predicted), predicted.targets
+    outputs_MNC, target = _one_output(networks, predicted), predicted.targets
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
     fits = whole and outputs_MNC.dim() > 2 and target.shape == wanted
@@ -153,17 +154,15 @@ def _classes(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[T
     return outputs_MNC.double().movedim(2, -1).reshape(shape[0], -1, shape[2]), target.long().reshape(-1)
 
 
-def _stacked(networks: Mapping[str, nn.Module], predicted: Predicted) -> Tensor:
-    shapes = {output.shape[1:] for output in predicted.outputs}
-    if len(shapes) > 1:
-        found = ", ".join(
-            f"{name!r} {tuple(output.shape[1:])}" for name, output in zip(networks, predicted.outputs, strict=True)
-        )
-        raise RunError(
-            f"members that are to be one ensemble give outputs of different shapes for a sample: {found}. Choose members "
-            "that answer the same question, with members=."
-        )
-    return torch.stack(predicted.outputs)
+def _one_output(networks: Mapping[str, nn.Module], predicted: Predicted) -> Tensor:
+    """Return outputs ``[M, N, …]``; raises RunError where the networks have several, or unlike ones."""
+    outputs = stacked(dict(zip(networks, predicted.outputs, strict=True)))
+    if isinstance(outputs, Tensor):
+        return outputs
+    raise RunError(
+        f"each network has several outputs, {described(flatten(outputs)[1])}, and scores, select= and calibrate= are of one. Leave select= and "
+        "calibrate= out, or let the networks return one in eval()."
+    )
 
 
 def _shape(target: Tensor | None) -> str:

@@ -20,7 +20,7 @@ from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.spool import Spool
 from argosy.stream.padding import fitted
 from argosy.stream.sources import Source, keep, open_split, probed
-from argosy.stream.trees import unflatten
+from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Data, Study
 
 __all__ = [
@@ -43,8 +43,8 @@ FEW = 16
 class Predicted(NamedTuple):
     """The networks' outputs for a set of samples, in the order of the samples."""
 
-    outputs: list[Tensor]
-    """Output of each network, ``[N, …]``, on the host."""
+    outputs: list[Any]
+    """Output of each network on the host: a tensor ``[N, …]``, or a tuple or a dict of several, as the network returns them."""
     targets: Any
     """The second part of the samples, or their labels, ``[N, …]``; None where that is not one tensor."""
     indices: Tensor
@@ -139,21 +139,26 @@ def predict(
         source = _opened(data, seed, "val")
         chosen = np.arange(source.length) if indices is None else np.asarray(indices, dtype=np.int64)
         sizes = [*sizes, *(min(size, len(chosen)) for size in sizes)]  # validation samples may be fewer than a batch
-        outputs: list[list[Tensor]] = [[] for _ in networks]
+        outputs: list[list[Any]] = [[] for _ in networks]
         targets, kept = [], []
         for start in range(0, len(chosen), ROWS):
             block = _prepared(source, chosen[start : start + ROWS])
             inputs, target = _batch(block, preparation, device)
             for number, network in enumerate(networks):
-                outputs[number].append(answer_in_batches(network, inputs, sizes).cpu())
+                outputs[number].append(map_leaves(Tensor.cpu, answer_in_batches(network, inputs, sizes)))
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
     whole = None if targets[0] is None else _joined(targets, "targets")
     return Predicted([_joined(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
 
 
-def _joined(parts: list[Tensor], what: str) -> Tensor:
-    """Join the rows of several batches; raises RunError where their samples have unlike shapes."""
+def _joined(parts: list[Any], what: str) -> Any:
+    """Join the rows of several batches, of each output; raises RunError where their samples have unlike shapes."""
+    leaves = zip(*(flatten(part)[0] for part in parts), strict=True)
+    return unflatten([_rows(of_one, what) for of_one in leaves], flatten(parts[0])[1])
+
+
+def _rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
     shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
     if len(shapes) > 1:
         raise RunError(

@@ -4,12 +4,12 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor, nn
 
-from argosy.ensembling.combining import Combine
+from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.exporting import exported
 from argosy.ensembling.making import Select, alike, apart, make
@@ -17,10 +17,12 @@ from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import Predicted, device_of, predict, preparation_of, preparing, samples_of
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.errors import RunError
+from argosy.errors.checks import check_choice
 from argosy.errors.spelling import meant
 from argosy.export import check_format, push, write
 from argosy.results.fold import RunState
 from argosy.results.member import MemberResult
+from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import kind_of
@@ -55,7 +57,7 @@ class Trained:
         network = opened(member, best["model"], seed_of(member, study.seed))
         return network if preparation is None else Prepared(network, preparation).eval()
 
-    def predict(self, network: nn.Module, samples: Any) -> Tensor:
+    def predict(self, network: nn.Module, samples: Any) -> Any:
         """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data."""
         study = self.known_study()
         if samples is None and not study.data.has_val:
@@ -69,23 +71,23 @@ class Trained:
         return predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study)).outputs[0]
 
     def ensemble(
-        self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool, preprocess: bool
+        self, names: Sequence[str], *, combine: Combines | None, select: Select, calibrate: bool, preprocess: bool
     ) -> Ensemble:
         """Implement `Networks.ensemble`, with the combination that fits the losses where none is given."""
+        for way in [] if combine is None else flatten(combine)[0]:
+            check_choice("report.ensemble: combine", way, get_args(Combine))
         found = self._combined(names, combine=combine, select=select, calibrate=calibrate)
         found.preparation = preparation_of(self.known_study()) if preprocess else None
         return found
 
-    def _combined(self, names: Sequence[str], *, combine: Combine | None, select: Select, calibrate: bool) -> Ensemble:
+    def _combined(self, names: Sequence[str], *, combine: Combines | None, select: Select, calibrate: bool) -> Ensemble:
         study = self.known_study()
         networks = {name: self.load(name) for name in names}
         members = [study.member(name) for name in names]
         seeds = [seed_of(member, study.seed) for member in members]
         combine = combine or _usual(members)
-        if study.data.has_val and _all_validated_alike(members):
-            predicted = self._predicted(list(networks.values()), members[0].val_subset)
-            return make(networks, seeds, predicted, combine=combine, select=select, calibrate=calibrate)
-        if select is not None or calibrate:
+        shared = study.data.has_val and _all_validated_alike(members)
+        if not shared and (select is not None or calibrate):
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
             raise RunError(
                 f"members {', '.join(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
@@ -93,8 +95,20 @@ class Trained:
             )
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
-        held_out = [self._predicted([networks[member.name]], member.val_subset) for member in members]
-        return apart(networks, seeds, held_out, combine=combine)
+        if shared:
+            predicted = [self._predicted(list(networks.values()), members[0].val_subset)]
+            outputs = predicted[0].outputs
+        else:
+            predicted = [self._predicted([networks[member.name]], member.val_subset) for member in members]
+            outputs = [part.outputs[0] for part in predicted]
+        check_alike(dict(zip(names, outputs, strict=True)))
+        tree = flatten(outputs[0])[1]
+        how = each_combine(combine, tree)[0]
+        if tree is not None and select is None and not calibrate:
+            return alike(networks, seeds, combine, note="no scores: the networks have several outputs")
+        if shared:
+            return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate)
+        return apart(networks, seeds, predicted, combine=how)
 
     def export(
         self,
@@ -119,7 +133,7 @@ class Trained:
         if push_to_hub is not None:
             push(folder, push_to_hub)
 
-    def out_of_fold(self, names: Sequence[str]) -> Tensor:
+    def out_of_fold(self, names: Sequence[str]) -> Any:
         """Return each sample's mean prediction by the members that held it out, ``[N, …]``."""
         study = self.known_study()
         parts = []
@@ -130,13 +144,8 @@ class Trained:
                     f"member {name!r} has no val_subset, so it holds out no fold. Ask for members made by argosy.kfold."
                 )
             parts.append(self._predicted([network], study.member(name).val_subset))
-        first = parts[0].outputs[0]
-        total = first.new_zeros(parts[0].length, *first.shape[1:])
-        times = first.new_zeros(parts[0].length, *[1] * (total.dim() - 1))
-        for part in parts:
-            total.index_add_(0, part.indices, part.outputs[0].to(total.dtype))
-            times.index_add_(0, part.indices, times.new_ones(len(part.indices), *times.shape[1:]))
-        return total / times
+        several = zip(*(flatten(part.outputs[0])[0] for part in parts), strict=True)
+        return unflatten([_mean_of_parts(parts, outputs) for outputs in several], flatten(parts[0].outputs[0])[1])
 
     def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
         """Run networks on validation samples of the study."""
@@ -160,6 +169,16 @@ class Trained:
         return self.study
 
 
+def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Tensor:
+    """Return the mean of the outputs that parts have of each sample, ``[N, …]``; NaN where none has one."""
+    total = outputs[0].new_zeros(parts[0].length, *outputs[0].shape[1:])
+    times = outputs[0].new_zeros(parts[0].length, *[1] * (total.dim() - 1))
+    for part, output in zip(parts, outputs, strict=True):
+        total.index_add_(0, part.indices, output.to(total.dtype))
+        times.index_add_(0, part.indices, times.new_ones(len(part.indices), *times.shape[1:]))
+    return total / times
+
+
 def _sizes(study: Study) -> list[int]:
     """Return the sizes of batches that members of the study are validated on."""
     return list(dict.fromkeys(member.eval_batch_size or member.batch_size for member in study.members))
@@ -174,7 +193,8 @@ def _usual(members: Sequence[Member]) -> Combine:
         return "mean"
     raise RunError(
         f"what the outputs of members {', '.join(repr(member.name) for member in members)} are, their losses do not tell. Say "
-        "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers."
+        "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers, and of several outputs one for "
+        "each, as combine={'class': 'probabilities', 'age': 'mean'}."
     )
 
 

@@ -27,7 +27,8 @@ class Combination:
 
     members: tuple[str, ...]
     """In the order of the module list ``networks``."""
-    combine: str
+    combine: Any
+    """One way for all outputs, or one for each, in their structure."""
     weights: tuple[float, ...]
     temperatures: tuple[float, ...]
 

@@ -77,12 +77,13 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
 def _of_ensemble(found: Combination) -> str:
     rows = zip(found.members, found.weights, found.temperatures, strict=True)
     table = "\n".join(f"| {name} | {weight:g} | {temperature:g} |" for name, weight, temperature in rows)
-    how = {
+    ways = {
         "probabilities": "the weighted mean of softmax(logits / temperature)",
         "logits": "softmax of the weighted mean of logits / temperature",
         "votes": "the weighted share of members that say each class",
         "mean": "the weighted mean of their outputs",
-    }[found.combine]
+    }
+    how = ways[found.combine] if isinstance(found.combine, str) else f"of several outputs, combined as {found.combine}"
     return (
         f"An ensemble: its prediction is {how}. The networks are a module list `networks`, in this order; weights and "
         f"temperatures are buffers of these names.\n\n| member | weight | temperature |\n|---|---|---|\n{table}"

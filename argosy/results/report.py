@@ -27,6 +27,8 @@ from argosy.results.repetitions import Comparison, Leader, Repetitions
 
 __all__ = ["Format", "Report"]
 
+Way = Literal["probabilities", "logits", "votes", "mean"]
+"""In which networks are combined."""
 Format = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Of exports."""
 IDENTITY = ("member", "configuration", "seed", "fold")
@@ -135,7 +137,7 @@ class Report:
         top: int | None = None,
         members: Sequence[str] | None = None,
         select: Literal["greedy"] | None = None,
-        combine: Literal["probabilities", "logits", "votes", "mean"] | None = None,
+        combine: Way | tuple[Any, ...] | Mapping[Any, Any] | None = None,
         calibrate: bool = False,
         preprocess: bool = False,
     ) -> Any:
@@ -146,13 +148,12 @@ class Report:
         the validation samples are included, with weights (Caruana et al. 2004); with `calibrate` each member's logits
         are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
         these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
-        follows from the members' losses, if these determine it. Inputs are as `Data.on_device` returns them; with
+        follows from the members' losses, if these determine it; of networks with several outputs it is one for all, or one for each in
+        their structure, as ``{"digit": "probabilities", "angle": "mean"}``. Inputs are as `Data.on_device` returns them; with
         `preprocess`, as the dataset has them. Raises RunError and StudyError.
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy",))
-        if combine is not None:
-            check_choice("report.ensemble: combine", combine, ("probabilities", "logits", "votes", "mean"))
         names = [row.name for row in self._candidates(top, members)]
         return self.networks().ensemble(
             names, combine=combine, select=select, calibrate=calibrate, preprocess=preprocess
@@ -161,7 +162,7 @@ class Report:
     def predict(self, samples: Any = None, network: Any = None) -> Any:
         """Return a network's output, by default the best member's, for each sample: a tensor ``[N, …]`` on the host.
 
-        Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
+        A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
         a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
         may be any, such as an ensemble; it runs on the device where it is. Raises RunError and StudyError.
         """

@@ -1,10 +1,11 @@
-"""Samples as trees: tuples, lists, dicts and named tuples of leaves, taken apart and put together again.
+"""Samples and outputs as trees: tuples, lists, dicts, named tuples and dataclasses of leaves, taken apart and put together again.
 
 Torch has the same in a private module, with structures that change between versions; ours cross process borders.
 """
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 __all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
@@ -16,13 +17,10 @@ PLAIN = (tuple, list, dict)
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves from left to right, and what is needed to put them back."""
-    if isinstance(tree, Mapping):
-        keys: tuple[Any, ...] | None = tuple(tree)
-        children = list(tree.values())
-    elif isinstance(tree, tuple | list):
-        keys, children = None, list(tree)
-    else:
+    found = _parts(tree)
+    if found is None:
         return [tree], None
+    keys, children = found
     parts = [flatten(child) for child in children]
     kind: Any = type(tree)
     if kind not in PLAIN:
@@ -55,6 +53,18 @@ def described(structure: Structure) -> str:
     return f"{before}{', '.join(inside)}{after}"
 
 
+def _parts(tree: Any) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
+    """Return the keys, if any, and the children of a tree; None for a leaf."""
+    if isinstance(tree, Mapping):
+        return tuple(tree), list(tree.values())
+    if isinstance(tree, tuple | list):
+        return None, list(tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        keys = tuple(one.name for one in fields(tree))
+        return keys, [getattr(tree, key) for key in keys]
+    return None
+
+
 def _build(leaves: Iterator[Any], structure: Structure) -> Any:
     if structure is None:
         return next(leaves)
@@ -64,8 +74,8 @@ def _build(leaves: Iterator[Any], structure: Structure) -> Any:
 
 def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
     if keys is not None:
-        found = dict(zip(keys, children, strict=True))
-        return found if kind is dict else kind(found)
+        found, by_name = dict(zip(keys, children, strict=True)), is_dataclass(kind)
+        return found if kind is dict else kind(**found) if by_name else kind(found)
     return kind(*children) if hasattr(kind, "_fields") else kind(children)
 
 
@@ -78,7 +88,7 @@ def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
     children = [object() for _ in range(count)]
     try:
         made = _made(kind, keys, children)
-        if list(made if keys is None else made.values()) == children:
+        if (found := _parts(made)) is not None and found[1] == children:
             return kind
     except (TypeError, ValueError, AttributeError):  # a user's class may check what it is given
         pass

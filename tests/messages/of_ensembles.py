@@ -14,6 +14,7 @@ import texts
 import torch
 from pandas import DataFrame
 from torch import Tensor, nn
+from torch.nn import functional
 
 import argosy
 from argosy.ensembling import predict
@@ -33,7 +34,24 @@ class Pair(nn.Module):
         self.linear = nn.Linear(12, 10)
 
     def forward(self, x: Tensor) -> Any:
-        return self.linear(x) if self.training or len(x) == 20 else {"logits": self.linear(x)}
+        return self.linear(x) if self.training or len(x) == 20 else (self.linear(x), None)
+
+
+class Heads(Pair):
+    """A network with two outputs."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"kind": self.linear(x), "size": x.sum(dim=1)}
+
+
+def of_kind(output: Any, target: Tensor) -> Tensor:
+    """The loss of one of them."""
+    return functional.cross_entropy(output["kind"], target)
+
+
+def two_headed() -> argosy.Report:
+    """A run of networks with two outputs."""
+    return report(member(model=Heads, loss=of_kind, metrics={}))
 
 
 def wide() -> nn.Module:
@@ -232,6 +250,11 @@ CASES = {
     "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
     "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),
+    "an ensemble of several outputs that are combined as others": lambda: two_headed().ensemble(
+        combine=("mean", "mean")
+    ),
+    "a selection among networks with several outputs": lambda: two_headed().ensemble(combine="mean", select="greedy"),
+    "a student whose teacher has several outputs": lambda: taught(teacher=Heads()),
     "a saved ensemble without its members": loaded_by_others,
     "a saved ensemble that prepares its inputs, without the code for that": saved_with_code,
     "a prediction of samples of another form than the study's": lambda: prepared()((torch.zeros(3, 12),) * 3),

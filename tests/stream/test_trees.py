@@ -1,6 +1,7 @@
 """Samples are taken apart and put together without loss."""
 
 from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +13,17 @@ from argosy.stream.trees import flatten, map_leaves, unflatten
 Pair = namedtuple("Pair", "left right")
 
 
+@dataclass
+class Fields:
+    """Two leaves by name."""
+
+    left: Any
+    right: Any
+
+
 @pytest.mark.parametrize(
-    "tree", [1, (1, 2), [1, [2, 3]], {"b": 1, "a": (2,)}, Pair(1, {"x": 2}), OrderedDict(z=1, a=2), ()]
+    "tree",
+    [1, (1, 2), [1, [2, 3]], {"b": 1, "a": (2,)}, Pair(1, {"x": 2}), Fields(1, (2, 3)), OrderedDict(z=1, a=2), ()],
 )
 def test_round_trip(tree) -> None:
     leaves, structure = flatten(tree)
