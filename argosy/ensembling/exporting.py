@@ -8,13 +8,10 @@ from torch import nn
 from argosy.data.features import Features
 from argosy.ensembling.answering import takes
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.opening import random_states_kept
-from argosy.ensembling.predict import example_split, few_inputs
+from argosy.ensembling.predict import few_inputs, trunk_of
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.export.exported import About, Combination, Exported, InputLeaf
 from argosy.results.member import MemberResult
-from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.sources import open_split
 from argosy.stream.trees import flatten
 from argosy.study import Study
 from argosy.version import __version__
@@ -33,6 +30,7 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
     # Of samples of unlike length, a few more tell which sizes differ.
     firsts = () if study.data.ragged is None else range(2, 2 * PAIRS, 2)
     others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
+    trunk = trunk_of(study)
     by_name = isinstance(inputs, Mapping) and takes(network, inputs)
     about = About(
         name=row.name if row is not None else type(bare).__name__.lower(),
@@ -40,7 +38,7 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         inputs=_leaves(inputs, others),
         preprocessing=prepares,
-        trunk=_trunk(study),
+        trunk="" if trunk is None else type(trunk).__name__,
         dataset=_dataset(study),
         samples=samples,
         figures=_scores(bare) if row is None else row.metrics,
@@ -68,13 +66,6 @@ def _leaves(inputs: Any, others: Sequence[Any]) -> tuple[InputLeaf, ...]:
         InputLeaf(name=name, dtype=str(leaf.dtype).removeprefix("torch."), shape=("batch", *shape))
         for name, leaf, shape in zip(names, leaves, free, strict=True)
     )
-
-
-def _trunk(study: Study) -> str:
-    """Return the class of the frozen network of `argosy.data.features`; empty where the study has none."""
-    with random_states_kept():
-        found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
-    return type(found.network).__name__ if isinstance(found, Features) else ""
 
 
 def _dataset(study: Study) -> str:

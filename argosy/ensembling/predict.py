@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from argosy.data.features import Features
 from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
@@ -25,6 +26,7 @@ from argosy.study import Data, Study
 
 __all__ = [
     "Predicted",
+    "check_features",
     "device_of",
     "example_split",
     "few_inputs",
@@ -32,6 +34,7 @@ __all__ = [
     "preparation_of",
     "preparing",
     "samples_of",
+    "trunk_of",
 ]
 
 ROWS = 256
@@ -82,6 +85,31 @@ def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPre
 def example_split(study: Study) -> str:
     """Return the split whose samples show what inputs are."""
     return "val" if study.data.has_val else "train"
+
+
+def trunk_of(study: Study) -> nn.Module | None:
+    """Return the frozen network of `argosy.data.features`; None where the study has none."""
+    with random_states_kept():
+        found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
+    return found.network if isinstance(found, Features) else None
+
+
+def check_features(study: Study, samples: Data) -> None:
+    """Raise RunError for samples that the study's frozen network was to be run on first."""
+    trunk = trunk_of(study)
+    if trunk is None or isinstance(samples.val, Features):
+        return
+    with random_states_kept():
+        known, given = (
+            list(_opened(data, study.seed, split).layout.shapes[0])
+            for data, split in ((study.data, example_split(study)), (samples, "val"))
+        )
+    if given != known:
+        name = type(trunk).__name__
+        raise RunError(
+            f"samples to predict have inputs of shape {given}, and these networks take {known}, as the study's frozen {name} makes them of samples. "
+            f"Give argosy.data.features(samples, trunk), of a Dataset and the {name}, or trunk(x) of a tensor."
+        )
 
 
 def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:

@@ -14,7 +14,15 @@ from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.exporting import exported
 from argosy.ensembling.making import Select, alike, apart, make
 from argosy.ensembling.opening import opened
-from argosy.ensembling.predict import Predicted, device_of, predict, preparation_of, preparing, samples_of
+from argosy.ensembling.predict import (
+    Predicted,
+    check_features,
+    device_of,
+    predict,
+    preparation_of,
+    preparing,
+    samples_of,
+)
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice
@@ -65,6 +73,8 @@ class Trained:
                 f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
             )
         data = study.data if samples is None else samples_of(study, samples)
+        if samples is not None:
+            check_features(study, data)
         preparation = study.data.on_device if samples is None else preparing(study, device_of(network))
         if isinstance(getattr(network, "preparation", None), InputPreparation):
             preparation = None  # it prepares its inputs itself

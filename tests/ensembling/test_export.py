@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy import data
+from argosy.errors import RunError
 
 X = torch.from_numpy(np.random.RandomState(0).rand(60, 12)).float()
 Y = torch.arange(60) % 10
@@ -150,6 +151,12 @@ def test_of_a_frozen_trunk_the_head_alone_is_exported_and_the_card_says_so(tmp_p
     assert "**A head alone**: its inputs are what a frozen `Trunk` makes" in (folder / "README.md").read_text()
     about = json.loads((folder / "config.json").read_text())
     assert (about["parameters"], about["dataset"]) == (60, "Vectors")
+    with pytest.raises(
+        RunError, match=r"inputs of shape \[12\], and these networks take \[5\], as the study's frozen Trunk"
+    ):
+        report.predict(X[:7])
+    assert torch.equal(report.predict(heads.network(X[:7])), report.best().load()(heads.network(X[:7])))
+    assert torch.equal(report.predict(heads), report.predict())
 
 
 def test_a_network_of_transformers_takes_its_names_and_loads_from_pretrained(tmp_path: Path) -> None:

@@ -127,6 +127,12 @@ class Late(nn.Module):
         return self.linear(x)
 
 
+def behind_a_trunk() -> argosy.Report:
+    """A run of heads on what a frozen network makes."""
+    heads = argosy.data.features(studies.Vectors(40), nn.Linear(12, 5))
+    return report(member(model=partial(nn.Linear, 5, 10)), data=argosy.Data(train=heads, val=heads))
+
+
 def loaded_by_others() -> None:
     """An ensemble that was saved, and members of another study."""
     report().ensemble().save(Path("ensemble.pt"))
@@ -246,6 +252,7 @@ CASES = {
     "a selection among members that were validated on different samples": lambda: halves().ensemble(select="greedy"),
     "a selection without validation data": lambda: without_validation().ensemble(calibrate=True),
     "a prediction without validation data": lambda: without_validation().predict(),
+    "a prediction of samples that a frozen network was to be run on first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction of a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
