@@ -20,6 +20,7 @@ from argosy.errors.checks import check_number, is_map_style, shown
 from argosy.errors.spelling import known_keywords
 from argosy.results.report import Report
 from argosy.stopping import Stop
+from argosy.stream.trees import described, flatten
 from argosy.study import Data, Member, Study
 from argosy.training.member.answers import kind_of
 
@@ -64,7 +65,8 @@ def distill(
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
     if not isinstance(answers, Tensor):
         raise StudyError(
-            "distill: the teacher has several outputs, and students learn one. Give a teacher that returns the tensor that they are to learn."
+            f"distill: the teacher has several outputs, {described(flatten(answers)[1])}, and students learn one. Give a teacher that returns the tensor "
+            "that they are to learn."
         )
     if isinstance(teacher, Ensemble):
         if (teacher.combine == "mean") == of_classes:
