@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import evidence
 import packs
 import pytest
+import seats
 import torch
 from torch import nn
 from torch.optim import SGD
@@ -116,6 +118,25 @@ def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(
     assert chosen(tmp_path / "like") == [([3], False), ([3], True)]
     notes = json.loads((tmp_path / "like" / "plan.json").read_text())["notes"]
     assert f"x, y, z: not in {tmp_path / 'run'}, so their programs are chosen as ever" in notes
+
+
+def test_split_members_have_the_shares_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def split(name: str, first: float, **how: Any) -> dict[str, Any]:
+        """Results of a run whose policy wants this share of one member on the first device."""
+
+        def wanted(member: str, asked: int) -> Mapping[int, float]:
+            return {0: first, 1: 1.0 - first} if member == "wide" else {1: 1.0}
+
+        seats.train(tmp_path / name, monkeypatch, wanted, seats.study("wide", "middle"), devices="cpu:2", **how)
+        return evidence.results(tmp_path / name)
+
+    first, second = split("first", 0.3), split("second", 0.6)
+    shutil.rmtree(cache)
+    like = split("like", 0.6, like=str(tmp_path / "second"))
+    assert first == second == like
+    assert split("anew", 0.6) != first
+    shares = [evidence.event_lines(tmp_path / name, "Split")[0]["shares"][0] for name in ("first", "like", "anew")]
+    assert shares == [0.3, 0.3, 0.6]
 
 
 @pytest.mark.parametrize(
