@@ -1,10 +1,13 @@
 """The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
 
-Each study is run several times, every other time beside two processes that only compute. Then it is run on one device instead of
+Each study is run several times with one cache that a run before them has filled, every other time beside two processes that only
+compute; then with an emptied cache and the choices of the first of them (`like`). Where no member is split, it is also run on one device instead of
 two, and with its members one after another. Every section of every member is compared to the bit with the first run: losses,
 metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen, so the runs differ in them.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,6 +87,16 @@ def alike() -> argosy.Study:
     return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
 
 
+def wide() -> argosy.Study:
+    """Two members of whom one does most of the work, so that two devices share it."""
+    optimizer = partial(SGD, lr=0.05)
+    members = [
+        argosy.Member(name, model=partial(mlp, hidden, 3), optimizer=optimizer, batch_size=256)
+        for name, hidden in (("wide", 1000), ("narrow", 200))
+    ]
+    return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
+
+
 def built(parameters: Mapping[str, Any]) -> argosy.Member:
     """A trial of the search."""
     optimizer = partial(Adam, lr=parameters["lr"])
@@ -105,6 +118,7 @@ RUNS: Mapping[str, Callable[..., None]] = {
     "fleet": partial(trained, fleet),
     "alike": partial(trained, alike),
     "search": searched,
+    "split": partial(trained, wide),
 }
 
 
@@ -136,24 +150,40 @@ def sections(directory: Path) -> tuple[Sections, set[Any]]:
 
 def compare(name: str, options: Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run a study in all ways, and compare."""
-    ways = [(f"run {number + 1}", number % 2 == 1, {"devices": "cpu:2"}) for number in range(options.rounds)]
-    ways += [
-        ("one device", False, {"devices": "cpu:1"}),
-        ("alone", False, {"devices": "cpu:2", "packing": "interleaved"}),
+    cache = os.environ["XDG_CACHE_HOME"] = str(folder / f"{name}-cache")
+    two = {"devices": "cpu:2"}
+    RUNS[name](folder / f"{name}-before", **two)
+    ways: list[tuple[str, bool, dict[str, Any]]] = [
+        (f"run {number + 1}", number % 2 == 1, two) for number in range(options.rounds)
     ]
+    ways.append(("like", False, two | {"like": str(folder / f"{name}-run-1")}))
+    if name != "split":
+        ways += [("one device", False, {"devices": "cpu:1"}), ("alone", False, two | {"packing": "interleaved"})]
+    before, _ = sections(folder / f"{name}-before")
     first: Sections = {}
     results, differing = [], set[Any]()
     for words, busy, how in ways:
         directory = folder / f"{name}-{words.replace(' ', '-')}"
+        if "like" in how:
+            shutil.rmtree(cache)
         with load(busy):
             RUNS[name](directory, **how)
         found, programs = sections(directory)
         differing.add(frozenset(programs))
         first = first or found
-        wrong = sum(found.get(key) != first[key] for key in first) + len(found.keys() - first.keys())
-        results.append(target(f"{name}, {words}: sections that differ, of {len(first)}", [wrong], at_most=0))
-    print(f"{name}: {len(differing)} choices of programs in {len(ways)} runs")
+        results.append(
+            target(f"{name}, {words}: sections that differ, of {len(first)}", [_differ(found, first)], at_most=0)
+        )
+    splits = sum(
+        member.split is not None for member in RunState.of(read_journal(folder / f"{name}-run-1")).members.values()
+    )
+    print(f"{name}: {len(differing)} choices of programs in {len(ways)} runs, {splits} members split", end="; ")
+    print(f"{_differ(before, first)} sections of the run that filled the cache differ")
     return results
+
+
+def _differ(found: Sections, first: Sections) -> int:
+    return sum(found.get(key) != first[key] for key in first) + len(found.keys() - first.keys())
 
 
 def main() -> None:
