@@ -1,29 +1,23 @@
 """What a member costs on a kind of device, and what preparation costs: all that planners know about networks."""
 
-import contextlib
-import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
-from argosy.disk.files import make_folder, own_text, replacing
+from argosy.disk.files import replacing
 from argosy.disk.json_values import conforming, parsed
-from argosy.errors import ArgosyError, PlanError
+from argosy.errors import PlanError
 
 __all__ = [
     "PROFILE_BATCHES",
     "TIMED_BATCHES",
     "PreparationRates",
     "Profile",
-    "ProfileCache",
     "ShardCost",
-    "cache_folder",
     "fit_shard_cost",
     "largest_measured_group",
     "load_profiles",
@@ -245,49 +239,7 @@ def load_profiles(path: Path) -> tuple[Profile, ...]:
         ) from error
 
 
-def cache_folder() -> Path:
-    """Return the folder of files that can be made again: below XDG_CACHE_HOME or the home directory.
-
-    Where neither can be written, it is a folder of this user's among the temporary files.
-    """
-    homes = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", f"{tempfile.gettempdir()}/argosy-{os.geteuid()}"]
-    for home in homes:
-        folder = Path(home, "argosy")
-        with contextlib.suppress(OSError, RuntimeError):
-            folder = folder.expanduser()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
-                break
-    return folder
-
-
 class Profiles(TypedDict):
     """Contents of a file of profiles."""
 
     profiles: tuple[Profile, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileCache:
-    """Profiles on disk, one small file each, so that a study is measured once per kind of device."""
-
-    folder: Path
-
-    def key(self, *, member: str, device_kind: str, versions: Mapping[str, str]) -> str:
-        """Return the file name of a profile; ``member`` identifies code and hyper-parameters, not only a name."""
-        text = json.dumps([member, device_kind, sorted(versions.items())])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def load(self, key: str) -> Profile | None:
-        """Return the profile under that key; None if there is none that can be read."""
-        try:
-            return Profile.from_json(parsed(own_text(self.folder / f"{key}.json")))
-        except (OSError, ValueError, ArgosyError):
-            return None  # A damaged entry costs a measurement, never a run.
-
-    def save(self, key: str, profile: Profile) -> None:
-        """Write the profile whole or not at all; where nothing can be written, the next run measures again."""
-        with contextlib.suppress(OSError):
-            make_folder(self.folder)
-            with replacing(self.folder / f"{key}.json") as file:
-                file.write(json.dumps(profile.to_json()).encode())

@@ -63,6 +63,10 @@ class Settings:
         "equivalent",
         "exact: every step is a plain loop's, on a CPU to the bit; else what is faster may differ by rounding.",
     )
+    like: str | None = _setting(
+        None,
+        "Directory of a run whose choices of programs and devices are taken, instead of measuring: for the same bits.",
+    )
     compile: bool = _setting(
         False,
         "Let torch compile each architecture, half a minute on a CPU, and use that where it is measured to be faster.",

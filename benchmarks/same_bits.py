@@ -1,15 +1,18 @@
 """The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
 
-Each study is run several times, every other time beside two processes that only compute. Then it is run on one device instead of
-two, and with its members one after another. Every section of every member is compared to the bit with the first run: losses,
+Each study is run several times with one cache that a run before them has filled, every other time beside two processes that only
+compute; then with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of
+two, and with its members one after another: members that had the bits of alone in both runs are compared. Every section of every member is compared to the bit with the first run: losses,
 metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen, so the runs differ in them.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +27,6 @@ from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import TensorDataset
 
 import argosy
-from argosy.protocol.packs import Packed
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 
@@ -84,6 +86,16 @@ def alike() -> argosy.Study:
     return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
 
 
+def wide() -> argosy.Study:
+    """Two members of whom one does most of the work, so that two devices share it."""
+    optimizer = partial(SGD, lr=0.05)
+    members = [
+        argosy.Member(name, model=partial(mlp, hidden, 3), optimizer=optimizer, batch_size=256)
+        for name, hidden in (("wide", 1000), ("narrow", 200))
+    ]
+    return argosy.Study(data=digits(), members=members, stop=argosy.MaxEpochs(5))
+
+
 def built(parameters: Mapping[str, Any]) -> argosy.Member:
     """A trial of the search."""
     optimizer = partial(Adam, lr=parameters["lr"])
@@ -105,6 +117,7 @@ RUNS: Mapping[str, Callable[..., None]] = {
     "fleet": partial(trained, fleet),
     "alike": partial(trained, alike),
     "search": searched,
+    "split": partial(trained, wide),
 }
 
 
@@ -120,39 +133,53 @@ def load(there: bool) -> Iterator[None]:
             process.wait()
 
 
-def sections(directory: Path) -> tuple[Sections, set[Any]]:
-    """Return what a run came to, and which programs stepped its members."""
-    state = RunState.of(read_journal(directory))
-    found: dict[tuple[str, int], Any] = {}
-    programs: set[Any] = set()
-    for member in state.members.values():
-        for number, ended in enumerate(member.sections):
-            found[member.name, number] = dict(ended.metrics), ended.digest, ended.best
-    for event in state.packed:
-        assert isinstance(event, Packed)
-        programs.add((event.device, event.programs, event.kind))
-    return found, programs
+def sections(state: RunState, names: Iterable[str]) -> Sections:
+    """Return what these members of a run came to."""
+    return {
+        (name, number): (dict(ended.metrics), ended.digest, ended.best)
+        for name in names
+        for number, ended in enumerate(state.member(name).sections)
+    }
+
+
+def differing(state: RunState, first: RunState, names: Collection[str]) -> tuple[int, int]:
+    """Return sections of these members that differ between two runs, and all of the first run's."""
+    found, wanted = sections(state, names), sections(first, names)
+    return sum(found.get(key) != value for key, value in wanted.items()) + len(found.keys() - wanted.keys()), len(
+        wanted
+    )
 
 
 def compare(name: str, options: Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run a study in all ways, and compare."""
-    ways = [(f"run {number + 1}", number % 2 == 1, {"devices": "cpu:2"}) for number in range(options.rounds)]
-    ways += [
-        ("one device", False, {"devices": "cpu:1"}),
-        ("alone", False, {"devices": "cpu:2", "packing": "interleaved"}),
-    ]
-    first: Sections = {}
-    results, differing = [], set[Any]()
-    for words, busy, how in ways:
-        directory = folder / f"{name}-{words.replace(' ', '-')}"
+    cache = os.environ["XDG_CACHE_HOME"] = str(folder / f"{name}-cache")
+
+    def run(words: str, *, busy: bool = False, devices: str = "cpu:2", **how: Any) -> RunState:
         with load(busy):
-            RUNS[name](directory, **how)
-        found, programs = sections(directory)
-        differing.add(frozenset(programs))
-        first = first or found
-        wrong = sum(found.get(key) != first[key] for key in first) + len(found.keys() - first.keys())
-        results.append(target(f"{name}, {words}: sections that differ, of {len(first)}", [wrong], at_most=0))
-    print(f"{name}: {len(differing)} choices of programs in {len(ways)} runs")
+            RUNS[name](folder / f"{name}-{words}", devices=devices, **how)
+        return RunState.of(read_journal(folder / f"{name}-{words}"))
+
+    filling = run("filling")
+    states = {f"run {number + 1}": run(f"{number + 1}", busy=number % 2 == 1) for number in range(options.rounds)}
+    first = states["run 1"]
+    shutil.rmtree(cache)
+    states["like"] = run("like", like=str(folder / f"{name}-1"))
+    apart = {"one device": run("one", devices="cpu:1"), "alone": run("alone", packing="interleaved")}
+    results = []
+    for words, state in (states | apart).items():
+        alike = [
+            one
+            for one in first.members
+            if words in states or (first.member(one).as_alone and state.member(one).as_alone)
+        ]
+        wrong, count = differing(state, first, {*alike, *(state.members.keys() - first.members.keys())})
+        results.append(target(f"{name}, {words}: sections that differ, of {count}", [wrong], at_most=0))
+    programs = {frozenset((one.device, one.programs, one.kind) for one in state.packed) for state in states.values()}
+    splits = sum(member.split is not None for member in first.members.values())
+    print(f"{name}: {len(programs)} choices of programs in {len(states)} runs, {splits} members split in the first")
+    print(
+        f"{name}: of the run that filled the cache {differing(filling, first, list(first.members))[0]} sections differ"
+    )
     return results
 
 

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import Dataset
 
 import argosy
-from argosy.profiles import cache_folder
+from argosy.disk.cached import cache_folder
 
 FOLDER = cache_folder() / "digits"
 SIDE, CROP, EPOCHS = 32, 28, 12

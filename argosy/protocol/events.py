@@ -25,6 +25,7 @@ __all__ = [
     "NodeCame",
     "Passed",
     "PlanMade",
+    "PolicyAnswered",
     "Profiled",
     "Proposed",
     "REFUSED",
@@ -92,6 +93,18 @@ class PlanMade(Event):
     """A plan was made, and its flotillas start."""
 
     plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyAnswered(Event):
+    """The policy was asked where members train, or whether they stay; a run that takes over choices of this one gets the same answer."""
+
+    question: str
+    """Digest of all that the policy was asked, but for measured times."""
+    keeps: bool = False
+    """Whether all stay where they are."""
+    flotillas: tuple[tuple[tuple[Name, tuple[str, ...], tuple[float, ...]], ...], ...] = ()
+    """What is started, where that was asked: (member, devices, shares of each of them; none are even ones)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,19 @@ from dataclasses import dataclass, field
 from argosy.disk.json_values import Name
 from argosy.protocol.events import Event
 
-__all__ = ["FellBack", "Packed", "StepsAlone"]
+__all__ = ["Chosen", "FellBack", "Packed", "StepsAlone"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """Programs that were chosen before for members like these."""
+
+    members: int
+    """Members that shared the device."""
+    size: int
+    """Members of the largest program."""
+    kind: str
+    """Kind of the programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +44,13 @@ class Packed(Event):
     """Kinds of program that these members cannot have, and why."""
     exact: bool = False
     """Whether each member has the bits in them that it would have alone."""
+    shows: bool = False
+    """Whether other programs would have given these members other last bits."""
+
+    @property
+    def chosen(self) -> Chosen:
+        """The choice, without the members' names."""
+        return Chosen(members=sum(map(len, self.programs)), size=self.size, kind=self.kind)
 
     @property
     def size(self) -> int:

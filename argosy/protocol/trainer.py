@@ -6,7 +6,7 @@ from typing import Any
 
 from argosy.cluster import Node
 from argosy.protocol.events import Checkpoint, Event
-from argosy.protocol.packs import Packed
+from argosy.protocol.packs import Chosen, Packed
 
 __all__ = [
     "Attach",
@@ -145,6 +145,8 @@ class StartMember:
     """For a clone that starts from its source's file: by name, the hyper-parameter there and here. None where the file is its own."""
     packed: Packed | None = None
     """Programs that stepped it and members like it, where that was chosen."""
+    chosen: tuple[Chosen, ...] = ()
+    """What earlier runs chose for it and members like it: taken instead of measured."""
     careful: tuple[int, int] | None = None
     """For a member that may have made a device unusable: the last (epoch, section) that it had ended then. Until it has ended a
     later one, its trainer waits for the device after each piece of members' code, and makes no program of several or captured."""

@@ -22,6 +22,7 @@ from argosy.protocol.events import (
     MemberStarted,
     NodeCame,
     Passed,
+    PolicyAnswered,
     Proposed,
     Retried,
     RunEnded,
@@ -197,6 +198,8 @@ class RunState:
     """Seconds that trainers took for files, by number of the driver (from 1) and of the leg."""
     packed: list[Packed] = field(default_factory=list)
     """Every choice of programs, first to last."""
+    policy_answers: dict[str, PolicyAnswered] = field(default_factory=dict)
+    """What the policy said to each question; it may be asked again where a run was killed."""
     alone: dict[str, str] = field(default_factory=dict)
     """Why members could not share a program with others, for those that tried."""
     answered: list[Answered] = field(default_factory=list)
@@ -314,6 +317,8 @@ class RunState:
             for name in itertools.chain.from_iterable(event.programs):
                 packed = self.member(name)
                 packed.packed, packed.as_alone = event, packed.as_alone and event.exact
+        elif isinstance(event, PolicyAnswered):
+            self.policy_answers.setdefault(event.question, event)
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):

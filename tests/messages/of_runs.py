@@ -303,7 +303,14 @@ def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
     without(patch, "matplotlib", argosy.Report.plot)
 
 
+def followed() -> None:
+    """A run that is to take choices of one with other threads."""
+    run()
+    argosy.train(study(), directory=Path("runs/y"), launcher="inline", devices="cpu:1", like=str(RUN), threads=2)
+
+
 CASES = {
+    "a run that takes choices of one with other threads": followed,
     "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
     "a figure without matplotlib": without_matplotlib,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from argosy.disk.cached import Cached
 from argosy.errors import PlanError
 from argosy.profiles import (
     PreparationRates,
     Profile,
-    ProfileCache,
     ShardCost,
     fit_shard_cost,
     largest_measured_group,
@@ -135,22 +135,18 @@ def test_a_file_without_profiles_is_refused_with_what_to_do(tmp_path: Path) -> N
 
 
 def test_the_cache_knows_member_kind_and_versions(tmp_path: Path) -> None:
-    cache = ProfileCache(folder=tmp_path / "cache")
-    key = cache.key(member="resnet/0.1", device_kind="H200", versions={"torch": "2.13"})
+    cache = Cached(folder=tmp_path / "cache", kind=Profile)
+    key = cache.key("resnet/0.1", "H200", "2.13")
     assert cache.load(key) is None
     cache.save(key, profile("a", *EIGHT))
     assert cache.load(key) == profile("a", *EIGHT)
-    for other in (
-        cache.key(member="resnet/0.2", device_kind="H200", versions={"torch": "2.13"}),
-        cache.key(member="resnet/0.1", device_kind="cpu", versions={"torch": "2.13"}),
-        cache.key(member="resnet/0.1", device_kind="H200", versions={"torch": "2.14"}),
-    ):
-        assert cache.load(other) is None
+    for other in (("resnet/0.2", "H200", "2.13"), ("resnet/0.1", "cpu", "2.13"), ("resnet/0.1", "H200", "2.14")):
+        assert cache.load(cache.key(*other)) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"member": "a"}', '{"unknown": 1}', "[]"])
 def test_a_damaged_entry_is_measured_again(tmp_path: Path, damage: str) -> None:
-    cache = ProfileCache(folder=tmp_path)
+    cache = Cached(folder=tmp_path, kind=Profile)
     (tmp_path / "k.json").write_text(damage)
     assert cache.load("k") is None
 

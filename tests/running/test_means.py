@@ -16,9 +16,9 @@ import studies
 from family import SCRIPT, Run
 
 import argosy
+from argosy.disk.cached import cache_folder
 from argosy.errors import DiskError, WorkerError
 from argosy.errors.system import disk_refused, means_refused, refusals_told
-from argosy.profiles import cache_folder
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 

@@ -207,11 +207,12 @@ def test_one_that_fails_in_its_step_ends_alone(tmp_path: Path, where: str) -> No
 
 
 @pytest.mark.usefixtures("fused")
-def test_resumed_they_are_stepped_as_they_were(tmp_path: Path) -> None:
+def test_resumed_they_are_stepped_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, in float32 too: what chose the programs is journaled and not asked again."""
     fleet = alike(dtype=torch.float32)
     for epochs in (2, 4):
         train(tmp_path / "resumed", study(fleet, epochs, torch.float32))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # where nothing is known of the choice
     train(tmp_path / "whole", study(fleet, 4, torch.float32))
     assert evidence.results(tmp_path / "resumed") == evidence.results(tmp_path / "whole")
     assert packed(tmp_path / "resumed") == packed(tmp_path / "whole") == [([4], False), ([4], True)]
@@ -233,13 +234,14 @@ def dawdle(batch: Any) -> Any:
 
 
 @pytest.mark.usefixtures("fused")
-def test_killed_while_they_are_one_program_and_resumed(tmp_path: Path) -> None:
+def test_killed_while_they_are_one_program_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run.halted(tmp_path / "killed", "SectionEnded", 6, SCRIPT, epochs=3)
     run.wait_for("Packed", 2)
     run.process.kill()
     run.process.wait()
     assert Run(tmp_path / "killed", SCRIPT, epochs=3).end() == 0, run.errors
     assert run.left() == []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))  # where nothing is known of the choice
     assert Run(tmp_path / "whole", SCRIPT, epochs=3).end() == 0
     assert evidence.results(tmp_path / "killed") == evidence.results(tmp_path / "whole")
     assert packed(tmp_path / "killed")[-1] == ([5], True)

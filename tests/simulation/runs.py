@@ -26,9 +26,9 @@ import torch
 
 import argosy
 from argosy.cluster import Cluster, Device, Node
+from argosy.disk.cached import Cached
 from argosy.errors import DiskError
 from argosy.errors.system import refusals_told
-from argosy.profiles import ProfileCache
 from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
@@ -379,9 +379,9 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "LOOK_SECONDS", 0.02),
-        # What earlier runs have seen of members' rates must not matter.
-        (ProfileCache, "load", lambda cache, key: None),
-        (ProfileCache, "save", lambda cache, key, value: None),
+        # What earlier runs have found out must not matter.
+        (Cached, "load", lambda cache, key: None),
+        (Cached, "save", lambda cache, key, value: None),
     ]
     with ExitStack() as inside:
         for where, what, other in replacements:

@@ -127,7 +127,11 @@ class CarryOut:
         self.pool.attach(leg.feeders, device)
         self.pool.define(device, map(self.run.study.member, names))
         starts = tuple(
-            replace(self.positions.start_member(name, measured[name].notes), seat=self._seat_of(leg, name, device))
+            replace(
+                self.positions.start_member(name, measured[name].notes),
+                seat=self._seat_of(leg, name, device),
+                chosen=self.run.choices.programs(name),
+            )
             for name in names
         )
         self.pool.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))

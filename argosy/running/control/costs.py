@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from argosy.profiles import Profile, ProfileCache, cache_folder
+from argosy.disk.cached import Cached, cache_folder
+from argosy.profiles import Profile
 from argosy.protocol.events import SectionEnded
 from argosy.protocol.trainer import Measured
 from argosy.running.directory.study_json import spell
@@ -15,7 +16,7 @@ from argosy.study import Member
 from argosy.training.programs.shard.parallel import LONG_BYTES
 from argosy.version import __version__
 
-__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of"]
+__all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "profile_of", "work_digest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +106,20 @@ def alike(member: Member, measured: Measured) -> str:
 
 def _work(member: Member, measured: Measured) -> tuple[object, ...]:
     """What decides the work of a member's steps, and its memory; learning rates do not."""
+    return (*_work_of_steps(member, measured), measured.memory_bytes)
+
+
+def work_digest(member: Member, measured: Measured) -> str:
+    """A digest of what decides the time of a member's steps."""
+    return hashlib.sha256(repr(_work_of_steps(member, measured)).encode()).hexdigest()[:16]
+
+
+def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
     optimizer = member.optimizer or member.optimizers
     optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
-    return (*map(spell, factories), measured.parameter_shapes, measured.memory_bytes, *sizes)
+    return (*map(spell, factories), measured.parameter_shapes, *sizes)
 
 
 class Observed:
@@ -121,7 +131,7 @@ class Observed:
 
     def __init__(self, *, exact: bool = False) -> None:
         self._exact = exact
-        self._cache = ProfileCache(folder=cache_folder() / "profiles")
+        self._cache = Cached(folder=cache_folder() / "profiles", kind=Profile)
 
     def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
         """The measured profile at the rate that runs have seen, where one has."""
@@ -136,7 +146,8 @@ class Observed:
 
     def _key(self, profile: Profile, member: Member, measured: Measured) -> str:
         return self._cache.key(
-            member=f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
-            device_kind=profile.device_kind,
-            versions={"torch": torch.__version__, "argosy": __version__},
+            f"{spell(member.model)} {member.hyperparameters} {member.precision} {measured.parameter_shapes} {self._exact}",
+            profile.device_kind,
+            torch.__version__,
+            __version__,
         )

@@ -152,6 +152,8 @@ class Driver:
             self.faults.look()
             run.metrics.write()
             self.meter.look()
+        for answered in run.choices.taken():
+            run.record(answered)
         run.journal.commit_due()
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
@@ -261,6 +263,7 @@ class Driver:
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
+                    run.choices.keep_programs(event)
                 run.record(event)
                 if isinstance(event, MemberStarted):
                     self.predictions.started(event.member)

@@ -4,7 +4,7 @@ Pure but for the policy, which is pure itself. The policy is asked once for each
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
@@ -32,6 +32,8 @@ class Launching:
     samples_per_epoch: int = 1
     opening_seconds: float = 0.0
     """That a feeder takes to open the data, as each further one does."""
+    repeating: Callable[[Policy], Policy] = lambda policy: policy
+    """Makes a policy answer as before where it was asked before."""
 
     def situation(
         self,
@@ -71,7 +73,7 @@ class Launching:
     def foresee(self, situation: Situation) -> None:
         """The epochs of all members are known: go by the policy with which all are through first."""
         self.policy_name = best_with_known_epochs(situation, self.charges)
-        self.policy = POLICIES[self.policy_name]
+        self.policy = self.repeating(POLICIES[self.policy_name])
 
     @property
     def charges(self) -> Charges:

@@ -100,7 +100,9 @@ class LegStarts:
         with self.predictions.planning():
             self._foresee(situation)
             found = self.launching.launch(situation, tuple(self.splits.values()))
-        plan = replace(found, notes=run.measuring.notes)
+        plan = replace(
+            found, notes=(*run.measuring.notes, *run.choices.unknown(profile.member for profile in profiles))
+        )
         self.members.catch_up(plan.waiting)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return

@@ -14,6 +14,8 @@ from argosy.planning.policy import NamedPolicy
 from argosy.protocol.events import Answered, Event
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
+from argosy.running.control.choices import Choices
+from argosy.running.control.costs import work_digest
 from argosy.running.control.launching import Launching
 from argosy.running.control.legs import Legs
 from argosy.running.control.measuring import Measuring
@@ -82,9 +84,15 @@ class Run:
         self.legs: Legs = Legs()
         self.pool: WorkerPool = WorkerPool(workers, cluster)
         self.measuring = measuring
+        self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         name = self.settings.policy
+        # With one device there is one answer; packs of a search follow from what it proposes.
+        repeating = self.choices.repeating if len(cluster.devices) > 1 else lambda policy: policy
         self.launching: Launching = Launching(
-            cluster=cluster, policy_name=packs.name if packs else name, policy=packs or POLICIES[name]
+            cluster=cluster,
+            policy_name=packs.name if packs else name,
+            policy=packs or repeating(POLICIES[name]),
+            repeating=repeating,
         )
         self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
         self.metrics: Metrics = Metrics(job.directory)
@@ -105,6 +113,9 @@ class Run:
     def per_epoch(self) -> int:
         """Sections of an epoch."""
         return self.positions.study.validations_per_epoch
+
+    def _work_of(self, member: str) -> str:
+        return work_digest(self.study.member(member), self.measuring.measured[member])
 
     def verdict(self, member: str) -> Verdict:
         """What the judges say of a member where its history ends."""

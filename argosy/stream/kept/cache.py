@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from argosy.disk.cached import cache_folder
 from argosy.disk.files import check_own, replacing
 from argosy.disk.json_values import conforming, parsed
-from argosy.profiles import cache_folder
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
 from argosy.stream.kept.rows import ROWS, Rows, marked

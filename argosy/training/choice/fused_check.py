@@ -20,7 +20,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
 from argosy.stream.padding import form_of
 from argosy.training.device.devices import out_of_memory
-from argosy.training.member.agreement import agree, largest
+from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, difference, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
@@ -32,8 +32,6 @@ TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
 NUMBERS, TURNS = 8000, 16
 """For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
-DOUBLE, SINGLE = 1e-9, 1e-3
-"""Allowed differences, as a share of the tensor's largest number: in float64, and in other dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,8 +195,8 @@ def _attempt(
         try:
             by_copy = {id(trial.live): trial for trial in _together(fused, given[1], train=train)}
             pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
-            tolerance = 0.0 if exact else DOUBLE if double else SINGLE
-            reason = next((words for one, other in pairs for words in _differences(one, other, tolerance)), None)
+            share = 0.0 if exact else DOUBLE if double else SINGLE
+            reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         except Exception as error:  # the same boundary
             return Attempt.of("as one program it", error, len(lives))
         if reason is None:
@@ -317,7 +315,7 @@ def _together(fused: Fused, block: Block, *, train: bool) -> list[FusedTrial]:
 # ---- what differs
 
 
-def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iterator[str]:
+def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
     """Yield a description of each difference; the first ones are closer to the cause."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
@@ -332,17 +330,17 @@ def _differences(alone: FusedTrial, fused: FusedTrial, tolerance: float) -> Iter
     if buffers.keys() != found_buffers.keys():
         yield f"as one program other buffers are filled: {', '.join(sorted(buffers.keys() ^ found_buffers.keys()))}"
         return
-    size = max(map(largest, alone.gradients.values()), default=0.0)
-    pairs = [(f"the gradient of {n!r}", g, fused.gradients[n], size) for n, g in alone.gradients.items()]
-    pairs += [(f"the buffer {n!r}", b, found_buffers[n], 0.0) for n, b in buffers.items()]
-    if not tolerance:
+    size = size_of(*alone.gradients.values())
+    pairs = [Compared(f"the gradient of {n!r}", g, fused.gradients[n], size) for n, g in alone.gradients.items()]
+    values = [(f"the buffer {n!r}", b, found_buffers[n]) for n, b in buffers.items()]
+    if not share:
         weights = dict(theirs.model.named_parameters())
-        pairs += [(f"the weight {n!r}", w.detach(), weights[n], 0.0) for n, w in mine.model.named_parameters()]
+        values += [(f"the weight {n!r}", w.detach(), weights[n]) for n, w in mine.model.named_parameters()]
         averages = [[] if live.averaged is None else live.averaged.values for live in (mine, theirs)]
-        pairs += [("an averaged weight", value, found, 0.0) for value, found in zip(*averages, strict=True)]
+        values += [("an averaged weight", value, found) for value, found in zip(*averages, strict=True)]
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
-        pairs += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n]), 0.0) for n, v in one.items()]
-    for what, number, found, scale in pairs:
-        if not agree(number, found, within=tolerance and tolerance * max(scale, largest(number), 1e-3)):
-            yield f"as one program {what} is another than alone"
+        values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
+    what = difference([*pairs, *(Compared(*value, size_of(value[1])) for value in values)], share)
+    if what is not None:
+        yield f"as one program {what} is another than alone"

@@ -6,7 +6,8 @@ again until the two lowest costs agree, and the lowest of each counts, since a n
 dearer, never cheaper. The choice is made anew when the group grows, or half of it has left: by then costs of similar sizes may be
 known.
 
-On a CPU most members have the same bits in any program (`BatchLengths`), so that the choice shows in no result. For the others it does.
+On a CPU most members have the same bits in any program (`BatchLengths`), so that the choice shows in no result. For the others it does:
+what an earlier run chose for them is taken without measuring.
 
 A size that memory is not expected to hold is not tried: the memory of steps is measured in the same rounds, and is proportional to
 the members. Nor are captured steps, where memory would not hold those of all members at once.
@@ -16,7 +17,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
@@ -84,6 +85,8 @@ class FusionGroup:
     """Batches that a program makes as one with the bits that each member has alone; None where it rounds otherwise."""
     weight_bytes: int = 0
     """A member's weights; a program of several briefly holds each gradient twice."""
+    chosen: Mapping[int, ProgramCandidate] = field(default_factory=dict)
+    """By number of members, what earlier runs chose: taken instead of measured."""
     settled_for: int = 0
     """Number of members when a candidate was chosen; 0 while none is."""
     _rounds: list[float] = field(default_factory=list)
@@ -156,11 +159,13 @@ class FusionGroup:
     def measures(self, count: int) -> bool:
         """Whether the present candidate is still to be measured for `count` members."""
         largest = self._largest(count)
-        return self._present(largest) in self._to_try(largest)
+        return self._chosen(count) is None and self._present(largest) in self._to_try(largest)
 
     def next(self, count: int) -> ProgramCandidate:
         """Return the next candidate for `count` members: one to be tried, or else the cheapest."""
-        largest = self._largest(count)
+        largest, chosen = self._largest(count), self._chosen(count)
+        if chosen is not None:
+            return chosen
         if to_try := self._to_try(largest):
             return to_try[0]
         simplest_first = self._candidates(largest)
@@ -182,6 +187,17 @@ class FusionGroup:
             return known.kind == wanted.kind and (known.size == wanted.size or both_several)
 
         return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
+
+    def _chosen(self, count: int) -> ProgramCandidate | None:
+        """Return what earlier runs chose for about so many members; None where they had less than half as many, or over twice."""
+        near = [known for known in self.chosen if known == count or (known < 2 * count and count < 2 * known)]
+        if not near:
+            return None
+        before = min(near, key=lambda known: (abs(known - count), known))
+        size, kind = self.chosen[before]
+        if kind in self.refused:
+            return None
+        return ProgramCandidate(min(count if size == before > 1 else size, self._largest(count)), kind)
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
         """Return candidates, simplest first. Only the largest size is compiled: that is slow."""

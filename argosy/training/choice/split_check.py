@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import map_leaves
-from argosy.training.member.agreement import largest
+from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, difference, size_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import attributes
 from argosy.training.programs.solo import Solo
@@ -27,9 +27,6 @@ __all__ = ["NO_SHARE", "why_whole"]
 
 NO_SHARE = "on a share of a batch its step raises"
 """Prefix of the reason of a member that cannot step on a share of its batch at all."""
-
-DOUBLE, SINGLE = 1e-9, 1e-3
-"""Allowed differences, as a share of the largest gradient: in float64, and in other dtypes."""
 
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
@@ -64,7 +61,7 @@ class Tried:
 
     live: LiveMember
     gradients: Mapping[str, Tensor]
-    loss: float
+    loss: Tensor
     changed: str
     """A buffer or attribute that the pass changed, or empty."""
 
@@ -86,10 +83,10 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
     moved = (f"the buffer {n!r}" for n, b in twin.model.named_buffers() if not _equal(buffers.get(n), b))
     other = (what for what, value in attributes(twin.model).items() if before.get(what) != value)
     changed = next(itertools.chain(moved, other), "")
-    return Tried(live=twin, gradients=gradients, loss=float(torch.cat(losses).double().mean()), changed=changed)
+    return Tried(live=twin, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
 
 
-def _differences(live: LiveMember, whole: Tried, shared: Tried, tolerance: float) -> Iterator[str]:
+def _differences(live: LiveMember, whole: Tried, shared: Tried, share: float) -> Iterator[str]:
     """Yield each reason against a split; the first ones are closer to the cause."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
@@ -105,11 +102,12 @@ def _differences(live: LiveMember, whole: Tried, shared: Tried, tolerance: float
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
         yield f"in shares other weights get a gradient: {names}"
         return
-    size = max(map(largest, whole.gradients.values()), default=0.0)
-    for name, gradient in whole.gradients.items():
-        if not torch.allclose(gradient, shared.gradients[name], rtol=0.0, atol=tolerance * max(size, 1e-3)):
-            yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
-    if abs(whole.loss - shared.loss) > tolerance * max(abs(whole.loss), 1e-3):
+    size = size_of(*whole.gradients.values())
+    pairs = (Compared(name, gradient, shared.gradients[name], size) for name, gradient in whole.gradients.items())
+    name = difference(pairs, share)
+    if name is not None:
+        yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
+    if difference([Compared("", whole.loss, shared.loss, size_of(whole.loss))], share) is not None:
         yield "in shares its loss is another than of the whole batch"
 
 

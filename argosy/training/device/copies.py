@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +24,12 @@ from argosy.stream.blocks import Block, same_bits
 from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.device.equivalence import SINGLE, Compared, difference
 
 __all__ = ["Copies"]
 
 FEW = 2
 """Samples on which `Data.on_device` is checked separately: so few that using the whole block's statistics shows."""
-ROUNDING = 1e-3
-"""Allowed difference, as a share of a leaf's largest number: kernels for few rows round otherwise than those for many."""
 
 
 @dataclass(slots=True)
@@ -178,9 +176,11 @@ def _alike(whole: Tensor, *parts: Any) -> bool:
         return False
     if not (whole.is_floating_point() or whole.is_complex()):
         return all(map(torch.equal, parts, expected))
-    largest = float(whole.abs().nan_to_num(0.0, 0.0, 0.0).max()) if whole.numel() else 0.0
-    allowed = max(ROUNDING, 4 * torch.finfo(whole.dtype).eps) * largest
-    return all(map(partial(torch.allclose, rtol=0.0, atol=allowed, equal_nan=True), parts, expected))
+    finite = whole.abs().nan_to_num(0.0, 0.0, 0.0)
+    size, share = float(finite.max()) if whole.numel() else 0.0, max(SINGLE, 4 * torch.finfo(whole.dtype).eps)
+    return (
+        difference((Compared("", rows, part, size) for rows, part in zip(expected, parts, strict=True)), share) is None
+    )
 
 
 def _check_rows(leaves: list[Any], block: Block) -> None:

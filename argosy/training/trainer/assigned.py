@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from argosy.protocol.events import MemberStarted, SectionEnded
-from argosy.protocol.packs import Packed
+from argosy.protocol.packs import Chosen, Packed
 from argosy.protocol.trainer import StartMember
 from argosy.stream.blocks import Place
 from argosy.stream.schedule import Orders
@@ -38,6 +38,8 @@ class AssignedMember:
     """Whether this device saves and reports it: its only device, or the first of a split member's."""
     packed: Packed | None = None
     """Programs that stepped it and others like it before, to be restored."""
+    chosen: tuple[Chosen, ...] = ()
+    """What earlier runs chose for it and others like it."""
     careful: tuple[int, int] | None = None
     """See `StartMember.careful`; None from the end of such a section on."""
 
@@ -61,7 +63,8 @@ class AssignedMember:
         first = start.stream_epoch * sections + live.section
         leads = start.seat is None or start.seat.rank == 0
         behind = -live.samples
-        return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, start.packed, start.careful)
+        kept = start.packed, start.chosen, start.careful
+        return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, *kept)
 
     @property
     def name(self) -> str:

@@ -115,12 +115,14 @@ class ProgramChoice:
             fusion_group.kinds = self._kinds_of(members[0], alike=True)
             for unit in members:
                 unit.fusion_group = fusion_group
+            self._take_over(fusion_group)
             if known is None:
                 self._as_before(fusion_group, members)
         for unit in [unit for unit in units if unit.fusion_group is None]:
             kinds = self._kinds_of(unit, alike=False)
             if len(kinds) > 1:
                 unit.fusion_group = FusionGroup(kinds=kinds)
+                self._take_over(unit.fusion_group)
                 self._as_before(unit.fusion_group, [unit])
         for names, reason in admission.failed.items():
             self._tell(names, "fused", reason)
@@ -147,6 +149,19 @@ class ProgramChoice:
         if fusion_group is None or fusion_group.now.kind != "compiled":
             return None
         return self._compilations.setdefault(fusion_group, Compilation())
+
+    def _take_over(self, fusion_group: FusionGroup) -> None:
+        """Let the group know what earlier runs chose for its members; where they chose unlike, the first by name counts."""
+        members = sorted(
+            (assigned for unit in self._of(fusion_group) for assigned in unit.assignment), key=lambda one: one.name
+        )
+        fusion_group.chosen = {
+            found.members: ProgramCandidate(found.size, kind)
+            for assigned in reversed(members)
+            for found in assigned.chosen
+            for kind in fusion_group.kinds
+            if kind == found.kind
+        }
 
     def _as_before(self, fusion_group: FusionGroup, units: Sequence[Unit]) -> None:
         """Restore the programs in the journal, where it has the same ones for all of these members."""
@@ -229,7 +244,7 @@ class ProgramChoice:
             fusion_group.settled_for = count
             if {ALONE, TWO} <= fusion_group.costs.keys():
                 self._pairs[fusion_group] = fusion_group.costs[TWO] < fusion_group.costs[ALONE]
-        if changes or (fusion_group.costs and not measures):
+        if changes or (not measures and (fusion_group.costs or fusion_group.chosen)):
             self._emit(SectionReport(events=(*events, self._packed(fusion_group, units, settled=not measures))))
 
     def _room(self, fusion_group: FusionGroup) -> int | None:
@@ -262,6 +277,7 @@ class ProgramChoice:
             seconds_by_kind=tuple((kind, size, seconds) for (size, kind), seconds in known if kind != "plain"),
             refused=dict(fusion_group.refused),
             exact=fusion_group.now == ALONE or (fusion_group.now.kind == "plain" and fusion_group.lengths is not None),
+            shows=fusion_group.lengths is None or len(fusion_group.kinds) > 1,
         )
 
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:

@@ -8,7 +8,6 @@ On the first batch its result is checked against the eager one, which is the one
 Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so later processes do not compile it again.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
-from argosy.training.member.agreement import agree, largest
+from argosy.training.device.equivalence import DOUBLE, HALF, SINGLE, Compared, difference, size_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs
 
@@ -31,9 +30,6 @@ __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
 """Losses ``[members, …]``, and gradients of the parameter buffer's pieces ``[members, *shape]``; None for weights unused by the losses."""
-DOUBLE, SINGLE, HALF = 1e-9, 1e-3, 1e-2
-"""Allowed differences from eager results, as a share of the largest number of the tensor: in float64, in float32, which a GPU may
-compute with TF32's ten bits, and where part is computed in 16 bits."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -165,17 +161,12 @@ class Compilation:
 def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
     """Describe where compiled results differ from eager ones, which have moved the buffers; empty where they match."""
     columns, mine, *after = found
-    size = max(map(largest, gradients))
-    pairs, narrow = [("its losses are", mine, losses, 0.0)], HALF if of.forward.narrow else SINGLE
-    for piece, gradient in zip(of.parameter_buffer.pieces, gradients, strict=True):
-        pairs.append((f"the gradient of {piece.name!r} is", piece.over(columns), gradient, size))
-    for (name, buffer), moved in zip(of.parameter_buffer.buffers.items(), after, strict=True):
-        pairs.append((f"the buffer {name!r} is", moved, buffer, 0.0))
-    for what, one, other, scale in pairs:
-        tolerance = DOUBLE if other.dtype == torch.float64 else narrow
-        allowed = tolerance * max(scale, largest(other), 1e-3)
-        if not math.isfinite(allowed):
-            continue  # an overflow cannot be compared
-        if not agree(one, other, within=allowed):
-            return f"compiled, {what} not what it is else"
-    return ""
+    size, parameter_buffer = size_of(*gradients), of.parameter_buffer
+    pairs = [Compared("its losses are", losses, mine, size_of(losses))]
+    for piece, gradient in zip(parameter_buffer.pieces, gradients, strict=True):
+        pairs.append(Compared(f"the gradient of {piece.name!r} is", gradient, piece.over(columns), size))
+    for (name, buffer), moved in zip(parameter_buffer.buffers.items(), after, strict=True):
+        pairs.append(Compared(f"the buffer {name!r} is", buffer, moved, size_of(buffer)))
+    share = HALF if of.forward.narrow else DOUBLE if losses.dtype == torch.float64 else SINGLE
+    what = difference(pairs, share)
+    return "" if what is None else f"compiled, {what} not what it is else"

@@ -18,6 +18,7 @@ from torch import Tensor
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten, unflatten
 from argosy.training.device.clock import side_by_side
+from argosy.training.device.equivalence import leads_elsewhere
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured, recorder_of, records
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
@@ -34,8 +35,6 @@ WARM_UP = 3
 ALIKE = 0.1
 """Allowed distance between a replayed and an eager step, as a share of the step: sums in varying order, and optimizers that divide by
 almost zero, move weights at random; a wrong replay is much farther off."""
-PIECE = 2**18
-"""Numbers that are compared at a time."""
 
 
 def refusal(program: Program[Any]) -> str | None:
@@ -228,7 +227,9 @@ class Graphed:
             _put(before, moving)
             random.stand_at(mark)
             totals = self._operators(data)
-            _check(there, [totals, *moving], [torch.zeros_like(totals), *before])
+            ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
+            if any(leads_elsewhere(plain, replay, start, ALIKE) for plain, replay, start in ends):
+                raise Uncaptured("replayed, its step leads elsewhere")
         except BaseException:
             _put(before, moving)
             self._close(replayed)
@@ -326,19 +327,3 @@ def _put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value)
-
-
-def _check(there: Sequence[Tensor], plainly: Sequence[Tensor], before: Sequence[Tensor]) -> None:
-    """Raise Uncaptured where a replay's result differs from an eager step's, from the same start."""
-    for replayed, plain, start in zip(there, plainly, before, strict=True):
-        if bool((_distance(plain, replayed) > ALIKE * _distance(plain, start)).any()):
-            raise Uncaptured("replayed, its step leads elsewhere")
-
-
-def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return each member's distance between the two; in pieces, since in float64 the whole may not fit beside them."""
-    columns = max(PIECE // len(one), 1)
-    pieces = (torch.split(tensor.reshape(len(one), one[0].numel()), columns, 1) for tensor in (one, other))
-    lengths = [torch.linalg.vector_norm(a.double() - b.double(), dim=1) for a, b in zip(*pieces, strict=True)]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
-    return whole

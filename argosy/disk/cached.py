@@ -1,0 +1,62 @@
+"""What runs have found out on this machine, kept for later ones: one small file for each value, which can always be made again."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from argosy.disk.files import make_folder, own_text, replacing
+from argosy.disk.json_values import conforming, parsed
+from argosy.errors import ArgosyError
+
+__all__ = ["Cached", "cache_folder"]
+
+Value = TypeVar("Value")
+
+
+def cache_folder() -> Path:
+    """Return the folder of files that can be made again: below XDG_CACHE_HOME or the home directory.
+
+    Where neither can be written, it is a folder of this user's among the temporary files.
+    """
+    homes = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", f"{tempfile.gettempdir()}/argosy-{os.geteuid()}"]
+    for home in homes:
+        folder = Path(home, "argosy")
+        with contextlib.suppress(OSError, RuntimeError):
+            folder = folder.expanduser()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
+                break
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cached(Generic[Value]):
+    """Values of one dataclass, `kind`, in a folder."""
+
+    folder: Path
+    kind: type[Value]
+
+    @staticmethod
+    def key(*words: Any) -> str:
+        """Return the file name of a value: a digest of all that decides it."""
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+
+    def load(self, key: str) -> Value | None:
+        """Return the value under that key; None if there is none that can be read."""
+        try:
+            value: Value = conforming(parsed(own_text(self.folder / f"{key}.json")), self.kind, "it")
+        except (OSError, ValueError, ArgosyError):
+            return None  # A damaged entry costs a measurement, never a run.
+        return value
+
+    def save(self, key: str, value: Value) -> None:
+        """Write the value whole or not at all; where nothing can be written, the next run measures again."""
+        with contextlib.suppress(OSError):
+            make_folder(self.folder)
+            with replacing(self.folder / f"{key}.json") as file:
+                file.write(json.dumps(asdict(value)).encode())  # type: ignore[call-overload]

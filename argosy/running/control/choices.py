@@ -1,0 +1,216 @@
+"""What earlier runs chose by measured times: taken over, so that the same command gives the same bits.
+
+Times decide which program steps members whose bits depend on that, and which devices share a member. The answer of before counts
+where the same is asked: of this run's own journal, else of the run that `Settings.like` names, else of this machine's cache. What
+none of them knows is measured, and kept. Whatever else a policy is asked follows from the journal.
+"""
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.backends.cpu import get_cpu_capability
+
+from argosy.cluster import Cluster
+from argosy.disk.cached import Cached, cache_folder
+from argosy.errors import PlanError, StudyError
+from argosy.planning import Policy, Situation
+from argosy.plans import Flotilla, Placement, Plan
+from argosy.profiles import Profile
+from argosy.protocol.events import PolicyAnswered
+from argosy.protocol.packs import Chosen, Packed
+from argosy.results.fold import RunState
+from argosy.running.directory.journal import read_journal
+from argosy.settings import Settings
+from argosy.version import __version__
+
+__all__ = ["Choices"]
+
+DECIDING = ("threads", "numerics", "packing", "compile")
+"""Settings that choices and bits depend on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptPrograms:
+    """Programs that were chosen on this machine for members of one kind."""
+
+    chosen: tuple[Chosen, ...]
+
+
+class Choices:
+    """Choices of earlier runs, for one run."""
+
+    def __init__(
+        self, settings: Settings, cluster: Cluster, own: RunState, like: RunState | None, work_of: Callable[[str], str]
+    ) -> None:
+        self._work_of = work_of
+        """By member, a digest of what decides the time of its steps."""
+        self.policy: str = settings.policy
+        self._pending: list[PolicyAnswered] = []
+        """Answers that are not journaled yet."""
+        self._like_name = settings.like
+        self._own = own
+        self._like = like
+        self._like_programs: dict[str, dict[int, Chosen]] = {}
+        """By member and number of members on its device."""
+        for packed in () if like is None else like.packed:
+            for name in (name for names in packed.programs if packed.settled for name in names):
+                self._like_programs.setdefault(name, {})[packed.chosen.members] = packed.chosen
+        folder = cache_folder() / "choices"
+        self._programs = Cached(folder=folder, kind=KeptPrograms)
+        self._answers = Cached(folder=folder, kind=PolicyAnswered)
+        kinds = sorted({device.kind for device in cluster.devices})
+        deciding = [getattr(settings, name) for name in DECIDING]
+        self._machine = [_processor(), torch.__version__, __version__, kinds, deciding]
+
+    @classmethod
+    def of(cls, settings: Settings, cluster: Cluster, own: RunState, work_of: Callable[[str], str]) -> "Choices":
+        """Read the journal of the run that the settings name; raises StudyError where its bits could not be had with them."""
+        if settings.like is None:
+            return cls(settings, cluster, own, None, work_of)
+        like = RunState.of(read_journal(Path(settings.like)))
+        there = {} if like.started is None else like.started.settings
+        for name in DECIDING:
+            wanted, found = there.get(name), getattr(settings, name)
+            if name in there and wanted != found:
+                raise StudyError(
+                    f"{name} is {found!r}, and the run {settings.like}, whose choices are to be taken, had {wanted!r}: its "
+                    f"steps round otherwise. Give {name}={wanted!r}, or leave out like."
+                )
+        return cls(settings, cluster, own, like, work_of)
+
+    def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return a sentence about members that the run to be followed does not have, if there are any."""
+        missing = [] if self._like is None else [name for name in names if name not in self._like.members]
+        if not missing:
+            return ()
+        return (f"{', '.join(missing)}: not in {self._like_name}, so their programs are chosen as ever",)
+
+    # ---- programs
+
+    def programs(self, member: str) -> tuple[Chosen, ...]:
+        """Return what was chosen for a member, by number of members on its device."""
+        if member in self._like_programs:
+            return tuple(self._like_programs[member].values())
+        kept = self._programs.load(self._key(self._work_of(member)))
+        return () if kept is None else kept.chosen
+
+    def keep_programs(self, packed: Packed) -> None:
+        """Keep a choice for later runs, if it shows in bits and does not come from the run to be followed."""
+        if not packed.settled or not packed.shows:
+            return
+        names = [name for names in packed.programs for name in names if name not in self._like_programs]
+        for key in {self._key(self._work_of(name)) for name in names}:
+            kept = self._programs.load(key)
+            before = () if kept is None else kept.chosen
+            if packed.chosen not in before:
+                others = [one for one in before if one.members != packed.chosen.members]
+                self._programs.save(key, KeptPrograms(chosen=(*others, packed.chosen)))
+
+    # ---- the policy
+
+    def repeating(self, policy: Policy) -> Policy:
+        """Return the policy, with the answers of before to questions of before."""
+        return Repeating(policy, self)
+
+    def answer(self, asked: str, members: Iterable[str]) -> PolicyAnswered | None:
+        """Return what a policy said to this question about these members; None where it was not asked before."""
+        for state in (self._own, self._like):
+            if state is not None and asked in state.policy_answers:
+                return state.policy_answers[asked]
+        return self._answers.load(self._key(asked, *map(self._work_of, members)))
+
+    def note(self, answered: PolicyAnswered, members: Iterable[str]) -> None:
+        """Keep an answer for later runs, if it does not come from the run to be followed; it is to be journaled, too."""
+        if answered.question in self._own.policy_answers or answered in self._pending:
+            return
+        self._pending.append(answered)
+        if self._like is None or answered.question not in self._like.policy_answers:
+            self._answers.save(self._key(answered.question, *map(self._work_of, members)), answered)
+
+    def taken(self) -> list[PolicyAnswered]:
+        """Return the answers that are to be journaled, each once."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def _key(self, *words: str) -> str:
+        return Cached.key(*words, *self._machine)
+
+
+class Repeating:
+    """A policy that says what was said before where it is asked the same, if that is possible still."""
+
+    def __init__(self, policy: Policy, choices: Choices) -> None:
+        self._policy = policy
+        self._choices = choices
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`."""
+        asked, members = self._question(situation), [profile.member for profile in situation.waiting]
+        known = self._choices.answer(asked, members)
+        if known is not None:
+            with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
+                found = _flotillas(known, situation.waiting)
+                Plan.of(self._choices.policy, found, situation.waiting, situation.free)
+                self._choices.note(known, members)
+                return found
+        flotillas = self._policy.launch(situation)
+        answered = PolicyAnswered(question=asked, flotillas=tuple(map(_placed, flotillas)))
+        self._choices.note(answered, members)
+        return flotillas
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        asked = self._question(situation, started, live)
+        members = [profile.member for profile in (*situation.waiting, *live)]
+        known = self._choices.answer(asked, members)
+        keeps = self._policy.keeps(situation, started, live) if known is None else known.keeps
+        self._choices.note(PolicyAnswered(question=asked, keeps=keeps), members)
+        return keeps
+
+    def _question(self, situation: Situation, started: Flotilla | None = None, live: Sequence[Profile] = ()) -> str:
+        """Return a digest of all that is asked but measured times; with `started`, whether that is to go on."""
+        words = [
+            self._choices.policy,
+            [[profile.member for profile in profiles] for profiles in (situation.waiting, live)],
+            [[device.name for device in devices] for devices in (situation.free, situation.devices)],
+            [None if flotilla is None else _placed(flotilla) for flotilla in (started, *situation.running)],
+            [sorted(of.items()) for of in (situation.epochs_done, situation.epochs_left, situation.epochs_certain)],
+            sorted(situation.homes.items()),
+            situation.samples_per_epoch,
+            situation.preparation_samples_per_second is None,
+        ]
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+
+
+def _flotillas(answered: PolicyAnswered, profiles: Iterable[Profile]) -> tuple[Flotilla, ...]:
+    """Return the flotillas of an answer, at the costs of these profiles."""
+    known = {profile.member: profile for profile in profiles}
+    return tuple(
+        Flotilla(
+            placements=tuple(
+                Placement(member=name, devices=devices, shares=shares, seconds_per_sample=1.0).priced(known[name])
+                for name, devices, shares in placements
+            )
+        )
+        for placements in answered.flotillas
+    )
+
+
+def _placed(flotilla: Flotilla) -> tuple[tuple[str, tuple[str, ...], tuple[float, ...]], ...]:
+    return tuple((p.member, p.devices, p.shares) for p in flotilla.placements)
+
+
+def _processor() -> str:
+    """Return the processor's name, and the instructions that torch's kernels use of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name} {get_cpu_capability()}"

@@ -1,0 +1,162 @@
+"""The same command gives the same bits: what earlier runs chose by time is taken over, from the machine's cache or from a run that is named."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import packs
+import pytest
+import seats
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import argosy
+from argosy.training.choice.fusion_group import ALONE, FusionGroup, ProgramCandidate
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that knows nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "argosy" / "choices"
+
+
+def times(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
+    """Let the stopwatch say that one program of all is faster, or that members one after another are."""
+
+    def note(fusion_group: FusionGroup, seconds: float, samples: int, need: int | None = None) -> None:
+        if samples:
+            faster = (fusion_group.now.size > 1) == together
+            fusion_group.costs[fusion_group.now] = 1.0 if faster else 9.0
+
+    monkeypatch.setattr(FusionGroup, "note", note)
+
+
+def small() -> nn.Module:
+    """Products of so few multiplications that a program of several members rounds otherwise."""
+    return nn.Sequential(nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def study(*names: str) -> argosy.Study:
+    train, val = packs.samples(torch.float32, 160)
+    members = [
+        packs.member(
+            name, model=small, batch_size=4, dtype=torch.float32, optimizer=partial(SGD, lr=0.02 * (number + 1))
+        )
+        for number, name in enumerate(names or ("a", "b", "c"))
+    ]
+    data = argosy.Data(arrays=train, val_arrays=val)
+    return argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(3))
+
+
+def train(directory: Path, what: argosy.Study, **settings: Any) -> dict[str, Any]:
+    """What each section of each member came to."""
+    settings = {"launcher": "inline", "devices": "cpu:1", **settings}
+    argosy.train(what, directory=directory, quiet=True, **settings)
+    return evidence.results(directory)
+
+
+def chosen(directory: Path) -> list[tuple[list[int], bool]]:
+    """Sizes of programs, and whether they were to stay, first to last."""
+    return [(list(map(len, e["programs"])), e["settled"]) for e in evidence.event_lines(directory, "Packed")]
+
+
+def test_a_machine_takes_the_programs_of_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times(monkeypatch, together=True)
+    train(tmp_path / "first", study())
+    assert chosen(tmp_path / "first") == [([3], False), ([3], True)]
+    times(monkeypatch, together=False)
+    second, third = (train(tmp_path / name, study()) for name in ("second", "third"))
+    assert chosen(tmp_path / "second") == chosen(tmp_path / "third") == [([3], True)]
+    assert second == third
+    shutil.rmtree(tmp_path / "cache")
+    assert train(tmp_path / "anew", study()) != second
+    assert chosen(tmp_path / "anew")[-1] == ([1, 1, 1], True)
+
+
+def test_another_machine_takes_the_programs_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    times(monkeypatch, together=True)
+    for name in ("first", "second"):
+        train(tmp_path / name, study())
+    shutil.rmtree(cache)
+    times(monkeypatch, together=False)
+    assert train(tmp_path / "like", study(), like=str(tmp_path / "second")) == evidence.results(tmp_path / "second")
+    assert train(tmp_path / "chain", study(), like=str(tmp_path / "like")) == evidence.results(tmp_path / "second")
+    assert chosen(tmp_path / "like") == chosen(tmp_path / "chain") == [([3], True)]
+    assert not cache.exists()  # what another run chose is not what this machine would
+
+
+@pytest.mark.parametrize("programs", [[["a"], ["b"], ["c"]], [["a", "b", "c"]]])
+def test_a_choice_that_no_stopwatch_made_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: list[list[str]]
+) -> None:
+    times(monkeypatch, together=True)
+    train(tmp_path / "run", study())
+    path = tmp_path / "run" / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    made_up = [line | {"programs": programs} if line["event"] == "Packed" else line for line in lines]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in made_up))
+    times(monkeypatch, together=len(programs) > 1)  # the opposite is measured
+    train(tmp_path / "like", study(), like=str(tmp_path / "run"))
+    assert chosen(tmp_path / "like") == [([*map(len, programs)], True)]
+
+
+def test_members_that_the_run_does_not_have_are_chosen_for_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    times(monkeypatch, together=True)
+    train(tmp_path / "run", study("a", "b", "c"))
+    shutil.rmtree(cache)
+    train(tmp_path / "like", study("x", "y", "z"), like=str(tmp_path / "run"))
+    assert chosen(tmp_path / "like") == [([3], False), ([3], True)]
+    notes = json.loads((tmp_path / "like" / "plan.json").read_text())["notes"]
+    assert f"x, y, z: not in {tmp_path / 'run'}, so their programs are chosen as ever" in notes
+
+
+def test_split_members_have_the_shares_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def split(name: str, first: float, **how: Any) -> dict[str, Any]:
+        """Results of a run whose policy wants this share of one member on the first device."""
+
+        def wanted(member: str, asked: int) -> Mapping[int, float]:
+            return {0: first, 1: 1.0 - first} if member == "wide" else {1: 1.0}
+
+        seats.train(tmp_path / name, monkeypatch, wanted, seats.study("wide", "middle"), devices="cpu:2", **how)
+        return evidence.results(tmp_path / name)
+
+    first, second = split("first", 0.3), split("second", 0.6)
+    shutil.rmtree(cache)
+    like = split("like", 0.6, like=str(tmp_path / "second"))
+    assert first == second == like
+    assert split("anew", 0.6) != first
+    shares = [evidence.event_lines(tmp_path / name, "Split")[0]["shares"][0] for name in ("first", "like", "anew")]
+    assert shares == [0.3, 0.3, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "wanted"),
+    [
+        ({4: (4, "plain")}, 4, (4, "plain")),
+        ({4: (4, "plain")}, 7, (7, "plain")),
+        ({4: (4, "plain")}, 8, None),
+        ({4: (4, "plain")}, 2, None),
+        ({4: (1, "plain"), 6: (6, "plain")}, 5, (1, "plain")),
+        ({12: (6, "plain")}, 10, (6, "plain")),
+        ({1: (1, "graphed")}, 1, (1, "graphed")),
+        ({3: (3, "graphed")}, 3, None),
+    ],
+)
+def test_a_choice_counts_for_about_as_many_members(before: dict[int, Any], count: int, wanted: Any) -> None:
+    group = FusionGroup(
+        kinds=("plain", "graphed"), chosen={known: ProgramCandidate(*one) for known, one in before.items()}
+    )
+    if count == 3:
+        group.refuse("graphed", "it reads a value")
+    assert group.next(count) == (ALONE if wanted is None else wanted)
+    assert group.measures(count) == (wanted is None)
