@@ -262,8 +262,9 @@ def tune(
     epochs_per_generation: int = 1,
     brackets: Brackets | None = None,
     at_once: int | None = None,
-    objective: str = "",
+    objective: str | Mapping[str, Mode] = "",
     mode: Mode | None = None,
+    constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None,
     sampler: Callable[..., Any] | None = None,
     enqueue: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
@@ -302,6 +303,7 @@ def tune(
         at_once=at_once,
         objective=objective,
         mode=mode,
+        constraints=constraints,
         sampler=sampler,
         enqueue=enqueue,
         seed=seed,
@@ -351,7 +353,11 @@ def run_search(
             tuner.warn()
             tuner.recall(events, state)
             brought = tuner.bring(state)
-            begins = [SearchBegan(terms=tuner.terms), *(event for new in brought for event in new.events)]
+            begins = [
+                SearchBegan(terms=tuner.terms),
+                *(event for new in brought for event in new.events),
+                *tuner.found(state),
+            ]
             study = tuner.study
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             # What is refused must not have been journaled: to undo the change would be refused then. Trials alone are checked:

@@ -47,7 +47,7 @@ class Trials:
 
     def __init__(self, task: Surrogate, sampler: Callable[..., Any] | None, seed: int, asked: Asked) -> None:
         self.task, self.asked, self.new = task, asked, not asked.curves
-        self.sampling = Sampling(SPACE, mode="max", seed=seed, sampler=sampler)
+        self.sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=sampler)
         order: Brackets = "in-turn" if self.sampling.learns else "together"
         self.machine = make_scheduler(
             "hyperband", most=EPOCHS, eta=ETA, trials=TRIALS, brackets=order, generation=1, seed=seed
@@ -92,7 +92,7 @@ class Trials:
             if not trial.state.is_finished():
                 reached = self.reached[trial.number]
                 over = reached == EPOCHS
-                self.sampling.end(trial.number, "complete" if over else "pruned", trial.intermediate_values[reached])
+                self.sampling.end(trial.number, "complete" if over else "pruned", [trial.intermediate_values[reached]])
 
 
 def search(trials: Trials, workers: int) -> list[tuple[float, float]]:

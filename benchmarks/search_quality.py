@@ -90,7 +90,7 @@ class Workers:
 
 def drawn(seed: int) -> Iterator[dict[str, Any]]:
     """Random configurations."""
-    sampling = Sampling(SPACE, mode="max", seed=seed, sampler=optuna.samplers.RandomSampler)
+    sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=optuna.samplers.RandomSampler)
     while True:
         yield sampling.ask()[1]
 
@@ -154,7 +154,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
     """Argosy's scheduler and sampling, as `argosy.tune(..., at_once=4)` has them."""
 
     def search(task: Surrogate, workers: Workers, seed: int) -> None:
-        sampling = Sampling(SPACE, mode="max", seed=seed, sampler=sampler)
+        sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=sampler)
         machine = make_scheduler(
             scheduler,
             most=EPOCHS,
@@ -182,7 +182,7 @@ def ours(scheduler: str, sampler: Callable[..., Any] | None, **terms: Any) -> Ca
             for trial in told - at_work:
                 if reached[trial] == EPOCHS or machine.out(trial) is not None:
                     outcome: Outcome = "complete" if reached[trial] == EPOCHS else "pruned"
-                    sampling.end(trial, outcome, curves[trial].best[reached[trial] - 1])
+                    sampling.end(trial, outcome, [curves[trial].best[reached[trial] - 1]])
                     told.discard(trial)
             ready = [trial for trial in told - at_work if machine.budget(trial) > reached[trial]]
             if ready:

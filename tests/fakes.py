@@ -120,6 +120,11 @@ class Brings:
             for number, member in enumerate(members)
         ]
 
+    def found(self, state: RunState) -> Sequence[Event]:
+        """See `Bringer.found`."""
+        del state
+        return ()
+
     def has_more(self, state: RunState) -> bool:
         """See `Bringer.has_more`."""
         del state

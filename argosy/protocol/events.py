@@ -13,6 +13,7 @@ __all__ = [
     "BeganAnew",
     "Checkpoint",
     "Cloned",
+    "Constrained",
     "DataOpened",
     "EnsembleChosen",
     "Discarded",
@@ -132,6 +133,16 @@ class Proposed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Constrained(Event):
+    """What the constraints of a search say of a trial at its best section so far."""
+
+    member: Name
+    """Name of the trial, as in `Proposed`."""
+    values: tuple[float, ...]
+    """One for each constraint; above 0 where the trial breaks it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SharingChosen(Event):
     """The pipeline by which the nodes share the stream from here on."""
 
@@ -189,6 +200,8 @@ class MemberStarted(Event):
     mkldnn: bool
     notes: tuple[str, ...] = ()
     """What is unusual about it: private copies, NumPy's random state."""
+    parameters: int = 0
+    """Numbers that its network's parameters consist of."""
 
 
 @dataclass(frozen=True, kw_only=True)

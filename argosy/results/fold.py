@@ -11,6 +11,7 @@ from argosy.protocol.events import (
     BeganAnew,
     Checkpoint,
     Cloned,
+    Constrained,
     DataOpened,
     Discarded,
     Divided,
@@ -58,6 +59,8 @@ class MemberState:
     """waiting, training, resting, done, failed, diverged, stopped, or paused."""
     reason: str = ""
     device: str = ""
+    parameters: int = 0
+    """Numbers that its network's parameters consist of; 0 before it has started."""
     sections: list[SectionEnded] = field(default_factory=list)
     """Finished sections, in order."""
     behind: int = 0
@@ -138,6 +141,7 @@ class MemberState:
     def start(self, event: MemberStarted) -> None:
         """Continue from the point of the event, dropping what was journaled beyond it."""
         self.status, self.reason, self.device = "training", "", event.device
+        self.parameters = event.parameters
         self.forget_from(event.epoch, event.section)
         here = (event.epoch, event.position)
         self.saved = [c for c in self.saved if (c.epoch, c.reaches) <= here]
@@ -179,6 +183,8 @@ class RunState:
     started: RunStarted | None = None
     ended: RunEnded | None = None
     is_search: bool = False
+    constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """What the constraints of a search say, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -288,6 +294,8 @@ class RunState:
                 self.joules[name] = self.joules.get(name, 0.0) + joules
         elif isinstance(event, SearchBegan):
             self.is_search = True
+        elif isinstance(event, Constrained):
+            self.constrained[event.member] = event.values
         elif isinstance(event, NodeCame):
             assert self.started is not None
             self.started = replace(self.started, devices=(*self.started.devices, *event.devices))

@@ -75,6 +75,8 @@ class MemberResult:
     as_alone: bool
     """Whether it has the bits that it would have alone on its device: no program of several and no split has rounded otherwise."""
     device: str
+    parameters: int
+    """Numbers that its network's parameters consist of; 0 before it has started."""
     seconds: float
     """Seconds in the member's own steps and validation."""
     folder: Path
@@ -100,6 +102,7 @@ class MemberResult:
             seed=described["seed"],
             as_alone=state.as_alone,
             device=state.device,
+            parameters=state.parameters,
             seconds=sum(ended.seconds for ended in state.own_sections),
             folder=directory / "members" / state.name,
             sections=tuple(state.own_sections),

@@ -7,7 +7,8 @@ reached.
 """
 
 from argosy.tuning.hyperband import rungs
-from argosy.tuning.scheduler import Looking, ranked, sections_of
+from argosy.tuning.objectives import ranked
+from argosy.tuning.scheduler import Looking, sections_of
 
 __all__ = ["Asha"]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from argosy.tuning.scheduler import Looking, ranked, sections_of
+from argosy.tuning.objectives import ranked
+from argosy.tuning.scheduler import Looking, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 

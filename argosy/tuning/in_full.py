@@ -14,7 +14,7 @@ class InFull:
         """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
 
-    def tell(self, trial: int, sections: int, cost: float) -> None:
+    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
         """Ignore what a trial reached."""
 
     def close(self, trial: int) -> None:

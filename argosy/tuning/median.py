@@ -6,6 +6,7 @@ sections, those with fewer over the ones that they have. The first sections deci
 
 import statistics
 
+from argosy.tuning.objectives import Cost
 from argosy.tuning.scheduler import Results
 
 __all__ = ["Median"]
@@ -30,9 +31,9 @@ class Median:
         """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
 
-    def tell(self, trial: int, sections: int, cost: float) -> None:
+    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
         """Note what a trial reached; medians are computed again."""
-        self.results.tell(trial, sections, cost)
+        self.results.tell(trial, sections, Cost(costs, excess))
         self._medians.clear()
 
     def close(self, trial: int) -> None:

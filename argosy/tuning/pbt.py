@@ -7,7 +7,8 @@ begins when all clones are there, so that the outcome depends on nothing but wha
 
 from random import Random
 
-from argosy.tuning.scheduler import Looking, ranked
+from argosy.tuning.objectives import ranked
+from argosy.tuning.scheduler import Looking
 
 __all__ = ["Pbt"]
 

@@ -2,7 +2,8 @@
 
 The best trial, here and in Optuna's study, is the one with the best objective of any of its sections, of those that trained to their
 end, which are the complete ones; while there are none, of those that have neither failed nor been stopped. Trials that failed,
-diverged or were stopped count for nothing, and what is not a number is never best.
+diverged or were stopped count for nothing, one that breaks a constraint is behind all that break none and never best, and neither is
+what is not a number. Of several objectives the best trial is that of the Pareto set with the best first objective.
 """
 
 import math
@@ -15,7 +16,16 @@ from typing import Any
 from argosy.errors import RunError
 from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line, lasting, told
-from argosy.protocol.events import Cloned, Event, MemberEnded, Proposed, RunStarted, SearchBegan, SectionEnded
+from argosy.protocol.events import (
+    Cloned,
+    Constrained,
+    Event,
+    MemberEnded,
+    Proposed,
+    RunStarted,
+    SearchBegan,
+    SectionEnded,
+)
 from argosy.protocol.packs import Packed
 from argosy.results.bands import Spread
 from argosy.results.ending import Ending, counted, size_of_output
@@ -25,6 +35,7 @@ from argosy.results.member import MemberResult
 from argosy.results.ranking import rank
 from argosy.results.report import Format, Report
 from argosy.stopping import Mode, better, sections_in
+from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
 from argosy.tuning.scheduler import is_out
 
 __all__ = ["PRUNED", "WORTHLESS", "Packs", "SearchReport", "TrialResult"]
@@ -33,7 +44,7 @@ WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
 PRUNED = "pruned"
 """Status of a trial that the scheduler has ended; its members are done."""
-COLUMNS = ("trial", "status", "epochs", "source", "reason")
+COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reason")
 """Columns of the table, beside parameters and metrics."""
 
 
@@ -51,6 +62,10 @@ class TrialResult:
     """Epochs of each of its members."""
     metrics: Mapping[str, float]
     """Metrics of the section with the best objective; means of sections that all members have ended, none where one has failed."""
+    totals: Mapping[str, float]
+    """Up to that section, what else objectives may be: `argosy.tuning.objectives.TOTALS`."""
+    constraints: tuple[float, ...] = ()
+    """What the constraints of the search say of that section; above 0 where it breaks one."""
     best_epochs: float | None = None
     """Finished epochs of each member in the section that the metrics of a mean are of."""
 
@@ -58,20 +73,22 @@ class TrialResult:
     def of(cls, row: MemberResult) -> "TrialResult":
         """Return the trial that is one member."""
         values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
-        return cls(members=(row.name,), **values)
+        best = max((number for number, ended in enumerate(row.sections, start=1) if ended.best), default=0)
+        found = reached([(row.sections[:best], row.parameters)]) if best else {}
+        return cls(members=(row.name,), totals=_totals(found), **values)
 
     @classmethod
-    def mean(cls, name: str, members: Sequence[MemberState], objective: str, mode: Mode) -> "TrialResult":
+    def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
         """Return the trial that is the mean of several members."""
         wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
         ended = min(len(one.sections) for one in members)
-        values = [_mean(one.sections[number].metrics[objective] for one in members) for number in range(ended)]
+        values = [_mean(one.sections[number].metrics[objectives.first] for one in members) for number in range(ended)]
         best = None
         for number, value in enumerate(() if wrong else values):
-            if best is None or better(value, values[best], mode):
+            if best is None or better(value, values[best], objectives.mode):
                 best = number
-        rows = [] if best is None else [one.sections[best].metrics for one in members]
+        found = {} if best is None else reached((one.sections[: best + 1], one.parameters) for one in members)
         epochs = members[0].sections[ended - 1].epochs if ended else 0
         return cls(
             name=name,
@@ -79,9 +96,24 @@ class TrialResult:
             status=last.status,
             reason=f"{last.name}: {last.reason}" if wrong else last.reason,
             epochs=int(epochs) if epochs == int(epochs) else epochs,
-            metrics={metric: _mean(row[metric] for row in rows) for metric in (rows[0] if rows else ())},
+            metrics={name: value for name, value in found.items() if name not in TOTALS},
+            totals=_totals(found),
             best_epochs=None if best is None else members[0].sections[best].epochs,
         )
+
+    @property
+    def verdict(self) -> str:
+        """What the constraints say of it, in a word."""
+        return "" if not self.constraints else "broken" if max(self.constraints) > 0 else "kept"
+
+    @property
+    def reached(self) -> dict[str, float]:
+        """All that objectives and constraints may be of."""
+        return {**self.metrics, **self.totals}
+
+
+def _totals(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: found[name] for name in TOTALS if name in found}
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -116,6 +148,11 @@ class SearchReport:
     """Time until the best trial had ended its best section; None before there is one."""
     scheduler: str
     """Name of the scheduler."""
+    objectives: Mapping[str, Mode]
+    """Modes of the objectives by name, the first one first."""
+    pareto: tuple[TrialResult, ...]
+    """The Pareto set: of the trials among which the best is found, those that no other dominates, by being nowhere worse and somewhere
+    better; by the first objective, the best first. Of one objective these are the best trial and its equals."""
     study: Any = field(repr=False)
     """The search as an Optuna study, for Optuna's own tools; None where the report was read from a directory alone."""
 
@@ -127,14 +164,23 @@ class SearchReport:
             folder = self.run.directory
             raise RunError(
                 f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has failed, diverged or "
-                f"been stopped, or reached no number. See `argosy status {folder}`."
+                f"been stopped, breaks a constraint, or reached no number. See `argosy status {folder}`."
             )
         return found
 
     @property
     def _best(self) -> TrialResult | None:
         """The best trial, or None; members that the user added are no trials."""
-        return _best_of(self.rows, self.trials, self.run.objective)
+        return next(iter(self.pareto), None)
+
+    @property
+    def has_several(self) -> bool:
+        """Whether it has several objectives."""
+        return len(self.objectives) > 1
+
+    def shown(self, row: TrialResult) -> dict[str, float]:
+        """Return what a table shows of what a trial has reached: the objectives first, and the other metrics."""
+        return {**{name: row.reached[name] for name in self.objectives if name in row.reached}, **row.metrics}
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
@@ -211,8 +257,10 @@ class SearchReport:
                 "status": row.status,
                 "epochs": row.epochs,
                 **({"source": self.sources[row.name]} if row.name in self.sources else {}),
+                **({"pareto": row in self.pareto} if self.has_several else {}),
+                **({"constraints": [*row.constraints]} if row.constraints else {}),
                 **_beside(COLUMNS, "parameter", self.parameters.get(row.name, {})),
-                **_beside(searched, "metric", row.metrics),
+                **_beside(searched, "metric", self.shown(row)),
                 "reason": last_line(row.reason),
             }
             for row in self.rows
@@ -253,27 +301,36 @@ class SearchReport:
         epoch = self.run.member(best.members[0]).best_epoch if one else f"{best.best_epochs:g}"
         parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
         load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
-        value = f"{best.metrics[self.run.objective]:.4g}{'' if one else f', mean of {len(best.members)},'}"
-        lines = (
-            f"Best: {best.name}, {self.run.objective} {value} at epoch {epoch} of {best.epochs:g}",
+        values = ", ".join(f"{name} {best.reached[name]:.4g}" for name in self.objectives)
+        values += "" if one else f", mean of {len(best.members)},"
+        lines = [
+            f"Best: {best.name}, {values} at epoch {epoch} of {best.epochs:g}",
             f"With: {parameters}",
             f"Load it: argosy.load({str(self.run.directory)!r}, study=search).{load}",
-        )
-        return (*lines, f"Weights: {self.best().folder / 'best.pt'}") if one else lines
+        ]
+        if self.has_several:
+            lines.append(
+                f"Pareto set: {len(self.pareto)} trials, report.pareto; this is the one with the best {self.run.objective}"
+            )
+        return (*lines, *([f"Weights: {self.best().folder / 'best.pt'}"] if one else []))
 
     def _columns_and_rows(self) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
         names = dict.fromkeys(name for row in self.rows for name in self.parameters.get(row.name, ()))
         sources = ["source"] if self.sources else []
+        pareto = ["pareto"] if self.has_several else []
+        constraints = ["constraints"] if any(row.constraints for row in self.rows) else []
         rows = tuple(
             (
-                *(row.name, row.metrics.get(self.run.objective, "")),
+                *(row.name, *(row.reached.get(name, "") for name in self.objectives)),
+                *(["yes" if row in self.pareto else ""] if pareto else []),
                 *(self.parameters.get(row.name, {}).get(name, "") for name in names),
                 *(f"{row.epochs:g}", row.status),
+                *([row.verdict] if constraints else []),
                 *([self.sources.get(row.name, "")] if sources else []),
             )
             for row in self.rows
         )
-        return ("trial", self.run.objective, *names, "epochs", "status", *sources), rows
+        return ("trial", *self.objectives, *pareto, *names, "epochs", "status", *constraints, *sources), rows
 
     def __str__(self) -> str:
         return self.ending().text(*size_of_output())
@@ -346,6 +403,11 @@ class SearchReport:
             "directory": str(self.run.directory),
             "status": self.run.status,
             "objective": self.run.objective,
+            **(
+                {"objectives": dict(self.objectives), "pareto": [row.name for row in self.pareto]}
+                if self.has_several
+                else {}
+            ),
             "best": best.name if best else None,
             "best_members": list(best.members) if best else [],
             "best_weights": str(self.best().folder / "best.pt") if best and len(best.members) == 1 else None,
@@ -368,8 +430,10 @@ class SearchReport:
             event.member: event for _, event in told if isinstance(event, Cloned) and event.checkpoint is not None
         }
         proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
-        rows = _rows(run, proposed.values(), told)
-        best = _best_of(rows, proposed, run.objective)
+        terms = next(event.terms for _, event in reversed(told) if isinstance(event, SearchBegan))
+        objectives = Objectives(modes={terms["objective"]: terms["mode"], **terms.get("others", {})})
+        rows, pareto = _ordered(_rows(run, proposed.values(), told, objectives), proposed, told, objectives)
+        best = next(iter(pareto), None)
         packs = Packs()
         return cls(
             run=run,
@@ -382,7 +446,9 @@ class SearchReport:
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
             best_seconds=None if best is None else _found(best, run, told),
-            scheduler=next(event.terms["scheduler"] for _, event in reversed(told) if isinstance(event, SearchBegan)),
+            scheduler=terms["scheduler"],
+            objectives=objectives.modes,
+            pareto=pareto,
             study=study,
         )
 
@@ -395,34 +461,51 @@ def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dic
 Told = Sequence[tuple[float, Event]]
 
 
-def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[TrialResult, ...]:
-    """Return the rows, best first, equals by number."""
+def _rows(run: Report, proposed: Collection[Proposed], told: Told, objectives: Objectives) -> list[TrialResult]:
+    """Return the rows in the order of the run's, with what constraints say of them; those of several members last."""
     several = [event for event in proposed if event.members]
     parts = {name for event in several for name in event.members}
     rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
-    mode = run.repetitions.mode
     if several:
         state = RunState.of(event for _, event in told)
-        for event in several:
-            rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
-    trials = {event.member: event for event in proposed}
-    ends = Ends.of(event for _, event in told)
-
-    def place(row: TrialResult) -> tuple[bool, int, tuple[int, float], float]:
-        event = trials.get(row.name)
-        worth = 2 if row.status in WORTHLESS else int(not ends.reached_by(row, event))
-        value = rank(row.metrics.get(run.objective, math.nan), mode)
-        return not row.metrics, worth, value, math.inf if event is None else event.trial
-
+        rows += [TrialResult.mean(event.member, [*map(state.member, event.members)], objectives) for event in several]
+    said = {event.member: event.values for _, event in told if isinstance(event, Constrained)}
     last = {event.trial: event.member for event in proposed}
+    trials, ends = {event.member: event for event in proposed}, Ends.of(event for _, event in told)
 
-    def is_pruned(row: TrialResult) -> bool:
+    def status(row: TrialResult) -> str:
         event = trials.get(row.name)
         if event is None or row.status != "done" or ends.reached_by(row, event):
-            return False
-        return is_out(row.reason) or (run.status == "done" and last[event.trial] == row.name)
+            return row.status
+        return PRUNED if is_out(row.reason) or (run.status == "done" and last[event.trial] == row.name) else row.status
 
-    return tuple(replace(row, status=PRUNED) if is_pruned(row) else row for row in sorted(rows, key=place))
+    return [replace(row, status=status(row), constraints=said.get(row.name, ())) for row in rows]
+
+
+def _ordered(
+    rows: Sequence[TrialResult], trials: Mapping[str, Proposed], told: Told, objectives: Objectives
+) -> tuple[tuple[TrialResult, ...], tuple[TrialResult, ...]]:
+    """Return the rows, best first, equals by number, and those of the Pareto set."""
+    ends = Ends.of(event for _, event in told)
+    costs = {row.name: objectives.cost(row.reached, row.constraints) for row in rows}
+
+    def kind(row: TrialResult) -> tuple[bool, ...]:
+        broken = costs[row.name].excess > 0
+        return not row.metrics, row.status in WORTHLESS, broken, not ends.reached_by(row, trials.get(row.name))
+
+    kinds = {row.name: kind(row) for row in rows}
+    places: dict[str, tuple[Any, ...]] = {}
+    for one in {*kinds.values()}:
+        alike = [name for name, its in kinds.items() if its == one]
+        for name, level in zip(alike, levels([costs[name] for name in alike]), strict=True):
+            event, value = trials.get(name), costs[name].values[0]
+            number = math.inf if event is None else event.trial
+            places[name] = (one, level, math.inf if math.isnan(value) else value, number)
+    ordered = sorted(rows, key=lambda row: places[row.name])
+    compared = [row for row in ordered if row.name in trials and not any(kinds[row.name][:3])]
+    compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
+    found = levels([costs[row.name] for row in compared])
+    return tuple(ordered), tuple(row for row, level in zip(compared, found, strict=True) if not level)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -456,12 +539,6 @@ class Ends:
             return True
         # For a trial that begins anew at each rung, this may be no more than its rung.
         return row.reason != f"{event.sections / self.per_epoch:g} epochs"
-
-
-def _best_of(rows: Sequence[TrialResult], trials: Collection[str], objective: str) -> TrialResult | None:
-    row = next((row for row in rows if row.name in trials), None)
-    known = row is not None and row.status not in WORTHLESS and not math.isnan(row.metrics.get(objective, math.nan))
-    return row if known else None
 
 
 def _first_comparison(told: Told) -> float | None:

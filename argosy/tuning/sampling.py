@@ -47,6 +47,8 @@ STATES: Mapping[str, TrialState] = {
 }
 DIRECTIONS: Mapping[str, StudyDirection] = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
 OWNER = "argosy directory"
+CONSTRAINTS = "constraints"
+"""Attribute under which samplers look for what the constraints say of a trial."""
 DEFAULT_SAMPLER = optuna.samplers.TPESampler
 """Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011)."""
 INDEPENDENT = (
@@ -73,9 +75,9 @@ class Copy:
     the same command writes everything that is missing.
     """
 
-    def __init__(self, directory: Path, store: Store, *, mode: Mode) -> None:
+    def __init__(self, directory: Path, store: Store, *, modes: Sequence[Mode]) -> None:
         self.name: str = store.name or directory.resolve().name
-        self.mode = mode
+        self.modes = modes
         # A file moves with its directory.
         self.owner: str = "this directory" if store.url is None else str(directory.resolve())
         try:
@@ -141,6 +143,8 @@ class Copy:
         for step in sorted(trial.intermediate_values.keys() - steps):
             self.storage.set_trial_intermediate_value(number, step, trial.intermediate_values[step])
             steps.add(step)
+        if CONSTRAINTS in trial.system_attrs:
+            self.storage.set_trial_system_attr(number, CONSTRAINTS, trial.system_attrs[CONSTRAINTS])
         if trial.state.is_finished():
             self.storage.set_trial_state_values(number, trial.state, trial.values)
 
@@ -149,7 +153,7 @@ class Copy:
             study = optuna.create_study(
                 storage=self.storage,
                 study_name=self.name,
-                direction=DIRECTIONS[self.mode],
+                directions=[DIRECTIONS[mode] for mode in self.modes],
                 sampler=optuna.samplers.RandomSampler(),
                 load_if_exists=True,
             )
@@ -207,23 +211,31 @@ class Sampling:
         self,
         space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None],
         *,
-        mode: Mode,
+        modes: Sequence[Mode],
         seed: int,
         sampler: Callable[..., Any] | None,
         grid: bool = False,
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.space = space
+        self.modes = modes
+        """Of each objective."""
         self.seed = seed
         self.first = first
         """Parameters of the first trials, or some of them."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
-        self.can_learn: bool = _learns(self.sampler)
+        if len(modes) > 1 and _is_of(self.sampler, optuna.samplers.CmaEsSampler):
+            raise StudyError(
+                "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
+            )
+        self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
         """Whether what the sampler proposes depends on what trials have reached."""
         self.learns: bool = self.can_learn and not grid
         self._shown = Shown()
         with _quietly():
-            self.study: optuna.Study = optuna.create_study(direction=DIRECTIONS[mode], storage=self._shown)
+            self.study: optuna.Study = optuna.create_study(
+                directions=[DIRECTIONS[mode] for mode in modes], storage=self._shown
+            )
         self.points: dict[Place, dict[str, Any]] | None = _points(space) if grid else None
         """Points of a grid that no trial has, in order, by `_place`."""
         self._trials: list[optuna.Trial] = []
@@ -307,14 +319,21 @@ class Sampling:
         found = {name: distribution for name, distribution in self.space.items() if _count(distribution) <= FEW}
         return {name: _values(name, distribution) for name, distribution in found.items()}
 
-    def report(self, number: int, sections: int, value: float) -> None:
-        """Note what a trial has reached after so many sections."""
-        self._trials[number].report(value, sections)
+    def report(self, number: int, sections: int, value: float, constrained: Sequence[float] = ()) -> None:
+        """Note what a trial has reached after so many sections, and what the constraints say of it.
 
-    def end(self, number: int, outcome: Outcome, value: float | None) -> None:
-        """Note how a trial ended."""
-        final = value if outcome == "complete" else None
-        self.study.tell(number, final, STATES[outcome])
+        Of several objectives Optuna has no values before a trial is complete.
+        """
+        if len(self.modes) == 1:
+            self._trials[number].report(value, sections)
+        if constrained:
+            study = self._shown.get_study_id_from_name(self.study.study_name)
+            trial = self._shown.get_trial_id_from_study_id_trial_number(study, number)
+            self._shown.set_trial_system_attr(trial, CONSTRAINTS, [*constrained])
+
+    def end(self, number: int, outcome: Outcome, values: Sequence[float]) -> None:
+        """Note how a trial ended, and what it has reached in each objective."""
+        self.study.tell(number, values if outcome == "complete" else None, STATES[outcome])
 
     def frozen(self) -> list[FrozenTrial]:
         """Return all trials as they are."""
@@ -352,10 +371,10 @@ class Sampling:
         return trial, built_from
 
 
-def _learns(sampler: Callable[..., Any]) -> bool:
+def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
     while isinstance(sampler, functools.partial):
         sampler = sampler.func
-    return not (isinstance(sampler, type) and issubclass(sampler, INDEPENDENT))
+    return isinstance(sampler, type) and issubclass(sampler, kinds)
 
 
 def _name(sampler: Callable[..., Any]) -> str:
@@ -383,11 +402,11 @@ def _contradicts(there: FrozenTrial, here: FrozenTrial) -> bool:
     if there.params != here.params:
         return True
     ended = there.state.is_finished()
-    return ended and (there.state, there.values, there.intermediate_values) != (
-        here.state,
-        here.values,
-        here.intermediate_values,
-    )
+    return ended and _ending(there) != _ending(here)
+
+
+def _ending(trial: FrozenTrial) -> tuple[Any, ...]:
+    return trial.state, trial.values, trial.intermediate_values, trial.system_attrs.get(CONSTRAINTS)
 
 
 def _changed(number: int, parameters: Mapping[str, Any], why: str) -> str:

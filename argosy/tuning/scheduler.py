@@ -2,7 +2,7 @@
 
 A scheduler is a pure state machine: it receives what trials reached, in any order and again after a restart, and is asked
 what follows. Trials are numbered from 0 as they begin; budgets are sections of a trial's own training. What a trial reached is a
-*cost*: lower is better, and what is not a number is worse than any.
+*cost* for each objective.
 """
 
 import math
@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Looking", "Results", "Scheduler", "is_out", "ranked", "sections_of"]
+from argosy.tuning.objectives import Cost
+
+__all__ = ["Looking", "Results", "Scheduler", "is_out", "sections_of"]
 
 OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Beginning of what schedulers answer to `Scheduler.out`."""
+NO_NUMBER = Cost((math.nan,))
 
 
 class Scheduler(Protocol):
@@ -26,8 +29,8 @@ class Scheduler(Protocol):
     def wanted(self, begun: int) -> int:
         """Return how many trials are to begin beside so many that have."""
 
-    def tell(self, trial: int, sections: int, cost: float) -> None:
-        """Note what a trial reached in so many sections; the first report counts."""
+    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
+        """Note what a trial reached in so many sections, as `Cost` has it; the first report counts."""
 
     def close(self, trial: int) -> None:
         """Note that a trial ended by its own rule: what it reached stands for every longer budget."""
@@ -53,10 +56,10 @@ class Results:
 
     def __init__(self) -> None:
         self.failed: set[int] = set()
-        self._costs: dict[int, dict[int, float]] = {}
+        self._costs: dict[int, dict[int, Cost]] = {}
         self._closed: set[int] = set()
 
-    def tell(self, trial: int, sections: int, cost: float) -> None:
+    def tell(self, trial: int, sections: int, cost: Cost) -> None:
         """Keep a cost; the first one for so many sections counts."""
         self._costs.setdefault(trial, {}).setdefault(sections, cost)
 
@@ -72,23 +75,23 @@ class Results:
         """Return the most sections that a cost of the trial is known for."""
         return max(self._costs.get(trial, ()), default=0)
 
-    def at(self, trial: int, sections: int) -> float | None:
+    def at(self, trial: int, sections: int) -> Cost | None:
         """Return a trial's cost after so many sections; None where that is not known yet."""
         costs = self._costs.get(trial, {})
         if sections in costs:
             return costs[sections]
         if trial in self.failed:
-            return math.nan
-        return costs.get(max(costs, default=0), math.nan) if trial in self._closed else None
+            return NO_NUMBER
+        return costs.get(max(costs, default=0), NO_NUMBER) if trial in self._closed else None
 
-    def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[float, int]]:
+    def all_at(self, trials: Iterable[int], sections: int) -> list[tuple[Cost, int]]:
         """Return (cost, trial) of these that have reached so many sections."""
         found = ((self.at(trial, sections), trial) for trial in trials)
         return [(cost, trial) for cost, trial in found if cost is not None]
 
     def until(self, trial: int, sections: int) -> list[float]:
-        """Return a trial's costs up to so many sections; what is not a number is worse than any."""
-        costs = self._costs.get(trial, {}).items()
+        """Return a trial's costs in the first objective up to so many sections; what is not a number is worse than any."""
+        costs = ((number, cost.values[0]) for number, cost in self._costs.get(trial, {}).items())
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
 
 
@@ -98,9 +101,9 @@ class Looking(ABC):
     def __init__(self) -> None:
         self.results: Results = Results()
 
-    def tell(self, trial: int, sections: int, cost: float) -> None:
+    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
         """Note what a trial reached, and decide what follows."""
-        self.results.tell(trial, sections, cost)
+        self.results.tell(trial, sections, Cost(costs, excess))
         self._look(trial)
 
     def close(self, trial: int) -> None:
@@ -121,12 +124,6 @@ class Looking(ABC):
 def is_out(reason: str) -> bool:
     """Return whether a scheduler ended a trial for this reason, and not a rule of the trial's own."""
     return OUT.match(reason) is not None
-
-
-def ranked(costs: Iterable[tuple[float, int]]) -> list[int]:
-    """Return the trials by (cost, trial), best first: ties by the trial's number, what is not a number last."""
-    keys = ((True, 0.0, trial) if math.isnan(cost) else (False, cost, trial) for cost, trial in costs)
-    return [trial for _, _, trial in sorted(keys)]
 
 
 def sections_of(counts: Iterable[tuple[int, int]], *, again: bool) -> int:

@@ -14,12 +14,15 @@ from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
 from argosy.tuning.hyperband import Brackets
 from argosy.tuning.hyperband import brackets as table
+from argosy.tuning.objectives import TOTALS, Objectives
 from argosy.tuning.packing import check_packs
 
 __all__ = ["Search", "Store"]
 
 RUNGS = ("hyperband", "asha")
 """Schedulers that let trials go on from one budget to the next."""
+BY_ONE_NUMBER = ("median", "pbt")
+"""Schedulers that compare trials by one number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +65,15 @@ class Search:
     at_once: int | None = None
     """Most trials that train at the same time; the next begin where others rest or are out. Where the sampler learns: trials
     that are asked together; the next follow when all of these rest or are over."""
-    objective: str = ""
-    """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``."""
+    objective: str | Mapping[str, Mode] = ""
+    """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``. Or several
+    objectives with their modes, as ``{"val_accuracy": "max", "seconds": "min"}``: metrics, of which the first chooses the section
+    that the others are of, and ``seconds``, ``samples`` and ``parameters`` (`argosy.tuning.objectives`)."""
     mode: Mode | None = None
     """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
+    constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
+    """A function of what a trial has reached in its best section, metrics and what several objectives may be, that returns numbers,
+    as ``lambda reached: [reached["seconds"] - 60]``: a trial breaks those above 0, and is behind all that break none."""
     sampler: Callable[..., Any] | None = None
     """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``. One that learns is asked in waves
     (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler`` with schedulers ``hyperband``,
@@ -97,11 +105,7 @@ class Search:
             check_choice("brackets", self.brackets, get_args(Brackets))
         check_packs(self.packs)
         self._check_numbers()
-        if not isinstance(self.objective, str):
-            raise StudyError(
-                f"objective is {shown(self.objective)}; it must be the name of a metric, as 'val_accuracy'."
-            )
-        mode_of(self._objective, self.mode, owner="Search")
+        self._check_objectives()
         self._check_enqueued()
         if self.sampler is not None:
             check_callable("sampler", self.sampler, "a class of optuna.samplers, or a partial of one")
@@ -117,6 +121,49 @@ class Search:
             check_whole("n_trials", self.n_trials, least=1)
         if self.at_once is not None:
             check_whole("at_once", self.at_once, least=1)
+
+    def _check_objectives(self) -> None:
+        if isinstance(self.objective, str):
+            _ = self.objectives  # raises StudyError where the name does not tell the mode
+        elif not (
+            isinstance(self.objective, Mapping)
+            and self.objective
+            and all(isinstance(one, str) for one in self.objective)
+        ):
+            raise StudyError(
+                f"objective is {shown(self.objective)}; it must be the name of a metric, as 'val_accuracy', or several with their modes, "
+                "as {'val_accuracy': 'max', 'seconds': 'min'}."
+            )
+        elif self.mode is not None:
+            raise StudyError(
+                f"mode={self.mode!r} is of one objective, and these have modes of their own; leave it out."
+            )
+        else:
+            for name, mode in self.objective.items():
+                check_choice(f"objective: the mode of {name!r}", mode, get_args(Mode))
+            if self.objectives.first in TOTALS:
+                raise StudyError(
+                    f"objective begins with {self.objectives.first!r}, and the first one chooses the weights of a trial among its sections; "
+                    "begin with a metric, as 'val_accuracy'."
+                )
+        if self.constraints is not None:
+            check_callable("constraints", self.constraints, "a function: what a trial has reached -> list of numbers")
+            check_takes("constraints", self.constraints, 1, "a function: what a trial has reached -> list of numbers")
+        if self.scheduler in BY_ONE_NUMBER and (len(self.objectives.modes) > 1 or self.constraints is not None):
+            raise StudyError(
+                f"scheduler {self.scheduler!r} compares trials by one number, which several objectives or constraints are not; choose "
+                "hyperband, asha, random or grid."
+            )
+
+    def check_reported(self, member: Member) -> None:
+        """Raise StudyError where a trial's member does not report an objective beside the first, which its study checks."""
+        known = {*member.reported(has_val=self.data.has_val), *TOTALS}
+        _, *others = self.objectives.modes
+        if unknown := [name for name in others if name not in known]:
+            raise StudyError(
+                f"member {member.name!r} does not report the objective {unknown[0]!r}{meant(unknown[0], known)}; choose from "
+                f"{', '.join(sorted(known))}, or add it to the member's metrics."
+            )
 
     def _check_enqueued(self) -> None:
         if not isinstance(self.enqueue, Sequence) or not all(isinstance(one, Mapping) for one in self.enqueue):
@@ -184,13 +231,14 @@ class Search:
         return found
 
     @property
-    def ranks_by(self) -> tuple[str, Mode]:
-        """The objective and its mode, as `Study` has them."""
-        return self._objective, mode_of(self._objective, self.mode, owner="Search")
-
-    @property
-    def _objective(self) -> str:
-        return self.objective or ("val_loss" if self.data.has_val else "train_loss")
+    def objectives(self) -> Objectives:
+        """What trials are compared by."""
+        if isinstance(self.objective, str):
+            name = self.objective or ("val_loss" if self.data.has_val else "train_loss")
+            modes = {name: mode_of(name, self.mode, owner="Search")}
+        else:
+            modes = dict(self.objective)
+        return Objectives(modes=modes, constraints=self.constraints)
 
     def study(self, members: Sequence[Member]) -> Study:
         """Return the study with the members of these trials."""
@@ -198,8 +246,8 @@ class Search:
             data=self.data,
             members=members,
             stop=MaxEpochs(self.max_epochs),
-            objective=self.objective,
-            mode=self.mode,
+            objective=self.objectives.first,
+            mode=self.objectives.mode,
             seed=self.seed,
             validations_per_epoch=self.validations_per_epoch,
         )

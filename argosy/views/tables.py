@@ -21,16 +21,29 @@ LEAST_SAVED = 0.005
 
 def search_table(report: SearchReport) -> Group:
     """Return all trials of a search, best first, what was saved, and how soon the best was found."""
-    metric = report.run.objective
     names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
     sources = ["source"] if report.sources else []
-    table = _table("trial", "status", "epochs", *sources, metric, *names, "reason")
+    pareto = ["pareto"] if report.has_several else []
+    constraints = ["constraints"] if any(row.constraints for row in report.rows) else []
+    table = _table("trial", "status", "epochs", *sources, *report.objectives, *pareto, *constraints, *names, "reason")
     for row in report.rows:
         parameters = report.parameters.get(row.name, {})
         values = [told(parameters[name]) if name in parameters else "" for name in names]
-        reached = f"{row.metrics[metric]:.4g}" if row.metrics else ""
+        reached = [f"{row.reached[name]:.4g}" if name in row.reached else "" for name in report.objectives]
+        front = ["yes" if row in report.pareto else ""] if pareto else []
+        kept = [row.verdict] if constraints else []
         source = [report.sources.get(row.name, "")] if report.sources else []
-        cells = (row.name, row.status, f"{row.epochs:g}", *source, reached, *values, last_line(row.reason))
+        cells = (
+            row.name,
+            row.status,
+            f"{row.epochs:g}",
+            *source,
+            *reached,
+            *front,
+            *kept,
+            *values,
+            last_line(row.reason),
+        )
         table.add_row(*map(as_text, cells))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "

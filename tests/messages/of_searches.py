@@ -147,6 +147,22 @@ CASES = {
     "a space that is none": lambda: tune([0.1, 0.01]),
     "a search on arrays": lambda: tune(data=VALIDATED.arrays),
     "a search by a function": lambda: tune(objective=argosy.accuracy),
+    "a search by nothing": lambda: tune(objective={}),
+    "several objectives and a mode": lambda: tune(objective={"val_loss": "min", "seconds": "min"}, mode="min"),
+    "objectives of which one has no mode": lambda: tune(objective={"val_loss": "min", "seconds": "less"}),
+    "objectives that begin with time": lambda: tune(objective={"seconds": "min", "val_loss": "min"}),
+    "an objective that no trial reports": lambda: tune(objective={"val_loss": "min", "second": "min"}),
+    "a population under several objectives": lambda: tune(
+        scheduler="pbt", objective={"val_loss": "min", "seconds": "min"}
+    ),
+    "medians under constraints": lambda: tune(scheduler="median", constraints=lambda reached: [0.0]),
+    "a sampler of one objective for several": lambda: tune(
+        objective={"val_loss": "min", "seconds": "min"}, sampler=optuna.samplers.CmaEsSampler
+    ),
+    "constraints that are no function": lambda: tune(constraints={"seconds": 60}),
+    "constraints of two arguments": lambda: tune(constraints=lambda reached, parameters: [0.0]),
+    "constraints that return no list": lambda: tune(constraints=lambda reached: reached["parameters"] - 100),
+    "the best where each trial breaks a constraint": lambda: tune(constraints=lambda reached: [1.0]).best(),
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
     "a population over a function": lambda: tune(lambda trial: None, scheduler="pbt"),

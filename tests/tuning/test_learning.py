@@ -233,9 +233,8 @@ def searched(seed: int, sampler: Any, scheduler: str = "hyperband", **terms: Any
         for trial in sampling.frozen():
             number = trial.number
             if not trial.state.is_finished() and (machine.out(number) or reached[number] == 27):
-                sampling.end(
-                    number, "pruned" if machine.out(number) else "complete", trial.intermediate_values[reached[number]]
-                )
+                outcome = "pruned" if machine.out(number) else "complete"
+                sampling.end(number, outcome, [trial.intermediate_values[reached[number]]])
     return min(costs[trial] for trial, sections in enumerate(reached) if sections == 27)
 
 

@@ -144,7 +144,7 @@ def test_parameters_go_on_to_values_beside_them() -> None:
         "net": CategoricalDistribution(["a", "b", "c"]),
         "one": CategoricalDistribution([3]),
     }
-    sampling = Sampling(space, mode="min", seed=0, sampler=None)
+    sampling = Sampling(space, modes=["min"], seed=0, sampler=None)
     here = {"lr": 0.5, "rate": 0.25, "depth": 2, "net": "a", "one": 3}
     found = [sampling.explored(here, space) for _ in range(40) if sampling.ask()]
     assert {round(row["lr"], 6) for row in found} == {0.4, 0.6}

@@ -14,12 +14,12 @@ from argosy.tuning.sampling import Sampling
 
 def made() -> Sampling:
     sampler = partial(optuna.samplers.TPESampler, n_startup_trials=5)
-    return Sampling({"x": FloatDistribution(0.0, 1.0)}, mode="min", seed=3, sampler=sampler)
+    return Sampling({"x": FloatDistribution(0.0, 1.0)}, modes=["min"], seed=3, sampler=sampler)
 
 
 def end(sampling: Sampling, number: int, x: float) -> None:
     sampling.report(number, 1, (x - 0.3) ** 2)
-    sampling.end(number, "complete", (x - 0.3) ** 2)
+    sampling.end(number, "complete", [(x - 0.3) ** 2])
 
 
 def test_a_sampler_that_learns_does_so_and_goes_on_after_a_restart_as_it_would_have() -> None:
@@ -46,8 +46,8 @@ def warning(trial: optuna.Trial) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_space_may_warn_of_the_trials_that_it_has_as_of_others() -> None:
-    asked = Sampling(warning, mode="min", seed=3, sampler=None).ask()
-    assert Sampling(warning, mode="min", seed=3, sampler=None).again(asked[0]) == asked
+    asked = Sampling(warning, modes=["min"], seed=3, sampler=None).ask()
+    assert Sampling(warning, modes=["min"], seed=3, sampler=None).again(asked[0]) == asked
 
 
 @pytest.mark.filterwarnings("default")
@@ -67,13 +67,13 @@ def test_a_trial_that_the_space_would_not_have_is_refused(space: dict[str, Any],
     with pytest.raises(
         RunError, match=rf"the space has changed: trial 0 of this directory has {{'units': 16}}, and .*{match}"
     ):
-        Sampling(space, mode="min", seed=3, sampler=None).again({"units": 16})
+        Sampling(space, modes=["min"], seed=3, sampler=None).again({"units": 16})
 
 
 def test_a_grid_that_has_grown_goes_on_with_the_points_that_no_trial_has() -> None:
     def grid(units: list[int], high: float) -> Sampling:
         space = {"units": CategoricalDistribution(units), "lr": FloatDistribution(0.1, high, step=0.1)}
-        return Sampling(space, mode="min", seed=3, sampler=None, grid=True)
+        return Sampling(space, modes=["min"], seed=3, sampler=None, grid=True)
 
     first, later = grid([16, 64], 0.3), grid([16, 64, 256], 0.5)
     found = [first.ask()[0] for _ in range(5)]
@@ -90,12 +90,12 @@ TWO = {"x": FloatDistribution(0.0, 1.0), "units": IntDistribution(1, 8)}
 
 def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled() -> None:
     first = [{"x": 0.25, "units": 3}, {"x": 0.75}]
-    sampling = Sampling(TWO, mode="min", seed=3, sampler=None, first=first)
+    sampling = Sampling(TWO, modes=["min"], seed=3, sampler=None, first=first)
     found = [sampling.ask()[0] for _ in range(4)]
     assert found[0] == first[0]
     assert found[1]["x"] == 0.75 and 1 <= found[1]["units"] <= 8
     # Later trials are those of a search without them, and a restart gives the same again.
-    plain, later = (Sampling(TWO, mode="min", seed=3, sampler=None, first=given) for given in ((), first))
+    plain, later = (Sampling(TWO, modes=["min"], seed=3, sampler=None, first=given) for given in ((), first))
     assert [plain.ask()[0] for _ in range(4)][2:] == found[2:]
     assert [later.again(one)[0] for one in found[:2]] == found[:2]
     assert [later.ask()[0] for _ in range(2)] == found[2:]
@@ -110,4 +110,4 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
 )
 def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
     with pytest.raises(StudyError, match=match):
-        Sampling(space, mode="min", seed=3, sampler=None, first=[first]).ask()
+        Sampling(space, modes=["min"], seed=3, sampler=None, first=[first]).ask()

@@ -75,9 +75,10 @@ def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
 
 def searched(report: Report) -> SearchReport:
     """A search of which this is the run."""
+    rows = tuple(map(TrialResult.of, report.rows))
     return SearchReport(
         run=report,
-        rows=tuple(map(TrialResult.of, report.rows)),
+        rows=rows,
         parameters={row.name: {"lr[0]": number} for number, row in enumerate(report.rows)},
         trials={row.name: number for number, row in enumerate(report.rows)},
         sources={},
@@ -87,6 +88,8 @@ def searched(report: Report) -> SearchReport:
         first_comparison_seconds=None,
         best_seconds=None,
         scheduler="hyperband",
+        objectives={report.objective: "max"},
+        pareto=rows[:1],
         study=None,
     )
 

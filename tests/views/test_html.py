@@ -237,6 +237,62 @@ def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
     assert sum(row["status"] == "pruned" for row in rows.values()) == 6 + 2 + 4
 
 
+def of_two_objectives(directory: Path) -> Any:
+    """A search by two objectives, of which each trial but the first has a chance."""
+    return searches.tune(
+        directory,
+        objective={"val_loss": "min", "samples": "min"},
+        constraints=lambda reached: [2.3 - reached["val_loss"]],
+        scheduler="random",
+        n_trials=12,
+        quiet=True,
+    )
+
+
+@pytest.mark.tampers
+def test_the_page_of_several_objectives_has_the_pareto_set(tmp_path: Path) -> None:
+    search = of_two_objectives(tmp_path / "run")
+    values = values_of(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"))
+    assert values["search"]["objectives"] == [["val_loss", "min"], ["samples", "min"]]
+    assert values["search"]["pareto"] == [*range(len(search.pareto))]
+    assert [row["name"] for row in values["rows"]] == [row.name for row in search.rows]
+    at = {column["name"]: number for number, column in enumerate(values["columns"])}
+    for shown, row in zip(values["rows"], search.rows, strict=True):
+        assert shown["cells"][at["samples"]] == row.totals["samples"]
+        assert shown["cells"][at["pareto"]] == (row in search.pareto)
+        assert shown["cells"][at["constraints"]] == row.verdict
+        assert shown["counts"] == (row.verdict == "kept")
+    assert {row["counts"] for row in values["rows"]} == {True, False}
+    assert [
+        "Pareto set",
+        f"{len(search.pareto)} trials, report.pareto; this is the one with the best val_loss",
+    ] in values["cards"][0]["pairs"]
+
+
+@NEEDS_BROWSER
+def test_two_objectives_are_drawn_with_the_line_of_the_pareto_set(tmp_path: Path) -> None:
+    search = of_two_objectives(tmp_path / "run")
+    path = write_report(argosy.load(tmp_path / "run"), timeline(tmp_path / "run"))
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        chromium.picture(tmp_path / "picture.png", width=1240, dark=False)
+        drawn = json.loads(
+            chromium.ask(
+                "JSON.stringify([...document.querySelectorAll('#front circle')].map(one => "
+                "[Number(one.dataset.row), Number(one.getAttribute('cx')), Number(one.getAttribute('cy'))]))"
+            )
+        )
+        line = chromium.ask("document.querySelector('#front path.best-so-far').getAttribute('d')")
+        assert chromium.errors == []
+    spots = {row: (x, y) for row, x, y in drawn}
+    assert sorted(spots) == [place for place, row in enumerate(search.rows) if row.verdict == "kept"]
+    corners = [tuple(map(float, point.split())) for point in re.split("[ML]", line)[1:]]
+    assert corners[::2] == sorted(spots[place] for place in range(len(search.pareto)))
+    # Between them no trial is below the line: of as few samples none has a lower loss.
+    for x, y in spots.values():
+        assert y <= max(corner[1] for corner in corners if corner[0] <= x)
+
+
 @pytest.mark.tampers
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     study = voyages.asked(3, epochs=1)

@@ -197,6 +197,9 @@ class Measurements:
     def bring(self) -> None:
         """Let those join that a search brings."""
         run = self.run
+        for bringer in run.bringers:
+            for event in bringer.found(run.state):
+                run.record(event)
         if run.pausing is not None:
             return
         brought = [new for bringer in run.bringers for new in bringer.bring(run.state)]

@@ -75,6 +75,9 @@ class Newcomer:
 class Bringer(Protocol):
     """Lets members join while a run goes on."""
 
+    def found(self, state: RunState) -> Sequence[Event]:
+        """What it has found out about members and the journal does not have; asked before each `bring`."""
+
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """Members that join now, each once; asked in every round of the driver after `Judge.called`, so it must be quick.
 

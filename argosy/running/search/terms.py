@@ -18,20 +18,31 @@ ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 
 def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, Any]:
     """Return the terms of a search of `trials` trials with brackets in this order."""
-    objective, mode = search.ranks_by
+    objectives = search.objectives
+    _, *others = objectives.modes
+    # What a search does not have is no term of it.
+    more = {
+        **({"others": {name: objectives.modes[name] for name in others}} if others else {}),
+        **({"constraints": _spelled(search.constraints)} if search.constraints is not None else {}),
+    }
     return {
         "seed": search.seed,
         "scheduler": search.scheduler,
         "eta": search.eta,
         "brackets": brackets,
-        "sampler": "random" if search.sampler is None else ADDRESS.sub("", spell(search.sampler)),
-        "objective": objective,
-        "mode": mode,
+        "sampler": "random" if search.sampler is None else _spelled(search.sampler),
+        "objective": objectives.first,
+        "mode": objectives.mode,
         "max_epochs": search.max_epochs,
         "n_trials": trials,
         "warm": search.warm,
         "epochs_per_generation": search.epochs_per_generation,
+        **more,
     }
+
+
+def _spelled(factory: Any) -> str:
+    return ADDRESS.sub("", spell(factory))
 
 
 def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> None:
@@ -41,9 +52,9 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     # In a larger population the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
-        f"{key}: {there[key]!r} there, {value!r} here"
-        for key, value in here.items()
-        if (value < there[key] if key in totals else value != there[key])
+        f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+        for key in {**there, **here}
+        if (here[key] < there[key] if key in totals else here.get(key) != there.get(key))
     ]
     if differences:
         raise RunError(

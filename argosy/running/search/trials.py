@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from argosy.errors import StudyError
 from argosy.results.fold import MemberState, RunState
-from argosy.stopping import History, Mode, better
+from argosy.stopping import better
 from argosy.study import Member
+from argosy.tuning.objectives import Objectives, reached
 
 __all__ = ["Trial", "members_of"]
 
@@ -21,7 +22,6 @@ class Trial:
     parameters: Mapping[str, Any]
     built_from: dict[str, Any]
     """Argument of `Search.build`: the parameters, or what a space that is a function makes of them."""
-    mode: Mode
     name: str
     """Name of its member, or of the configuration that its members repeat."""
     members: tuple[Member, ...]
@@ -29,7 +29,11 @@ class Trial:
     sections: int | None
     """Sections that the members train; None if the scheduler decides, and the number grows."""
     best: float = math.nan
-    """Best objective of the members so far."""
+    """Best value of the first objective so far, the mean of the members."""
+    reached: Mapping[str, float] = field(default_factory=dict)
+    """Metrics and totals at that section, means of the members."""
+    constrained: tuple[float, ...] = ()
+    """What the constraints say of that."""
     told: int = 0
     """Sections up to which the worth of the trial was reported; later members do not report those again."""
     failed: str = ""
@@ -47,11 +51,6 @@ class Trial:
         """Names of its members."""
         return tuple(member.name for member in self.members)
 
-    @property
-    def worthless(self) -> bool:
-        """Whether it has no value by which to compare it."""
-        return math.isnan(self.best)
-
     def here(self, state: RunState) -> list[MemberState]:
         """Return the state of each member."""
         return [state.member(member.name) for member in self.members]
@@ -60,22 +59,25 @@ class Trial:
         """Continue the trial with other members."""
         self.name, self.members, self.sections = name, members, sections
         self.best, self._heard = math.nan, 0
+        self.reached, self.constrained = {}, ()
 
-    def hear(
-        self, histories: Sequence[History], objective: str, *, behind: int = 0
-    ) -> Iterator[tuple[int, float, float]]:
-        """Yield (sections, value, best so far) to report for each new section; the value is the mean of all members.
+    def hear(self, here: Sequence[MemberState], objectives: Objectives) -> Iterator[tuple[int, float]]:
+        """Yield (sections, value of the first objective) to report for each new section; the value is the mean of all members.
 
-        The first `behind` sections are those of a clone's source, and do not count for the clone.
+        The sections of a clone's source do not count for the clone.
         """
-        while self._heard < min(map(len, histories)):
-            value = sum(history[self._heard].get(objective, math.nan) for history in histories) / len(histories)
-            if self._heard >= behind and better(value, self.best, self.mode):
-                self.best = value
+        behind = max(one.behind for one in here)
+        while self._heard < min(len(one.sections) for one in here):
+            ended = [one.sections[self._heard].metrics for one in here]
+            value = sum(metrics.get(objectives.first, math.nan) for metrics in ended) / len(here)
             self._heard += 1
+            if self._heard > behind and better(value, self.best, objectives.mode):
+                self.best = value
+                self.reached = reached((one.sections[: self._heard], one.parameters) for one in here)
+                self.constrained = objectives.constrained(self.reached)
             if self._heard > self.told:
                 self.told = self._heard
-                yield self._heard, value, self.best
+                yield self._heard, value
 
     def is_between(self, here: Sequence[MemberState], most: int) -> bool:
         """Whether its members have trained for their rung, of at most `most` sections, and another rung may follow."""

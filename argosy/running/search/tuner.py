@@ -9,6 +9,7 @@ A trial is a member that rests between two rungs, or, if trials begin anew at ea
 is several members at once, such as folds, and worth their mean: these go on, rest and end together.
 """
 
+import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import StudyError
-from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SearchBegan
+from argosy.protocol.events import Constrained, Event, MemberEnded, Proposed, RunStarted, SearchBegan
 from argosy.results.fold import OVER, MemberState, RunState
 from argosy.running.control.clone import newest_file
 from argosy.running.control.verdicts import GO_ON, Fate, Newcomer, Verdict
@@ -24,10 +25,11 @@ from argosy.running.search.populations import Population
 from argosy.running.search.rungs import InPacks
 from argosy.running.search.terms import check_terms, terms_of
 from argosy.running.search.trials import Trial, members_of
-from argosy.stopping import MaxEpochs, Mode
+from argosy.stopping import MaxEpochs
 from argosy.study import Member, Study
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets
+from argosy.tuning.objectives import Objectives
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import DEFAULT_SAMPLER, Copy, Outcome, Sampling
@@ -46,12 +48,15 @@ class Tuner:
 
     def __init__(self, search: Search) -> None:
         self.search = search
-        self.objective: str
-        self.mode: Mode
-        self.objective, self.mode = search.ranks_by
+        self.objectives: Objectives = search.objectives
         grid = search.scheduler == "grid"
         self.sampling: Sampling = Sampling(
-            search.space, mode=self.mode, seed=search.seed, sampler=search.sampler, grid=grid, first=search.enqueue
+            search.space,
+            modes=[*self.objectives.modes.values()],
+            seed=search.seed,
+            sampler=search.sampler,
+            grid=grid,
+            first=search.enqueue,
         )
         points = self.sampling.points
         self.total: int = search.trials(None if points is None else len(points))
@@ -201,7 +206,7 @@ class Tuner:
 
     def show(self, directory: Path, store: Store) -> None:
         """Let Optuna's storage show the search from here on."""
-        self.copy = Copy(directory, store, mode=self.mode)
+        self.copy = Copy(directory, store, modes=self.sampling.modes)
         self.copy.settle(self.sampling.frozen())
         self._changed.clear()
 
@@ -262,6 +267,17 @@ class Tuner:
         return max(in_all - done, 0) / self.search.validations_per_epoch
 
     # ---- the bringer
+
+    def found(self, state: RunState) -> Sequence[Constrained]:
+        """Return what the constraints say of trials, where that is not journaled."""
+        if self.objectives.constraints is None:
+            return ()
+        told = {trial.name: trial.constrained for trial in self.trials if trial.reached}
+        return [
+            Constrained(member=name, values=values)
+            for name, values in told.items()
+            if state.constrained.get(name) != values
+        ]
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
         """Propose trials that begin anew at their next rung, and new trials."""
@@ -364,7 +380,6 @@ class Tuner:
             name=name,
             members=members,
             sections=sections,
-            mode=self.mode,
         )
         self.trials.append(trial)
         self._open[number] = trial
@@ -394,6 +409,8 @@ class Tuner:
             )
         epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
         limit = MaxEpochs(epochs)
+        for one in members:
+            self.search.check_reported(one)
         return name, tuple(replace(one, stop=limit if one.stop is None else one.stop | limit) for one in members)
 
     # ---- what trials reach
@@ -406,11 +423,11 @@ class Tuner:
         if trial.number not in self._open:
             return  # its last report was made when it ended
         here = trial.here(state)
-        histories, behind = [one.history for one in here], max(one.behind for one in here)
-        for sections, value, best in trial.hear(histories, self.objective, behind=behind):
-            worth = best if self.population is None else value
-            self.scheduler.tell(trial.number, sections, worth if self.mode == "min" else -worth)
-            self.sampling.report(trial.number, sections, best)
+        for sections, value in trial.hear(here, self.objectives):
+            reached = trial.reached if self.population is None else {self.objectives.first: value}
+            cost = self.objectives.cost(reached, trial.constrained)
+            self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess)
+            self.sampling.report(trial.number, sections, trial.best, trial.constrained)
             self._changed.add(trial.number)
 
     def _sweep(self, state: RunState) -> None:
@@ -450,7 +467,8 @@ class Tuner:
             self.scheduler.close(trial.number)
         elif outcome == "failed":
             self.scheduler.fail(trial.number)
-        self.sampling.end(trial.number, "failed" if trial.worthless else outcome, trial.best)
+        values = self.objectives.values(trial.reached)
+        self.sampling.end(trial.number, "failed" if any(map(math.isnan, values)) else outcome, values)
         self._changed.add(trial.number)
         del self._open[trial.number]
 

@@ -93,6 +93,7 @@ class AssignedMember:
             threads=torch.get_num_threads(),
             mkldnn=bool(torch.backends.mkldnn.enabled),
             notes=start.notes,
+            parameters=sum(parameter.numel() for parameter in self.live.model.parameters()),
         )
 
     def follow(self, place: Place) -> bool:

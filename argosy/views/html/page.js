@@ -422,15 +422,12 @@ const kindOf = (row, at) => {
   return {...found, class: `${found.class}${row.status === "pruned" ? " out" : ""}`};
 };
 const clamp = (value, {low, high}) => Math.min(Math.max(value, low), high);
-const drawScatter = () => {
-  const place = find("scatter"),
-    range = worth();
+// Each of these columns against the objective; a line over given rows where there is one.
+const drawAgainst = (place, columns, height, line = null) => {
+  const range = worth();
   if (!place || !range) return;
-  // Two figures in a row are as high as the parallel coordinates beside them.
-  const height = varied().length * 246 <= place.clientWidth + 16 ? 300 : 190;
   place.replaceChildren(
-    ...varied()
-      .slice(0, 12)
+    ...columns
       .map(({name, at}) => {
         const holder = make("div");
         place.append(holder);
@@ -473,12 +470,28 @@ const drawScatter = () => {
             `${one.row.label}\n${name} = ${figure(one.value)}\n${values.objective} ${figure(one.reach)}`,
           ]);
         }
+        if (line) svg.append(draw("path", {class: "best-so-far", d: path(line(rows, one => [x(one.value), y(clamp(one.reach, range))]))}));
         svg.append(marks);
         nearest(svg, points);
         holder.append(svg);
         return holder;
       }),
   );
+};
+const drawScatter = () => {
+  const place = find("scatter");
+  // Two figures in a row are as high as the parallel coordinates beside them.
+  if (place) drawAgainst(place, varied().slice(0, 12), varied().length * 246 <= place.clientWidth + 16 ? 300 : 190);
+};
+const drawFront = () => {
+  const {objectives, pareto} = values.search ?? {objectives: []},
+    others = objectives.slice(1).map(([name]) => ({name, at: values.columns.findIndex(column => column.kind !== "parameter" && column.name === name)}));
+  // Of two objectives the set is a line: what is reached for at most, or at least, so much of the other one.
+  const line = (rows, spot) => {
+    const spots = rows.filter(one => pareto.includes(one.number)).sort((a, b) => a.value - b.value).map(spot);
+    return spots.flatMap(([x, y], at) => (at ? [objectives[1][1] === "min" ? [x, spots[at - 1][1]] : [spots[at - 1][0], y], [x, y]] : [[x, y]]));
+  };
+  drawAgainst(find("front"), others, 300, others.length === 1 ? line : null);
 };
 const drawParallel = () => {
   const place = find("parallel"),
@@ -1292,6 +1305,19 @@ const build = () => {
     );
     const panels = [];
     if (search) panels.push(panel("Trials", null, make("div", {id: "history"})));
+    if (search && search.objectives.length > 1)
+      panels.push(
+        panel(
+          "Pareto set",
+          null,
+          make(
+            "p",
+            {class: "note"},
+            `${plural(search.pareto.length, "trial")}, first in the table: no other is better in one objective and as good in all.`,
+          ),
+          make("div", {id: "front", class: "small"}),
+        ),
+      );
     panels.push(curves);
     if (search) {
       const shares = weights();
@@ -1421,7 +1447,7 @@ const build = () => {
 const redraw = () => {
   const button = find("clear");
   if (button) button.hidden = !chosen.picked.length;
-  for (const one of [drawCurves, drawHistory, drawTable, drawScatter, drawParallel, drawDevices, drawLines]) one();
+  for (const one of [drawCurves, drawHistory, drawFront, drawTable, drawScatter, drawParallel, drawDevices, drawLines]) one();
 };
 
 // ---- news of a live page ----

@@ -9,6 +9,7 @@ from argosy.errors.wording import told as spelled
 from argosy.results.bands import Band
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
+from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import PRUNED, WORTHLESS, SearchReport, TrialResult
 from argosy.views.html.importance import importance
 
@@ -78,13 +79,19 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
             name=row.name,
             status=row.status,
             reason=cause(row.reason) if row.status in (PRUNED, *WORTHLESS) else "",
-            counts=bool(row.metrics) and row.status not in WORTHLESS and row.name in search.trials,
+            counts=bool(row.metrics)
+            and row.status not in WORTHLESS
+            and row.name in search.trials
+            and row.verdict != "broken",
             load=_loading(row),
             metrics=row.metrics,
             parameters=search.parameters.get(row.name, {}),
             facts={
                 "best epoch": search.run.member(row.name).best_epoch if len(row.members) == 1 else row.best_epochs,
                 "epochs": row.epochs,
+                **{name: row.totals.get(name) for name in search.objectives if name in TOTALS},
+                **({"pareto": row in search.pareto} if search.has_several else {}),
+                **({"constraints": row.verdict} if row.constraints else {}),
                 "source": search.sources.get(row.name),
             },
             members=[search.run.member(name) for name in row.members],

@@ -24,6 +24,8 @@ def search_of(search: SearchReport, events: Iterable[Event]) -> dict[str, Any]:
         "scheduler": terms["scheduler"],
         "sampler": terms["sampler"].rpartition(":")[2],  # without its module
         "brackets": _brackets(search, terms, per_epoch),
+        "objectives": [[name, mode] for name, mode in search.objectives.items()],
+        "pareto": [place for place, row in enumerate(search.rows) if row in search.pareto],
     }
 
 

@@ -1,0 +1,159 @@
+"""What trials are compared by: one objective or several, under constraints.
+
+A trial is judged by one of its sections, that with the best first objective, because its weights are those of one section. Of
+several objectives none outweighs another: trials are compared by level, and within a level by how far its neighbours are (Deb et
+al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002). With one objective levels are equal values.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter, le
+
+from argosy.errors import StudyError
+from argosy.errors.checks import shown
+from argosy.protocol.events import SectionEnded
+from argosy.stopping import Mode
+
+__all__ = ["TOTALS", "Cost", "Objectives", "levels", "ranked", "reached"]
+
+TOTALS = ("seconds", "samples", "parameters")
+"""What is known of a trial beside the metrics of its members: seconds of its own training and validation and samples that it trained
+on, both up to the end of a section, and the number of its network's parameters."""
+Costs = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a trial has reached: lower is better, and what is not a number is worse than any."""
+
+    values: Costs
+    """One for each objective."""
+    excess: float = 0.0
+    """Sum of the constraints that it breaks; whatever the values, it is behind trials that break none."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether all values are numbers."""
+        return not any(map(math.isnan, self.values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objectives:
+    """The objectives and constraints of one search."""
+
+    modes: Mapping[str, Mode]
+    """By name. The first is a metric: the section with the best of it is what a trial is judged by."""
+    constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
+    """What a trial has reached -> numbers, of which none may be above 0."""
+
+    @property
+    def first(self) -> str:
+        """Name of the first objective."""
+        return next(iter(self.modes))
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of the first objective."""
+        return self.modes[self.first]
+
+    def values(self, reached: Mapping[str, float]) -> Costs:
+        """Return what a trial has reached in each objective; NaN where it has not."""
+        return tuple(reached.get(name, math.nan) for name in self.modes)
+
+    def cost(self, reached: Mapping[str, float], constrained: Iterable[float]) -> Cost:
+        """Return the cost of what a trial has reached, given what the constraints say of it."""
+        signs = (1 if mode == "min" else -1 for mode in self.modes.values())
+        values = tuple(sign * value for sign, value in zip(signs, self.values(reached), strict=True))
+        return Cost(values, math.fsum(value for value in constrained if value > 0))
+
+    def constrained(self, reached: Mapping[str, float]) -> tuple[float, ...]:
+        """Return what the constraints say of a trial; raises StudyError where that is not numbers."""
+        if self.constraints is None:
+            return ()
+        found = self.constraints(reached)
+        if not isinstance(found, Sequence) or not all(
+            isinstance(value, int | float) and value == value for value in found
+        ):
+            raise StudyError(
+                f"constraints returned {shown(found)}; it must return a list of numbers, as [reached['seconds'] - 60], each at most 0 where "
+                "the constraint is kept."
+            )
+        return tuple(map(float, found))
+
+
+def reached(members: Iterable[tuple[Sequence[SectionEnded], int]]) -> dict[str, float]:
+    """Return the metrics of a section and the `TOTALS` up to it: the means of members, each given by its sections up to that one and the
+    number of its parameters."""
+    rows = [
+        {
+            **sections[-1].metrics,
+            "seconds": math.fsum(ended.seconds for ended in sections),
+            "samples": sum(ended.samples for ended in sections),
+            "parameters": parameters,
+        }
+        for sections, parameters in members
+    ]
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if all(name in row for row in rows)}
+
+
+def levels(costs: Sequence[Cost]) -> list[int]:
+    """Return the level of each cost, lower ones better.
+
+    Level 0 are the costs that no other dominates, by being nowhere worse and somewhere better; level 1 those that are so without
+    level 0, and so on. Costs that break constraints follow, by their excess, and last what is not a number.
+    """
+    return _levels(costs, _fronts(costs))
+
+
+def ranked(costs: Iterable[tuple[Cost, int]]) -> list[int]:
+    """Return the trials by (cost, trial), best first: by level, within one the loneliest first, equals by the trial's number."""
+    found = [*costs]
+    fronts = _fronts([cost for cost, _ in found])
+    room = {values: space for front in fronts for values, space in _room(front).items()}
+    known = _levels([cost for cost, _ in found], fronts)
+    keys = ((level, -room.get(cost.values, 0.0), trial) for level, (cost, trial) in zip(known, found, strict=True))
+    return [trial for _, _, trial in sorted(keys)]
+
+
+def _levels(costs: Sequence[Cost], fronts: Sequence[Sequence[Costs]]) -> list[int]:
+    level = {values: place for place, front in enumerate(fronts) for values in front}
+    broken = sorted({cost.excess for cost in costs if cost.counts and cost.excess})
+    last = len(fronts) + len(broken)
+    return [
+        (len(fronts) + bisect_left(broken, cost.excess) if cost.excess else level[cost.values]) if cost.counts else last
+        for cost in costs
+    ]
+
+
+def _fronts(costs: Iterable[Cost]) -> list[list[Costs]]:
+    """Return the different values of costs that break nothing by level (Zhang et al., An efficient approach to nondominated sorting, 2015)."""
+    fronts: list[list[Costs]] = []
+    for one in sorted({cost.values for cost in costs if cost.counts and not cost.excess}):
+        # What dominates a value comes before it, and where a level has such a one, so has each level before.
+        place = bisect_left(fronts, True, key=partial(_is_free, one))
+        if place == len(fronts):
+            fronts.append([])
+        fronts[place].append(one)
+    return fronts
+
+
+def _is_free(one: Costs, front: Sequence[Costs]) -> bool:
+    """Return whether none of a front, which are other values, dominates this value."""
+    return not any(all(map(le, other, one)) for other in reversed(front))
+
+
+def _room(front: Sequence[Costs]) -> dict[Costs, float]:
+    """Return how far apart the neighbours of each value are, added up over the objectives; without a bound for the ends."""
+    found = dict.fromkeys(front, 0.0)
+    for place in range(len(front[0])):
+        order = sorted(front, key=itemgetter(place))
+        width = order[-1][place] - order[0][place]
+        if not 0 < width < math.inf:
+            continue
+        found[order[0]] = found[order[-1]] = math.inf
+        for before, one, after in zip(order, order[1:], order[2:], strict=False):
+            found[one] += (after[place] - before[place]) / width
+    return found
