@@ -32,7 +32,6 @@ from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.frames import frame_of
 from argosy.results.member import MemberResult
-from argosy.results.ranking import rank
 from argosy.results.report import Format, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
