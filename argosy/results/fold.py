@@ -177,7 +177,10 @@ class RunState:
     members: dict[str, MemberState] = field(default_factory=dict)
     started: RunStarted | None = None
     ended: RunEnded | None = None
-    is_search: bool = False
+    searches: list[SearchBegan] = field(default_factory=list)
+    """Of a search, the terms of each driver, the last of which count."""
+    proposed: dict[str, Proposed] = field(default_factory=dict)
+    """Trials of a search, in their order, by the name that a row of its report has."""
     keeping: Mapping[str, str] = field(default_factory=dict)
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -284,7 +287,7 @@ class RunState:
             for name, joules in event.joules.items():
                 self.joules[name] = self.joules.get(name, 0.0) + joules
         elif isinstance(event, SearchBegan):
-            self.is_search = True
+            self.searches.append(event)
         elif isinstance(event, NodeCame):
             assert self.started is not None
             self.started = replace(self.started, devices=(*self.started.devices, *event.devices))
@@ -317,6 +320,7 @@ class RunState:
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
+            self.proposed[event.member] = event
             names = event.members or (event.member,)
             if event.in_step or event.sections is not None:
                 self.in_step.update(names)

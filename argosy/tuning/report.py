@@ -26,7 +26,7 @@ from argosy.results.report import MemberResult, Report
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["WORTHLESS", "Packs", "SearchReport", "TrialResult"]
+__all__ = ["WORTHLESS", "Ends", "Packs", "SearchReport", "TrialResult", "best_of", "ranked"]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
@@ -130,7 +130,7 @@ class SearchReport:
     @property
     def _best(self) -> TrialResult | None:
         """The best trial, or None; members that the user added are no trials."""
-        return _best_of(self.rows, self.trials, self.run.objective)
+        return best_of(self.rows, self.trials, self.run.objective)
 
     @property
     def best_parameters(self) -> Mapping[str, Any]:
@@ -345,7 +345,7 @@ class SearchReport:
         }
         proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
         rows = _rows(run, proposed.values(), told)
-        best = _best_of(rows, proposed, run.objective)
+        best = best_of(rows, proposed, run.objective)
         packs = Packs()
         return cls(
             run=run,
@@ -381,13 +381,18 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told) -> tuple[Tria
         state = RunState.of(event for _, event in told)
         for event in several:
             rows.append(TrialResult.mean(event.member, [*map(state.member, event.members)], run.objective, mode))
-    trials = {event.member: event for event in proposed}
-    ends = Ends.of(event for _, event in told)
+    return ranked(rows, {one.member: one for one in proposed}, Ends.of(event for _, event in told), run.objective, mode)
+
+
+def ranked(
+    rows: Iterable[TrialResult], trials: Mapping[str, Proposed], ends: "Ends", objective: str, mode: Mode
+) -> tuple[TrialResult, ...]:
+    """Return the rows, best first, equals by number; `trials` has what was proposed by the name of a row."""
 
     def place(row: TrialResult) -> tuple[bool, int, tuple[int, float], float]:
         event = trials.get(row.name)
         worth = 2 if row.status in WORTHLESS else int(not ends.reached_by(row, event))
-        value = rank(row.metrics.get(run.objective, math.nan), mode)
+        value = rank(row.metrics.get(objective, math.nan), mode)
         return not row.metrics, worth, value, math.inf if event is None else event.trial
 
     return tuple(sorted(rows, key=place))
@@ -426,7 +431,8 @@ class Ends:
         return row.reason != f"{event.sections / self.per_epoch:g} epochs"
 
 
-def _best_of(rows: Sequence[TrialResult], trials: Collection[str], objective: str) -> TrialResult | None:
+def best_of(rows: Sequence[TrialResult], trials: Collection[str], objective: str) -> TrialResult | None:
+    """Return the best trial of rows that are ranked; None while no trial has reached anything that counts."""
     row = next((row for row in rows if row.name in trials), None)
     known = row is not None and row.status not in WORTHLESS and not math.isnan(row.metrics.get(objective, math.nan))
     return row if known else None

@@ -233,9 +233,9 @@ def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
             assert rows[name]["cells"][at.index(("parameter", parameter))] == value
     # Hyperband for 9 epochs and η = 3: 9 of 1, 5 of 3 and 3 of 9 epochs, each rung a third of the one before.
     brackets = {
-        tuple(bracket["rungs"][0]): [count for _, count in bracket["rungs"]] for bracket in values["search"]["brackets"]
+        bracket["rungs"][0][0]: [counts for _, *counts in bracket["rungs"]] for bracket in values["search"]["brackets"]
     }
-    assert brackets == {(1.0, 9): [9, 3, 1], (3.0, 5): [5, 1], (9.0, 3): [3]}
+    assert brackets == {1.0: [[9, 9], [3, 3], [1, 1]], 3.0: [[5, 5], [1, 1]], 9.0: [[3, 3]]}
     assert sum(row["status"] == "pruned" for row in rows.values()) == 6 + 2 + 4
 
 

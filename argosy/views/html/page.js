@@ -1098,10 +1098,10 @@ const rungs = () =>
       return [
         values.search.brackets.length > 1 &&
           make("h3", null, `Bracket ${at + 1}: trials ${trials[0]} to ${trials[1] - 1}`),
-        ...rungs.flatMap(([epochs, count]) => [
+        ...rungs.flatMap(([epochs, count, of]) => [
           make("span", null, plural(epochs, "epoch")),
           make("i", {style: `width:${(count / most) * 100}%`}),
-          make("span", null, plural(count, "trial")),
+          make("span", null, of === null ? plural(count, "trial") : `${count} of ${plural(of, "trial")}`),
         ]),
       ];
     }),
@@ -1497,7 +1497,7 @@ const build = () => {
           make(
             "p",
             {class: "note"},
-            `How many trials trained for so many epochs. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
+            `How many trials trained for so many epochs, and how many are to. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
           ),
           rungs(),
         ),

@@ -76,7 +76,7 @@ def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[s
         **table,
         "bands": bands_of(report, table["metrics"], moments) if search is None else [],
         "means": _means(means).to_json() if means else None,
-        "search": None if search is None else search_of(search, (event for _, event in told)),
+        "search": None if search is None else search_of(search, chronicle.state),
         "devices": devices,
         "sections": [one(report).to_json() for one in (queues, predictions, savings, costs)],
     }
