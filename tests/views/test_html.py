@@ -19,6 +19,7 @@ import voyages
 import argosy
 from argosy.cli import report as reporting_cli
 from argosy.protocol.events import SectionEnded
+from argosy.results.bands import Band
 from argosy.running.directory import journal
 from argosy.running.directory.journal import timeline
 from argosy.views.html import page as page_of
@@ -506,6 +507,24 @@ def test_curves_are_drawn_over_epochs_steps_and_time(tmp_path: Path) -> None:
             assert unit in chromium.ask(names)
         # 119² / 10 seconds are 23.6 minutes.
         assert "20" in chromium.ask(names)
+        assert chromium.errors == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.tampers
+def test_curves_of_trials_of_several_members_have_intervals(tmp_path: Path) -> None:
+    searches.tune(tmp_path / "run", build=lambda found: argosy.replicate(searches.build(found), seeds=3), quiet=True)
+    report = argosy.load(tmp_path / "run")
+    path = write_report(report, timeline(tmp_path / "run"))
+    row = shown(path.read_text())["rows"][0]
+    means, low, high = row["curves"]["val_loss"]
+    members = [report.member(f"{row['name']}-seed={seed}").curve("val_loss") for seed in range(3)]
+    expected = [Band.of("", members, "ci").bounds[at] for at in range(len(means))]
+    assert [*zip(low, high, strict=True)] == [pytest.approx(bounds, rel=1e-5) for bounds in expected]
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        assert chromium.ask("document.querySelectorAll('#curves .area').length") > 1
+        assert "95 % intervals" in chromium.ask("document.querySelector('#curves .note').textContent")
         assert chromium.errors == []
 
 

@@ -317,7 +317,9 @@ const rangeOf = (lines, log) => {
     within = spot => !chosen.zoom.x || (spot.x >= chosen.zoom.x[0] && spot.x <= chosen.zoom.x[1]);
   const all = finite(
     (counted.length ? counted : lines).flatMap(line =>
-      line.spots.filter(within).flatMap(spot => [spot.value, spot.low, spot.high, line.colour && spot.raw]),
+      line.spots
+        .filter(within)
+        .flatMap(spot => [spot.value, isMean() && spot.low, isMean() && spot.high, line.colour && spot.raw]),
     ),
   ).sort((a, b) => a - b);
   let [low, high] = wide(...extent(all));
@@ -392,7 +394,7 @@ const drawCurves = () => {
     const looks = mean
       ? {class: line.colour ? "curve best" : "curve", colour: line.colour, "data-row": line.row}
       : look(line.row, "curve");
-    if (mean && line.colour)
+    if (line.colour && places("low").length > 1)
       marks.append(
         draw("path", {
           class: "area",
@@ -453,7 +455,7 @@ const drawCurves = () => {
         );
   const notes = [
     hidden && `${plural(hidden, "value")} above ${figure(high)} ${hidden === 1 ? "is" : "are"} cut off.`,
-    mean && "Means and their 95 % intervals, at the epochs that all have reached.",
+    marks.querySelector(".area") && "Means and their 95 % intervals, at the epochs that all have reached.",
     chosen.smooth && "Smoothed by exponential means; the values themselves are pale.",
   ].filter(Boolean);
   place.replaceChildren(

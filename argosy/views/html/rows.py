@@ -132,7 +132,7 @@ def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[
                 "number": row.number,
                 "load": row.load,
                 "cells": its,
-                **(_curves(row.members, metrics, moments) if place < MOST_CURVES else {"curves": {}}),
+                **(_curves_of(row, metrics, moments) if place < MOST_CURVES else {"curves": {}}),
             }
             for place, (row, its) in enumerate(zip(rows, cells, strict=True))
         ],
@@ -168,6 +168,13 @@ def _of(row: PageRow, kind: str) -> Mapping[str, Any]:
 def _cell(value: Any) -> Any:
     """Return a number, a switch or nothing as it is, and anything else in words."""
     return value if value is None or isinstance(value, bool | int | float) else spelled(value)
+
+
+def _curves_of(row: PageRow, metrics: Sequence[str], moments: Moments) -> dict[str, Any]:
+    repeats = row.members[0].repetition
+    if repeats is None or len(row.members) == 1:
+        return _curves(row.members, metrics, moments)
+    return _curves(row.members, metrics, moments, spread="ci", overlap=repeats.overlap)
 
 
 def _curves(
