@@ -30,7 +30,7 @@ from argosy.protocol.packs import Packed
 from argosy.running.directory.lines import to_line
 from argosy.running.directory.study_json import summarize, write_json
 
-__all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "flotilla", "leave", "scheduler"]
+__all__ = ["DEVICES", "FEEDER", "LENGTH", "TRAINER", "asked", "ended", "flotilla", "leave", "scheduler", "started"]
 
 DEVICES = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
 LENGTH = 170
@@ -77,7 +77,7 @@ def scheduler(study: argosy.Study, *, epochs: int, faults: int = 0, end: bool = 
     yield 0.1, PlanMade(plan=Plan(policy="balanced", flotillas=(flotilla(names),), waiting=()).to_json())
     home = {name: DEVICES[number % 4] for number, name in enumerate(names)}
     for name in names:
-        yield 0.2, _started(name, home[name], 0)
+        yield 0.2, started(name, home[name], 0)
     for epoch in range(epochs):
         at = 10.0 * (epoch + 1)
         yield at - 5, Fed(leg=1, split="train", epoch=epoch, section=0, samples=LENGTH)
@@ -129,7 +129,7 @@ def summarized(study: argosy.Study) -> dict[str, Any]:
     return summary
 
 
-def _started(name: str, device: str, epoch: int) -> MemberStarted:
+def started(name: str, device: str, epoch: int) -> MemberStarted:
     place: dict[str, Any] = {"epoch": epoch, "section": 0, "position": 0, "stream_epoch": epoch}
     return MemberStarted(member=name, device=device, threads=1, mkldnn=True, **place)
 
@@ -156,7 +156,7 @@ def _fault(home: dict[str, str], epoch: int, at: float) -> Iterator[tuple[float,
         yield at + 0.1, MemberRested(member=name, reason="")
     for name in moved:
         home[name] = other
-        yield at + 0.3, _started(name, other, epoch + 1)
+        yield at + 0.3, started(name, other, epoch + 1)
 
 
 def _farewell(at: float) -> Iterator[tuple[float, Event]]:

@@ -171,7 +171,7 @@ class Trained:
 
     def known_study(self) -> Study:
         if self.study is None:
-            of = "search" if self.state.is_search else "study"
+            of = "search" if self.state.searches else "study"
             raise RunError(
                 f"the report of {self.directory} was read without its {of} and cannot build networks; give it the {of}: "
                 f"argosy.load(directory, study={of})."

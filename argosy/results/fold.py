@@ -182,7 +182,10 @@ class RunState:
     members: dict[str, MemberState] = field(default_factory=dict)
     started: RunStarted | None = None
     ended: RunEnded | None = None
-    is_search: bool = False
+    searches: list[SearchBegan] = field(default_factory=list)
+    """Of a search, the terms of each driver, the last of which count."""
+    proposed: dict[str, Proposed] = field(default_factory=dict)
+    """Trials of a search, in their order, by the name that a row of its report has."""
     constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """What the constraints of a search say, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
@@ -293,7 +296,7 @@ class RunState:
             for name, joules in event.joules.items():
                 self.joules[name] = self.joules.get(name, 0.0) + joules
         elif isinstance(event, SearchBegan):
-            self.is_search = True
+            self.searches.append(event)
         elif isinstance(event, Constrained):
             self.constrained[event.member] = event.values
         elif isinstance(event, NodeCame):
@@ -330,6 +333,7 @@ class RunState:
         elif isinstance(event, StepsAlone):
             self.alone.update(event.reasons)
         elif isinstance(event, Proposed):
+            self.proposed[event.member] = event
             names = event.members or (event.member,)
             if event.in_step or event.sections is not None:
                 self.in_step.update(names)

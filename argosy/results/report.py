@@ -539,7 +539,7 @@ class Report:
             networks=networks,
             gauges=gauges_of(state),
             validations_per_epoch=summary["validations_per_epoch"],
-            is_search=state.is_search,
+            is_search=bool(state.searches),
         )
 
 

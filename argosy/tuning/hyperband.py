@@ -74,9 +74,10 @@ class Hyperband(Looking):
 
     def foreseen(self, *, again: bool) -> int:
         """Return the sections of all trials, those that have not begun included."""
-        return sum(sections_of(self._counts(bracket), again=again) for bracket in self.brackets)
+        return sum(sections_of(self.counts(bracket), again=again) for bracket in self.brackets)
 
-    def _counts(self, bracket: Bracket) -> Iterator[tuple[int, int]]:
+    def counts(self, bracket: Bracket) -> Iterator[tuple[int, int]]:
+        """Yield (trials that are to reach it, budget) for each rung."""
         count = len(bracket.trials)
         for budget in bracket.budgets:
             yield count, budget

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter, le
+from typing import Any
 
 from argosy.errors import StudyError
 from argosy.errors.checks import shown
@@ -48,6 +49,11 @@ class Objectives:
     """By name. The first is a metric: the section with the best of it is what a trial is judged by."""
     constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
     """What a trial has reached -> numbers, of which none may be above 0."""
+
+    @classmethod
+    def of(cls, terms: Mapping[str, Any]) -> "Objectives":
+        """Return those of a search, from its terms in the journal."""
+        return cls(modes={terms["objective"]: terms["mode"], **terms.get("others", {})})
 
     @property
     def first(self) -> str:

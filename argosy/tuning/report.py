@@ -37,7 +37,7 @@ from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["PRUNED", "WORTHLESS", "Packs", "SearchReport", "TrialResult"]
+__all__ = ["PRUNED", "WORTHLESS", "Ends", "Packs", "SearchReport", "TrialResult", "ordered", "totals_of"]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
@@ -72,9 +72,7 @@ class TrialResult:
     def of(cls, row: MemberResult) -> "TrialResult":
         """Return the trial that is one member."""
         values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
-        best = max((number for number, ended in enumerate(row.sections, start=1) if ended.best), default=0)
-        found = reached([(row.sections[:best], row.parameters)]) if best else {}
-        return cls(members=(row.name,), totals=_totals(found), **values)
+        return cls(members=(row.name,), totals=totals_of(row.sections, row.parameters), **values)
 
     @classmethod
     def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
@@ -109,6 +107,12 @@ class TrialResult:
     def reached(self) -> dict[str, float]:
         """All that objectives and constraints may be of."""
         return {**self.metrics, **self.totals}
+
+
+def totals_of(sections: Sequence[SectionEnded], parameters: int) -> dict[str, float]:
+    """Return the totals of a member up to its best section; none before there is one."""
+    best = max((number for number, ended in enumerate(sections, start=1) if ended.best), default=0)
+    return _totals(reached([(sections[:best], parameters)])) if best else {}
 
 
 def _totals(found: Mapping[str, float]) -> dict[str, float]:
@@ -430,8 +434,8 @@ class SearchReport:
         }
         proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
         terms = next(event.terms for _, event in reversed(told) if isinstance(event, SearchBegan))
-        objectives = Objectives(modes={terms["objective"]: terms["mode"], **terms.get("others", {})})
-        rows, pareto = _ordered(_rows(run, proposed.values(), told, objectives), proposed, told, objectives)
+        objectives, ends = Objectives.of(terms), Ends.of(event for _, event in told)
+        rows, pareto = ordered(_rows(run, proposed, told, ends, objectives), proposed, ends, objectives)
         best = next(iter(pareto), None)
         packs = Packs()
         return cls(
@@ -460,17 +464,18 @@ def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dic
 Told = Sequence[tuple[float, Event]]
 
 
-def _rows(run: Report, proposed: Collection[Proposed], told: Told, objectives: Objectives) -> list[TrialResult]:
+def _rows(
+    run: Report, trials: Mapping[str, Proposed], told: Told, ends: "Ends", objectives: Objectives
+) -> list[TrialResult]:
     """Return the rows in the order of the run's, with what constraints say of them; those of several members last."""
-    several = [event for event in proposed if event.members]
+    several = [event for event in trials.values() if event.members]
     parts = {name for event in several for name in event.members}
     rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
     if several:
         state = RunState.of(event for _, event in told)
         rows += [TrialResult.mean(event.member, [*map(state.member, event.members)], objectives) for event in several]
     said = {event.member: event.values for _, event in told if isinstance(event, Constrained)}
-    last = {event.trial: event.member for event in proposed}
-    trials, ends = {event.member: event for event in proposed}, Ends.of(event for _, event in told)
+    last = {event.trial: event.member for event in trials.values()}
 
     def status(row: TrialResult) -> str:
         event = trials.get(row.name)
@@ -481,11 +486,10 @@ def _rows(run: Report, proposed: Collection[Proposed], told: Told, objectives: O
     return [replace(row, status=status(row), constraints=said.get(row.name, ())) for row in rows]
 
 
-def _ordered(
-    rows: Sequence[TrialResult], trials: Mapping[str, Proposed], told: Told, objectives: Objectives
+def ordered(
+    rows: Sequence[TrialResult], trials: Mapping[str, Proposed], ends: "Ends", objectives: Objectives
 ) -> tuple[tuple[TrialResult, ...], tuple[TrialResult, ...]]:
-    """Return the rows, best first, equals by number, and those of the Pareto set."""
-    ends = Ends.of(event for _, event in told)
+    """Return the rows, best first, equals by number, and those of the Pareto set; `trials` has what was proposed by the name of a row."""
     costs = {row.name: objectives.cost(row.reached, row.constraints) for row in rows}
 
     def kind(row: TrialResult) -> tuple[bool, ...]:
@@ -500,11 +504,11 @@ def _ordered(
             event, value = trials.get(name), costs[name].values[0]
             number = math.inf if event is None else event.trial
             places[name] = (one, level, math.inf if math.isnan(value) else value, number)
-    ordered = sorted(rows, key=lambda row: places[row.name])
-    compared = [row for row in ordered if row.name in trials and not any(kinds[row.name][:3])]
+    found = sorted(rows, key=lambda row: places[row.name])
+    compared = [row for row in found if row.name in trials and not any(kinds[row.name][:3])]
     compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
-    found = levels([costs[row.name] for row in compared])
-    return tuple(ordered), tuple(row for row, level in zip(compared, found, strict=True) if not level)
+    level_of = levels([costs[row.name] for row in compared])
+    return tuple(found), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

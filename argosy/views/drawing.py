@@ -11,7 +11,7 @@ from rich.text import Text
 from argosy.errors.wording import lasting, shortened, text_table
 from argosy.results.fold import OVER
 from argosy.views.output import as_text
-from argosy.views.screen import Berth, Row, Screen
+from argosy.views.screen import Berth, Row, Screen, Searching
 
 __all__ = ["draw", "in_a_line"]
 
@@ -22,7 +22,8 @@ MOST_ROWS = 10
 """Best members that are shown if not all fit."""
 LONG_NAME = 0.4
 """Share of the columns from which on names are shortened to what differs."""
-STYLES = {"failed": "red", "diverged": "red", "done": "dim", "stopped": "dim", "waiting": "dim", "resting": "dim"}
+QUIET = ("done", "pruned", "stopped", "waiting", "resting")
+STYLES = {"failed": "red", "diverged": "red", **dict.fromkeys(QUIET, "dim")}
 
 
 def in_a_line(screen: Screen) -> str:
@@ -68,7 +69,7 @@ def _title(screen: Screen) -> tuple[str, str]:
 
 
 def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
-    lines = [(_counts(screen), "")]
+    lines = [(_counts(screen), ""), *([] if screen.search is None else _found(screen, screen.search))]
     if len(screen.berths) > most:
         lines.append((_fleet(screen.berths), ""))
     else:
@@ -107,10 +108,22 @@ def _epochs(screen: Screen) -> str:
     return f"{screen.epochs:,.0f} of {screen.epochs + screen.to_come:,.0f}"
 
 
+def _found(screen: Screen, search: Searching) -> list[tuple[str, str]]:
+    lines = []
+    if screen.best is not None:
+        lines.append((f"Best {screen.objective} {screen.best.told}: {screen.best.name}, {search.best}", "bold"))
+    rungs = [f"{one.reached}{'' if one.of is None else f' of {one.of}'} at {one.epochs:g}" for one in search.rungs]
+    return [*lines, (f"Rungs (trials at epochs): {', '.join(rungs)}", "")] if rungs else lines
+
+
 def _counts(screen: Screen) -> str:
-    order = ("training", "waiting", "resting", "paused", *OVER)
-    counts = [f"{screen.counts[status]} {status}" for status in order if screen.counts.get(status)]
-    return f"{_members(len(screen.rows))}: {', '.join(counts)}"
+    order = ("training", "waiting", "resting", "paused", "done", "pruned", *OVER)
+    counts = [f"{screen.counts[status]} {status}" for status in dict.fromkeys(order) if screen.counts.get(status)]
+    return f"{_members(len(screen.rows)) if screen.search is None else _trials(screen.search)}: {', '.join(counts)}"
+
+
+def _trials(search: Searching) -> str:
+    return f"{search.begun}{'' if search.of is None else f' of {search.of}'} trials"
 
 
 def _members(count: int) -> str:
@@ -139,15 +152,18 @@ def _table(screen: Screen, shown: Sequence[Row], width: int) -> list[tuple[str, 
     found = dict.fromkeys(name for row in shown for name in row.metrics if name not in (screen.objective, "lr"))
     asked = [name for name in found if name.startswith("val_")]
     others = [name for name in found if name not in asked]
+    parameters = dict.fromkeys(name for row in shown for name in row.parameters)
     rows = [
         [
             *(labels[row.name], _number(row.metrics.get(screen.objective))),
             *(_trained(row), *(_number(row.metrics.get(name)) for name in asked)),
-            *(row.status, _number(row.loss), *(_number(row.metrics.get(name)) for name in others)),
+            *(row.status, *(row.parameters.get(name, "") for name in parameters)),
+            *(_number(row.loss), *(_number(row.metrics.get(name)) for name in others)),
         ]
         for row in shown
     ]
-    columns = ["member", f"best {screen.objective}", "epoch", *asked, "status", "loss", *others]
+    what = "member" if screen.search is None else "trial"
+    columns = [what, f"best {screen.objective}", "epoch", *asked, "status", *parameters, "loss", *others]
     head, *lines = text_table(columns, rows, width - 1)
     styles = [STYLES.get(row.status, "bold" if row is screen.rows[0] and row.metrics else "") for row in shown]
     return [(head, "bold"), *zip(lines, styles, strict=True)]

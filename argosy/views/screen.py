@@ -10,14 +10,18 @@ from typing import Any
 from argosy.errors.wording import cause, differing, spelled
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.intervals import Interval
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
+from argosy.tuning.report import TrialResult
 from argosy.views.news import News
 from argosy.views.notices import lost
+from argosy.views.rungs import Rung
+from argosy.views.trials import TrialsSoFar
 
-__all__ = ["Berth", "Question", "Row", "Screen", "screen_of"]
+__all__ = ["Berth", "Question", "Row", "Screen", "Searching", "screen_of"]
 
 LATELY_SECONDS = 300.0
 """Seconds for which the loss of a worker is shown."""
@@ -48,7 +52,9 @@ class Row:
 
     name: str
     differs: str
-    """Its hyper-parameters that are not common to all."""
+    """Of a member, its hyper-parameters that are not common to all."""
+    parameters: Mapping[str, Any]
+    """Of a trial, those that it was built from and that are not common to all."""
     status: str
     epochs: float
     of: float | None
@@ -74,6 +80,20 @@ class Berth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Searching:
+    """How far a search is."""
+
+    begun: int
+    """Trials that have begun."""
+    of: int | None
+    """Trials that are to, where that is known."""
+    best: str
+    """Parameters of the best trial, as far as trials differ in them."""
+    rungs: tuple[Rung, ...]
+    """Those of all brackets together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Screen:
     """The whole screen."""
 
@@ -85,7 +105,9 @@ class Screen:
     to_come: float
     seconds_left: float | None
     counts: Mapping[str, int]
-    """Members by status."""
+    """Members, or trials of a search, by status."""
+    search: Searching | None
+    """None of a run that is no search."""
     bottleneck: Diagnosis | None
     """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
     berths: tuple[Berth, ...]
@@ -93,9 +115,9 @@ class Screen:
     """What went wrong, newest first."""
     objective: str
     best: Leader | None
-    """The best member or configuration so far."""
+    """The best member, configuration or trial so far."""
     rows: tuple[Row, ...]
-    """Members by what they have reached, best first; then those that have reached nothing yet, and those that failed."""
+    """Members or trials by what they have reached, best first; then those that have reached nothing yet, and those that failed."""
 
     shown: float
     """The share of an earlier screen of the same run."""
@@ -117,6 +139,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
+    trials = TrialsSoFar.of(study, state, states) if state.searches else None
     return Screen(
         directory=question.directory,
         phase=phase,
@@ -124,13 +147,14 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         epochs=epochs,
         to_come=to_come,
         seconds_left=left_seconds,
-        counts=Counter(member.status for member in states.values()),
+        counts=Counter(member.status for member in states.values()) if trials is None else trials.counts,
+        search=None if trials is None else _searching(trials),
         bottleneck=limit if limit is not None and limit.stage != "training" else None,
         berths=_berths(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
-        best=_leader(study, states),
-        rows=_rows(question, states, news, begun),
+        best=_leader(study, states) if trials is None else _best_trial(trials, study.objective),
+        rows=_rows(question, states, news, begun) if trials is None else _rows_of_trials(trials, study, news, begun),
         shown=question.shown,
     )
 
@@ -226,6 +250,7 @@ def _rows(
         Row(
             name=state.name,
             differs=spelled(question.parameters[state.name], names),
+            parameters={},
             status=state.status,
             epochs=state.epochs + begun[state.name],
             of=study.stop_of(study.member(state.name)).max_epochs,
@@ -233,6 +258,44 @@ def _rows(
             metrics=state.best.metrics if state.best is not None else {},
         )
         for state in sorted(states.values(), key=place)
+    )
+
+
+def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mapping[str, float]) -> tuple[Row, ...]:
+    found = {name: one.parameters for name, one in trials.proposed.items()}
+    names = differing(found)
+
+    def row(of: TrialResult) -> Row:
+        losses = [news.losses[name] for name in of.members if name in news.losses]
+        parameters = found.get(of.name, {})
+        return Row(
+            name=of.name,
+            differs="",
+            parameters={name: parameters[name] for name in names if name in parameters},
+            status=of.status,
+            epochs=of.epochs + sum(begun[name] for name in of.members) / len(of.members),
+            of=study.stop_of(study.member(of.members[0])).max_epochs,
+            loss=sum(losses) / len(losses) if losses else None,
+            metrics=of.metrics,
+        )
+
+    return tuple(map(row, trials.rows))
+
+
+def _searching(trials: TrialsSoFar) -> Searching:
+    found = {name: one.parameters for name, one in trials.proposed.items()}
+    return Searching(
+        begun=len({one.trial for one in trials.proposed.values()}),
+        of=trials.in_all,
+        best="" if trials.best is None else spelled(found[trials.best.name], differing(found)),
+        rungs=trials.rungs,
+    )
+
+
+def _best_trial(trials: TrialsSoFar, objective: str) -> Leader | None:
+    best = trials.best
+    return (
+        None if best is None else Leader(name=best.name, metric=objective, value=Interval.of([best.metrics[objective]]))
     )
 
 

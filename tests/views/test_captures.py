@@ -1,6 +1,6 @@
 """What people see, letter by letter. After a change that is meant, delete the file: the next run of its test writes it, and fails once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from test_endings import searched
 from test_screen import drawn, seen
 
 import argosy
-from argosy.protocol.events import Event, MemberEnded
+from argosy.protocol.events import Event, MemberEnded, MemberRested, Proposed, RunStarted, SearchBegan
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
+from argosy.tuning.hyperband import Hyperband
+from argosy.views.drawing import in_a_line
 
 FOLDER = Path(__file__).parent / "captures"
 REASON = 'Traceback (most recent call last):\n  File "nets.py", line 12, in forward\n    return x.view(3)\nRuntimeError: shape [3] is invalid'
@@ -101,6 +103,47 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
     assert len(lines) < height
     assert max(map(len, lines)) <= width
     captured(f"live-{count}-{width}x{height}", "\n".join(line.rstrip() for line in lines))
+
+
+def searched_by(hyperband: Hyperband, names: Sequence[str], *, epochs: int) -> Iterator[tuple[float, Event]]:
+    """A search in which trial 4 fails in its first epoch; an epoch takes 10 s."""
+    terms = {"scheduler": "hyperband", "eta": 3, "brackets": "together", "max_epochs": 9, "n_trials": len(names)}
+    yield 0.0, SearchBegan(terms=terms)
+    for trial, name in enumerate(names):
+        parameters = {"lr": 0.1 / (trial + 1), "hidden": 8 << trial % 4, "activation": ("relu", "gelu")[trial % 2]}
+        yield 0.0, Proposed(trial=trial, member=name, parameters={**parameters, "layers": 2}, in_step=True)
+    yield 0.1, RunStarted(host="here", pid=1, versions={}, settings={}, lengths={"train": voyages.LENGTH, "val": 41})
+    for trial, name in enumerate(names):
+        yield 0.2, voyages.started(name, voyages.DEVICES[trial % 4], 0)
+    yield 5.0, MemberEnded(member=names[4], status="failed", reason=REASON)
+    hyperband.fail(4)
+    racing = [trial for trial in range(len(names)) if trial != 4]
+    for epoch in range(epochs):
+        training = [trial for trial in racing if hyperband.budget(trial) > epoch]
+        for trial in training:
+            value = 1 / (2 + epoch + trial % 7)
+            yield 10.0 * epoch + 9, voyages.ended(names[trial], voyages.DEVICES[trial % 4], epoch, value=value)
+            hyperband.tell(trial, epoch + 1, value)
+        for trial in racing:
+            if why := hyperband.out(trial):
+                yield 10.0 * epoch + 9.5, MemberEnded(member=names[trial], status="done", reason=why)
+            elif trial in training and hyperband.budget(trial) == epoch + 1:
+                yield 10.0 * epoch + 9.5, MemberRested(member=names[trial], reason="waits for others")
+        racing = [trial for trial in racing if not hyperband.out(trial)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_live_view_of_a_search(width: int, height: int) -> None:
+    names = [f"mlp-{trial}" for trial in range(17)]
+    study = studies.study(voyages.LENGTH, fleet=[studies.member(name) for name in names], epochs=9)
+    events = [*searched_by(Hyperband(most=9, eta=3, trials=17), names, epochs=4)]
+    screen = seen(study, events, now=45.0, expected=lambda: 26.0)
+    lines = drawn(screen, width, height)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    told = "62% of all epochs (43 of 69), about 27 s left; 17 of 17 trials: 5 training, 11 pruned, 1 failed; best val_loss 0.09091 (mlp-6)"
+    assert in_a_line(screen) == told
+    captured(f"live-search-{width}x{height}", "\n".join(line.rstrip() for line in lines))
 
 
 @pytest.mark.tampers

@@ -18,6 +18,8 @@ import voyages
 
 import argosy
 from argosy.cli import report as reporting_cli
+from argosy.protocol.events import SectionEnded
+from argosy.results.bands import Band
 from argosy.running.directory import journal
 from argosy.running.directory.journal import timeline
 from argosy.views.html import page as page_of
@@ -150,8 +152,9 @@ def test_means_over_repetitions_are_on_the_page(tmp_path: Path) -> None:
     (band,) = values["bands"]
     members = [report.rows[place] for place in band["members"]]
     assert {row.repeats for row in members} == {band["label"]} == {other.name} and len(members) == 3
-    epochs, means, low, high = band["curves"]["val_loss"]
-    assert [*epochs] == [1.0, 2.0]
+    epochs, steps, seconds = band["across"]
+    assert (epochs, steps, seconds) == ([1.0, 2.0], [9.0, 18.0], [9.0, 19.0])
+    means, low, high = band["curves"]["val_loss"]
     values_at = [[row.curve("val_loss")[epoch] for row in members] for epoch in epochs]
     assert means == pytest.approx([sum(found) / 3 for found in values_at])
     assert all(a < min(found) and max(found) < b for a, found, b in zip(low, values_at, high, strict=True))
@@ -231,9 +234,9 @@ def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
             assert rows[name]["cells"][at.index(("parameter", parameter))] == value
     # Hyperband for 9 epochs and η = 3: 9 of 1, 5 of 3 and 3 of 9 epochs, each rung a third of the one before.
     brackets = {
-        tuple(bracket["rungs"][0]): [count for _, count in bracket["rungs"]] for bracket in values["search"]["brackets"]
+        bracket["rungs"][0][0]: [counts for _, *counts in bracket["rungs"]] for bracket in values["search"]["brackets"]
     }
-    assert brackets == {(1.0, 9): [9, 3, 1], (3.0, 5): [5, 1], (9.0, 3): [3]}
+    assert brackets == {1.0: [[9, 9], [3, 3], [1, 1]], 3.0: [[5, 5], [1, 1]], 9.0: [[3, 3]]}
     assert sum(row["status"] == "pruned" for row in rows.values()) == 6 + 2 + 4
 
 
@@ -470,10 +473,10 @@ def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
         press(chromium, "unfold members")
         assert chromium.ask("document.querySelectorAll('#devices .empty').length") > 100
         # Half of an axis is kept by dragging along it, and all of it after a click.
-        drag(chromium, "#parallel rect[fill=transparent]", 0.5, 1.1)
+        drag(chromium, "#parallel rect[fill=transparent]", (0.5, 0.5), (0.5, 1.1))
         kept = int(chromium.ask("document.querySelector('#parallel .note').textContent").split()[0])
         assert 30 < kept < 70 and chromium.ask("document.querySelectorAll('#parallel .curve').length") == kept
-        drag(chromium, "#parallel rect[fill=transparent]", 0.5, 0.5)
+        drag(chromium, "#parallel rect[fill=transparent]", (0.5, 0.5), (0.5, 0.5))
         assert chromium.ask("document.querySelectorAll('#parallel .curve').length") == 99
         ground = "getComputedStyle(document.body).backgroundColor"
         light = chromium.ask(ground)
@@ -488,13 +491,192 @@ def press(chromium: browser.Browser, words: str) -> None:
     chromium.ask(f"[...document.querySelectorAll('button')].find(it => it.textContent === {words!r}).click()")
 
 
-def drag(chromium: browser.Browser, what: str, first: float, last: float) -> None:
-    """Drag along the first of these from one share of its height to another one."""
+Place = tuple[float, float]
+"""Shares of the width and the height of an element."""
+
+
+def point(chromium: browser.Browser, what: str, at: Place, *kinds: str, clicks: int = 1) -> None:
+    """Let the mouse do these things at a place of the first of these."""
     chromium.ask(f"document.querySelector('{what}').scrollIntoView({{block: 'center'}})")
     box = chromium.ask(f"document.querySelector('{what}').getBoundingClientRect().toJSON()")
-    for kind, share in (("mousePressed", first), ("mouseReleased", last)):
-        place = {"x": box["left"] + box["width"] / 2, "y": box["top"] + share * box["height"]}
-        chromium.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+    place = {"x": box["left"] + at[0] * box["width"], "y": box["top"] + at[1] * box["height"]}
+    for kind in kinds:
+        held = {} if kind == "mouseMoved" else {"button": "left", "clickCount": clicks}
+        chromium.call("Input.dispatchMouseEvent", type=kind, **held, **place)
+
+
+def drag(chromium: browser.Browser, what: str, first: Place, last: Place) -> None:
+    """Drag over the first of these from one place to another one."""
+    point(chromium, what, first, "mousePressed")
+    point(chromium, what, last, "mouseReleased")
+
+
+def type_key(chromium: browser.Browser, key: str) -> None:
+    """Press a key and let it go."""
+    for kind in ("keyDown", "keyUp"):
+        chromium.call("Input.dispatchKeyEvent", type=kind, key=key)
+
+
+def uneven(folder: Path) -> Path:
+    """The page of six members of which a section takes longer than the one before, and has more steps."""
+    study = voyages.asked(6, epochs=12)
+    events = (
+        (seconds**2 / 10, replace(event, steps=event.steps**2) if isinstance(event, SectionEnded) else event)
+        for seconds, event in voyages.scheduler(study, epochs=12)
+    )
+    voyages.leave(folder / "run", study, events)
+    return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
+
+
+def drawn(chromium: browser.Browser, what: str = "best") -> list[Place]:
+    """The coordinates of the best member's curve."""
+    text = chromium.ask(f"document.querySelector('#curves .{what}[data-row=\"0\"]').getAttribute('d')")
+    return [(float(x), float(y)) for x, y in (pair.split() for pair in re.split("[ML]", text)[1:])]
+
+
+def along(found: list[float], values: list[float]) -> None:
+    """Coordinates are as far apart as values are, up to a tenth of a pixel."""
+    one, other = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
+    pixels = (found[other] - found[one]) / (values[other] - values[one])
+    assert found == pytest.approx([found[one] + (value - values[one]) * pixels for value in values], abs=0.11)
+
+
+@NEEDS_BROWSER
+@pytest.mark.tampers
+def test_curves_are_drawn_over_epochs_steps_and_time(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    row = shown(path.read_text())["rows"][0]
+    assert row["across"][1][-1] == 108**2 and row["across"][2][-1] == pytest.approx(119**2 / 10)
+    names = "[...document.querySelectorAll('#curves text')].map(node => node.textContent)"
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        # These values stand on a logarithmic axis by themselves.
+        along([y for _, y in drawn(chromium)], [math.log(value) for value in row["curves"]["val_loss"][0]])
+        press(chromium, "log")
+        for name, unit, axis in zip(
+            ("epoch", "steps", "time"), ("epoch", "steps", "minutes since the start"), row["across"], strict=True
+        ):
+            choose(chromium, "axis", name)
+            found = drawn(chromium)
+            along([x for x, _ in found], axis)
+            along([y for _, y in found], row["curves"]["val_loss"][0])
+            assert unit in chromium.ask(names)
+        # 119² / 10 seconds are 23.6 minutes.
+        assert "20" in chromium.ask(names)
+        assert chromium.errors == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.tampers
+def test_curves_of_trials_of_several_members_have_intervals(tmp_path: Path) -> None:
+    searches.tune(tmp_path / "run", build=lambda found: argosy.replicate(searches.build(found), seeds=3), quiet=True)
+    report = argosy.load(tmp_path / "run")
+    path = write_report(report, timeline(tmp_path / "run"))
+    row = shown(path.read_text())["rows"][0]
+    means, low, high = row["curves"]["val_loss"]
+    members = [report.member(f"{row['name']}-seed={seed}").curve("val_loss") for seed in range(3)]
+    expected = [Band.of("", members, "ci").bounds[at] for at in range(len(means))]
+    assert [*zip(low, high, strict=True)] == [pytest.approx(bounds, rel=1e-5) for bounds in expected]
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        assert chromium.ask("document.querySelectorAll('#curves .area').length") > 1
+        assert "95 % intervals" in chromium.ask("document.querySelector('#curves .note').textContent")
+        assert chromium.errors == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.tampers
+def test_curves_are_smoothed_as_tensorboard_does(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    values = shown(path.read_text())["rows"][0]["curves"]["val_loss"][0]
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        press(chromium, "log")
+        before = drawn(chromium)
+        point(chromium, "#smooth", (0.7, 0.5), "mousePressed", "mouseReleased")
+        weight = float(chromium.ask("document.getElementById('smooth').value"))
+        assert 0.6 < weight < 0.8 and chromium.ask("document.getElementById('smoothing').value") == f"{weight:.2f}"
+        smooth, last = list[float](), 0.0
+        for count, value in enumerate(values, start=1):
+            last = last * weight + (1 - weight) * value
+            smooth.append(last / (1 - weight**count))
+        raw = drawn(chromium, "raw")
+        assert len(raw) == len(before) == 12
+        along([y for _, y in [*raw, *drawn(chromium)]], [*values, *smooth])
+        assert chromium.ask("getComputedStyle(document.querySelector('#curves .raw')).opacity") == "0.35"
+        point(chromium, "#smooth", (0.0, 0.5), "mousePressed", "mouseReleased")
+        assert drawn(chromium) == before and not chromium.ask("document.querySelector('#curves .raw')")
+        assert chromium.errors == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.tampers
+def test_curves_are_zoomed_by_dragging_and_by_keys(tmp_path: Path) -> None:
+    path = uneven(tmp_path)
+    right = "Number(document.querySelector('#curves .axis').getAttribute('x2'))"
+    width = "document.querySelector('#curves svg').clientWidth"
+    with browser.opened(tmp_path / "profile") as chromium:
+        chromium.open(path)
+        whole, left, right, width = drawn(chromium), 52.0, chromium.ask(right), chromium.ask(width)
+        picked = "chosen.picked.length"
+
+        def stretched(first: float, last: float) -> list[float]:
+            """Where points are when what was from the first to the last share of the figure has all the room."""
+            first, last = first * width, last * width
+            return [left + (x - first) / (last - first) * (right - left) for x, _ in whole]
+
+        drag(chromium, "#curves svg", (0.3, 0.5), (0.6, 0.51))
+        found = drawn(chromium)
+        assert [x for x, _ in found] == pytest.approx(stretched(0.3, 0.6), abs=0.3)
+        inside = [y for x, y in found if left < x < right]
+        assert 2 < len(inside) < 8
+        # The values that are seen have the whole height.
+        heights = chromium.ask("[...document.querySelectorAll('#curves .best')].map(node => node.getAttribute('d'))")
+        seen = [
+            float(y)
+            for text in heights
+            for x, y in (pair.split() for pair in re.split("[ML]", text)[1:])
+            if left < float(x) < right
+        ]
+        assert min(seen) < 40 and max(seen) > 340
+        # What is pointed at is marked in the table as before, and a drag has picked nothing.
+        x, y = next(place for place in found if left < place[0] < right)
+        point(chromium, "#curves svg", (x / width, y / 400), "mouseMoved")
+        assert chromium.ask("document.querySelector('#table .hot').dataset.row") is not None
+        assert chromium.ask("document.querySelector('.tip').textContent").count("epoch") == 1
+        assert chromium.ask(picked) == 0
+        point(chromium, "#curves svg", (0.5, 0.12), "mousePressed", "mouseReleased")
+        point(chromium, "#curves svg", (0.5, 0.12), "mousePressed", "mouseReleased", clicks=2)
+        assert drawn(chromium) == whole
+        # A rectangle cuts both axes.
+        drag(chromium, "#curves svg", (0.3, 0.3), (0.6, 0.7))
+        assert [x for x, _ in drawn(chromium)] == pytest.approx(stretched(0.3, 0.6), abs=0.3)
+        top, bottom = 26.0, 364.0
+        expected = [top + (y - 0.3 * 400) / (0.4 * 400) * (bottom - top) for _, y in whole]
+        assert [y for _, y in drawn(chromium)] == pytest.approx(expected, abs=0.3)
+        zoomed, hash_ = drawn(chromium), chromium.ask("location.hash")
+        # The address has what is chosen, and the page has it again when it is opened anew.
+        assert "across=" in hash_ and "along=" in hash_
+        chromium.call("Page.reload")
+        chromium.wait("document.querySelector('#curves .curve')")
+        again = drawn(chromium)
+        assert [*map(list, again)] == [pytest.approx(place, abs=0.2) for place in zoomed]
+        chromium.ask("document.getElementById('unzoom').focus()")
+        type_key(chromium, "Tab")
+        assert chromium.ask("document.activeElement.id") == "curves"
+        type_key(chromium, "Escape")
+        assert drawn(chromium) == whole and "across" not in chromium.ask("location.hash")
+        type_key(chromium, "+")
+        middle = (left + right) / 2 / width
+        quarter = (right - left) / 4 / width
+        assert [x for x, _ in drawn(chromium)] == pytest.approx(stretched(middle - quarter, middle + quarter), abs=0.3)
+        type_key(chromium, "ArrowLeft")
+        assert drawn(chromium)[0][0] < 0 + left + 200
+        type_key(chromium, "-")
+        assert chromium.ask("document.getElementById('unzoom').hidden") is False
+        point(chromium, "#unzoom", (0.5, 0.5), "mousePressed", "mouseReleased")
+        assert drawn(chromium) == whole
+        assert chromium.errors == []
 
 
 @NEEDS_BROWSER

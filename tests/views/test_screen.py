@@ -1,11 +1,14 @@
 """The screen of a run, as a value and as text in the room that there is."""
 
 import io
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import searches
 import studies
 import voyages
 from rich.console import Console
@@ -16,9 +19,13 @@ from argosy.protocol.events import Event, MemberEnded, PlanMade
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
+from argosy.running.directory.journal import timeline
+from argosy.tuning.report import SearchReport
 from argosy.views.drawing import draw, in_a_line
+from argosy.views.html.report import values_of
 from argosy.views.news import News
 from argosy.views.screen import Question, Screen, screen_of
+from argosy.views.trials import TrialsSoFar
 
 
 def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> Question:
@@ -200,3 +207,37 @@ def test_many_devices_have_one_line() -> None:
     news.sail(Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=()))
     text = "\n".join(drawn(screen_of(asking(study), state, news, phase="training", now=1.0), 80, 24))
     assert "4 of 8 devices train" in text
+
+
+def folds(parameters: dict[str, Any]) -> list[argosy.Member]:
+    """A trial that is the mean of two."""
+    return argosy.replicate(searches.build(parameters), seeds=2)
+
+
+@pytest.mark.tampers
+@pytest.mark.parametrize(
+    "rest", [{}, {"warm": False, "max_epochs": 3}, {"build": folds, "scheduler": "asha", "n_trials": 5}]
+)
+def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, rest: dict[str, Any]) -> None:
+    report = searches.tune(tmp_path / "run", quiet=True, **rest)
+    lines, study = (tmp_path / "run" / "journal.jsonl").read_text().splitlines(keepends=True), studies.study()
+    for count in range(len(lines), 0, -len(lines) // 9):
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        shutil.copy(tmp_path / "run" / "study.json", folder)
+        (folder / "journal.jsonl").write_text("".join(lines[:count]))
+        run = argosy.load(folder)
+        expected = SearchReport.of(run, timeline(folder), None)
+        state = RunState.of(event for _, event in timeline(folder))
+        found = TrialsSoFar.of(study, state, {row.name: state.member(row.name) for row in run.rows})
+        assert [(row.name, row.epochs, row.metrics) for row in found.rows] == [
+            (row.name, row.epochs, row.metrics) for row in expected.rows
+        ]
+        assert (None if found.best is None else found.best.name) == expected.to_json()["best"]
+        assert sum(found.counts.values()) == len({*expected.trials.values()})
+        page = values_of(run, timeline(folder))
+        rungs = [rung for bracket in page["search"]["brackets"] for rung in bracket["rungs"]]
+        assert sum(rung.reached for rung in found.rungs) == sum(reached for _, reached, _ in rungs)
+        if rest.get("warm", True):
+            assert found.counts == Counter(row["status"] for row in page["rows"] if row["name"] in expected.trials)
+    assert len({*report.trials.values()}) > 4

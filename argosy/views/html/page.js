@@ -4,8 +4,11 @@
 let values = JSON.parse(document.getElementById("values").textContent);
 const chosen = {
   metric: null,
+  axis: null,
   log: null,
   mean: null,
+  smooth: 0,
+  zoom: {x: null, y: null},
   picked: [],
   sort: null,
   up: true,
@@ -262,53 +265,103 @@ const card = ({title, value, name, pairs, counts}) =>
   );
 
 // ---- curves ----
+const AXES = ["epoch", "steps", "time"];
+const SMOOTHEST = 0.99,
+  SLIGHT = 12;
 const metric = () => (values.metrics.includes(chosen.metric) ? chosen.metric : values.metrics[0]);
 const isMean = () => values.bands.length > 0 && (chosen.mean ?? true);
-const drawCurves = () => {
-  const place = find("curves");
-  if (!place) return;
-  const name = metric(),
-    mean = isMean();
-  const lines = mean
+const axis = () => (AXES.includes(chosen.axis) ? chosen.axis : AXES[0]);
+const unitOf = seconds => (seconds < 120 ? ["seconds", 1] : seconds < 7200 ? ["minutes", 60] : ["hours", 3600]);
+// Exponential means whose weights sum to one at the first values too, as TensorBoard draws them.
+const smoothed = found => {
+  let mean = 0,
+    weight = 0;
+  return found.map(value => {
+    if (typeof value !== "number") return value;
+    mean = chosen.smooth * mean + (1 - chosen.smooth) * value;
+    weight = chosen.smooth * weight + 1 - chosen.smooth;
+    return mean / weight;
+  });
+};
+const lineOf = ({label, across, curves}, name, rest) => {
+  const [raw, low = [], high = []] = curves[name];
+  const spots = smoothed(raw)
+    .map((value, at) => ({
+      x: across[AXES.indexOf(axis())][at],
+      value,
+      raw: raw[at],
+      low: low[at],
+      high: high[at],
+      epoch: across[0][at],
+    }))
+    .filter(spot => typeof spot.value === "number");
+  return {label, spots, ...rest};
+};
+const linesOf = name =>
+  isMean()
     ? values.bands
-        .filter(band => band.curves[name]?.[0].length)
-        .map((band, at) => ({
-          label: band.label,
-          curve: band.curves[name],
-          colour: at < FEW ? `var(--c${at})` : null,
-          row: band.members.join(" "),
-        }))
+        .filter(band => band.curves[name])
+        .map((band, at) =>
+          lineOf(band, name, {
+            colour: at < FEW ? `var(--c${at})` : null,
+            row: band.members.join(" "),
+            counts: true,
+          }),
+        )
     : values.rows.flatMap((row, at) =>
-        row.curves?.[name]
-          ? [{label: row.label, curve: row.curves[name], colour: colourOf(at), row: at, counts: row.counts}]
-          : [],
+        row.curves?.[name] ? [lineOf(row, name, {colour: colourOf(at), row: at, counts: row.counts})] : [],
       );
-  if (!lines.length) {
-    place.replaceChildren(make("p", {class: "note"}, "No section has ended."));
-    return;
-  }
-  const counted = lines.filter(line => mean || line.counts),
-    all = finite(
-      (counted.length ? counted : lines).flatMap(line => (mean ? line.curve.slice(1).flat() : line.curve[1])),
-    ).sort((a, b) => a - b);
+// What is seen of the values, least and greatest.
+const rangeOf = (lines, log) => {
+  const counted = lines.filter(line => line.counts),
+    within = spot => !chosen.zoom.x || (spot.x >= chosen.zoom.x[0] && spot.x <= chosen.zoom.x[1]);
+  const all = finite(
+    (counted.length ? counted : lines).flatMap(line =>
+      line.spots
+        .filter(within)
+        .flatMap(spot => [spot.value, isMean() && spot.low, isMean() && spot.high, line.colour && spot.raw]),
+    ),
+  ).sort((a, b) => a - b);
   let [low, high] = wide(...extent(all));
-  const log = chosen.log ?? isLog(all);
   // Few values far away would make a line of all the others.
   const middle = all[Math.floor(all.length * 0.5)],
     most = all[Math.floor(all.length * 0.97)];
   if (!log && most > middle && high > most + 4 * (most - all[0])) high = most + (most - all[0]) * 0.2;
-  const hidden = all.filter(value => value > high).length;
-  const logs = log && low > 0;
-  find("log").setAttribute("aria-pressed", String(logs));
+  return chosen.zoom.y ? [...chosen.zoom.y, 0] : [low, high, all.filter(value => value > high).length];
+};
+let plot = null;
+const drawCurves = () => {
+  const place = find("curves");
+  if (!place) return;
+  const name = metric(),
+    mean = isMean(),
+    lines = linesOf(name).filter(line => line.spots.length);
+  find("log").setAttribute("aria-pressed", "false");
   find("mean")?.setAttribute("aria-pressed", String(mean));
-  const [svg, width] = frame(place, place.clientWidth < 500 ? 300 : 400, `${name} over the epochs`),
+  find("smoothing").textContent = chosen.smooth.toFixed(2);
+  find("unzoom").hidden = !chosen.zoom.x && !chosen.zoom.y;
+  plot = null;
+  if (!lines.length) {
+    place.replaceChildren(make("p", {class: "note"}, "No section has ended."));
+    return;
+  }
+  const log =
+      chosen.log ?? isLog(finite(lines.filter(line => line.counts).flatMap(line => line.spots.map(spot => spot.raw)))),
+    [low, high, hidden] = rangeOf(lines, log),
+    logs = log && low > 0;
+  find("log").setAttribute("aria-pressed", String(logs));
+  const [svg, width] = frame(place, place.clientWidth < 500 ? 300 : 400, `${name} by ${axis()}`),
     height = svg.viewBox.baseVal.height;
   const letters = Math.min(Math.max(...lines.map(line => (line.colour ? line.label.length : 0))), 28);
   const box = {left: 52, right: width - (width > 620 ? letters * 6.8 + 18 : 12), top: 26, bottom: height - 36};
-  const across = lines.flatMap(line => line.curve[0]),
-    [first, last] = extent(across);
-  const x = scale(first === last ? first - 1 : first, first === last ? first + 1 : last, box.left, box.right, false),
-    y = scale(low, high, box.bottom, box.top, logs);
+  const found = extent(lines.flatMap(line => line.spots.map(spot => spot.x))),
+    whole = found[0] === found[1] ? [found[0] - 1, found[0] + 1] : found,
+    [first, last] = chosen.zoom.x ?? whole,
+    [unit, seconds] = axis() === "time" ? unitOf(last) : [axis(), 1];
+  const x = scale(first, last, box.left, box.right, false),
+    y = scale(low, high, box.bottom, box.top, logs),
+    // Ticks of minutes stand at whole ones.
+    shown = Object.assign(value => x(value * seconds), {low: first / seconds, high: last / seconds});
   const points = [],
     marks = draw("g", {class: "marks", "clip-path": "url(#inside)"}),
     ends = [];
@@ -323,39 +376,54 @@ const drawCurves = () => {
         height: box.bottom - box.top + 8,
       }),
     ),
-    ...axes(x, y, box, ["epoch", `${name}${logs ? ", logarithmic" : ""}`], last - first > 1),
+    ...axes(
+      shown,
+      y,
+      box,
+      [axis() === "time" ? `${unit} since the start` : unit, `${name}${logs ? ", logarithmic" : ""}`],
+      axis() === "epoch" && last - first > 1,
+    ),
   );
   for (const line of [...lines].reverse().sort((a, b) => Boolean(a.colour) - Boolean(b.colour))) {
-    const spots = line.curve[0]
-      .map((epoch, at) => [x(epoch), line.curve[1][at]])
-      .filter(([, value]) => value !== null && (!logs || value > 0))
-      .map(([at, value]) => [at, y(value)]);
+    const places = what =>
+      line.spots
+        .filter(spot => typeof spot[what] === "number" && (!logs || spot[what] > 0))
+        .map(spot => [x(spot.x), y(spot[what]), spot]);
+    const spots = places("value");
     if (!spots.length) continue;
     const looks = mean
       ? {class: line.colour ? "curve best" : "curve", colour: line.colour, "data-row": line.row}
       : look(line.row, "curve");
-    if (mean && line.colour && line.curve.length > 2) {
-      const edge = way =>
-        line.curve[0].flatMap((epoch, at) =>
-          typeof line.curve[way][at] === "number" && (!logs || line.curve[way][at] > 0)
-            ? [[x(epoch), y(line.curve[way][at])]]
-            : [],
-        );
+    if (line.colour && places("low").length > 1)
       marks.append(
-        draw("path", {class: "area", colour: line.colour, d: `${path([...edge(2), ...edge(3).reverse()])}Z`}),
+        draw("path", {
+          class: "area",
+          colour: line.colour,
+          d: `${path([...places("low"), ...places("high").reverse()])}Z`,
+        }),
       );
-    }
+    if (line.colour && chosen.smooth)
+      marks.append(draw("path", {class: "raw", colour: line.colour, "data-row": line.row, d: path(places("raw"))}));
     marks.append(
       spots.length === 1
         ? draw("circle", {...looks, class: looks.class.replace("curve", "dot"), cx: spots[0][0], cy: spots[0][1], r: 4})
         : draw("path", {...looks, d: path(spots)}),
     );
-    line.curve[0].forEach((epoch, at) => {
-      const value = line.curve[1][at];
-      if (value !== null && (!logs || value > 0) && y(value) >= box.top - 5)
-        points.push([x(epoch), y(value), line.row, `${line.label}\nepoch ${figure(epoch)}: ${figure(value)}`]);
-    });
-    if (line.colour) ends.push({y: Math.min(Math.max(spots.at(-1)[1], box.top + 6), box.bottom), ...line});
+    const seen = spots.filter(([at]) => at > box.left - 5 && at < box.right + 5);
+    for (const [at, high, spot] of seen)
+      if (high > box.top - 5 && high < box.bottom + 5)
+        points.push([
+          at,
+          high,
+          line.row,
+          `${line.label}\nepoch ${figure(spot.epoch)}${axis() === "epoch" ? "" : `, ${figure(spot.x / seconds)} ${unit}`}: ${figure(spot.raw)}${chosen.smooth ? `, smoothed ${figure(spot.value)}` : ""}`,
+        ]);
+    if (line.colour && seen.length)
+      ends.push({
+        y: Math.min(Math.max(seen.at(-1)[1], box.top + 6), box.bottom),
+        label: line.label,
+        colour: line.colour,
+      });
   }
   svg.append(marks);
   if (width > 620) {
@@ -376,6 +444,7 @@ const drawCurves = () => {
     );
   }
   nearest(svg, points);
+  plot = {svg, x, y, box, whole};
   const keys =
     width > 620
       ? null
@@ -386,12 +455,190 @@ const drawCurves = () => {
         );
   const notes = [
     hidden && `${plural(hidden, "value")} above ${figure(high)} ${hidden === 1 ? "is" : "are"} cut off.`,
-    mean && "Means and their 95 % intervals, at the epochs that all have reached.",
+    marks.querySelector(".area") && "Means and their 95 % intervals, at the epochs that all have reached.",
+    chosen.smooth && "Smoothed by exponential means; the values themselves are pale.",
   ].filter(Boolean);
   place.replaceChildren(
     ...[svg, keys, notes.length ? make("p", {class: "note"}, notes.join(" ")) : null].filter(Boolean),
   );
 };
+const zoom = (x, y) => {
+  chosen.zoom = {x, y};
+  turn();
+};
+const unzoom = () => zoom(null, null);
+// A rectangle that is lower or narrower than a slip of the hand cuts the other axis alone.
+const dragCurves = event => {
+  if (!plot || event.button || !plot.svg.contains(event.target)) return;
+  const {svg, x, y, box} = plot,
+    rectangle = draw("rect", {class: "brush"});
+  const at = ({clientX, clientY}) => {
+    const {left, top} = svg.getBoundingClientRect();
+    return [
+      clamp(clientX - left, {low: box.left, high: box.right}),
+      clamp(clientY - top, {low: box.top, high: box.bottom}),
+    ];
+  };
+  const from = at(event);
+  const cut = event =>
+    at(event).map((to, side) =>
+      Math.abs(to - from[side]) < SLIGHT ? null : [Math.min(to, from[side]), Math.max(to, from[side])],
+    );
+  svg.setPointerCapture(event.pointerId);
+  svg.append(rectangle);
+  svg.addEventListener("pointermove", event => {
+    const [across, along] = cut(event),
+      [left, right] = across ?? [box.left, box.right],
+      [top, bottom] = along ?? [box.top, box.bottom];
+    const is = across || along;
+    put(rectangle, {x: left, width: is ? right - left : 0, y: top, height: is ? bottom - top : 0}, []);
+  });
+  svg.addEventListener("pointercancel", drawCurves);
+  svg.addEventListener("pointerup", event => {
+    const [across, along] = cut(event);
+    if (across || along)
+      zoom(across ? across.map(x.back) : chosen.zoom.x, along ? along.reverse().map(y.back) : chosen.zoom.y);
+    else rectangle.remove();
+  });
+};
+const keyCurves = event => {
+  if (event.key === "Escape") unzoom();
+  if (!plot) return;
+  const {low, high} = plot.x,
+    quarter = (high - low) / 4;
+  const moved = {
+    "+": [quarter, -quarter],
+    "=": [quarter, -quarter],
+    "-": [-2 * quarter, 2 * quarter],
+    ArrowLeft: [-quarter, -quarter],
+    ArrowRight: [quarter, quarter],
+  }[event.key];
+  if (!moved || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  const [first, last] = plot.whole,
+    seen = [Math.max(low + moved[0], first), Math.min(high + moved[1], last)];
+  if (moved[0] === moved[1] && seen[1] - seen[0] < high - low) return;
+  zoom(seen[0] === first && seen[1] === last ? null : seen, chosen.zoom.y);
+};
+// What is chosen of the curves is in the page's address, so that it can be sent and comes back with the page.
+const turn = () => {
+  drawCurves();
+  const told = {
+    metric: chosen.metric,
+    x: chosen.axis,
+    y: chosen.log === null ? null : chosen.log ? "log" : "linear",
+    smooth: chosen.smooth || null,
+    across: chosen.zoom.x?.map(value => value.toPrecision(6)),
+    along: chosen.zoom.y?.map(value => value.toPrecision(6)),
+  };
+  history.replaceState(null, "", `#${new URLSearchParams(Object.entries(told).filter(([, value]) => value))}`);
+};
+const recall = () => {
+  const told = new URLSearchParams(location.hash.slice(1));
+  const pair = name => {
+    const found = (told.get(name) ?? "").split(",").map(Number);
+    return found.length === 2 && found[0] < found[1] ? found : null;
+  };
+  chosen.metric = told.get("metric");
+  chosen.axis = told.get("x");
+  chosen.log = {log: true, linear: false}[told.get("y")] ?? null;
+  chosen.smooth = clamp(Number(told.get("smooth")) || 0, {low: 0, high: SMOOTHEST});
+  chosen.zoom = {x: pair("across"), y: pair("along")};
+};
+const choice = (id, label, options, is, change) =>
+  make(
+    "select",
+    {id, "aria-label": label, onchange: ({target}) => change(target.value)},
+    options.map(([value, text]) => make("option", {value, selected: value === is}, text)),
+  );
+const curvesPanel = () =>
+  panel(
+    "Learning curves",
+    [
+      choice(
+        "metric",
+        "Metric",
+        values.metrics.map(one => [one, one]),
+        metric(),
+        one => {
+          chosen.metric = one;
+          zoom(chosen.zoom.x, null);
+        },
+      ),
+      choice(
+        "axis",
+        "Horizontal axis",
+        AXES.map(one => [one, `by ${one}`]),
+        axis(),
+        one => {
+          chosen.axis = one;
+          zoom(null, chosen.zoom.y);
+        },
+      ),
+      make(
+        "button",
+        {
+          type: "button",
+          id: "log",
+          onclick: ({currentTarget}) => {
+            chosen.log = currentTarget.getAttribute("aria-pressed") !== "true";
+            turn();
+          },
+        },
+        "log",
+      ),
+      values.bands.length > 0 &&
+        make(
+          "button",
+          {
+            type: "button",
+            id: "mean",
+            onclick: () => {
+              chosen.mean = !isMean();
+              drawCurves();
+            },
+          },
+          "mean ± 95 %",
+        ),
+      make(
+        "label",
+        {class: "slider"},
+        "smoothing",
+        make("input", {
+          id: "smooth",
+          type: "range",
+          min: 0,
+          max: SMOOTHEST,
+          step: 0.01,
+          value: chosen.smooth,
+          oninput: ({target}) => {
+            chosen.smooth = Number(target.value);
+            drawCurves();
+          },
+          onchange: turn,
+        }),
+        make("output", {id: "smoothing"}),
+      ),
+      make("button", {type: "button", id: "unzoom", onclick: unzoom}, "Show all"),
+      clear(),
+    ],
+    make("div", {
+      id: "curves",
+      tabindex: 0,
+      role: "group",
+      "aria-label": "Learning curves: drag to zoom, or press plus, minus and arrows; Escape shows all",
+      onpointerdown: dragCurves,
+      ondblclick: unzoom,
+      onkeydown: keyCurves,
+    }),
+    values.rows.length > FEW &&
+      make(
+        "p",
+        {class: "note"},
+        `The best ${FEW} are in colour, or those that you click on here, in the table or in any other figure.${values.rows.length > 200 ? " The best 200 are drawn." : ""}`,
+      ),
+    make("p", {class: "note"}, "Drag over the curves to zoom; a double click or Escape shows all."),
+  );
 
 // ---- hyper-parameters ----
 const columnsOf = kind => values.columns.flatMap((column, at) => (column.kind === kind ? [{...column, at}] : []));
@@ -866,10 +1113,10 @@ const rungs = () =>
       return [
         values.search.brackets.length > 1 &&
           make("h3", null, `Bracket ${at + 1}: trials ${trials[0]} to ${trials[1] - 1}`),
-        ...rungs.flatMap(([epochs, count]) => [
+        ...rungs.flatMap(([epochs, count, of]) => [
           make("span", null, plural(epochs, "epoch")),
           make("i", {style: `width:${(count / most) * 100}%`}),
-          make("span", null, plural(count, "trial")),
+          make("span", null, of === null ? plural(count, "trial") : `${count} of ${plural(of, "trial")}`),
         ]),
       ];
     }),
@@ -1228,7 +1475,7 @@ const clear = () =>
     `Clear the selection`,
   );
 const build = () => {
-  const {name, directory, status, reason, cards, rows, columns, bands, means, search, devices, sections} = values;
+  const {name, directory, status, reason, cards, rows, columns, means, search, devices, sections} = values;
   const head = make(
     "header",
     null,
@@ -1252,58 +1499,8 @@ const build = () => {
   const parts = [];
   if (cards) parts.push(make("div", {class: "cards"}, cards.map(card)));
   if (columns) {
-    const metrics = make(
-      "select",
-      {
-        id: "metric",
-        "aria-label": "Metric",
-        onchange: ({target}) => {
-          chosen.metric = target.value;
-          drawCurves();
-        },
-      },
-      values.metrics.map(one => make("option", {value: one, selected: one === metric()}, one)),
-    );
-    const curves = panel(
-      "Learning curves",
-      [
-        metrics,
-        make(
-          "button",
-          {
-            type: "button",
-            id: "log",
-            onclick: ({currentTarget}) => {
-              chosen.log = currentTarget.getAttribute("aria-pressed") !== "true";
-              drawCurves();
-            },
-          },
-          "log",
-        ),
-        bands.length > 0 &&
-          make(
-            "button",
-            {
-              type: "button",
-              id: "mean",
-              onclick: () => {
-                chosen.mean = !isMean();
-                drawCurves();
-              },
-            },
-            "mean ± 95 %",
-          ),
-        clear(),
-      ],
-      make("div", {id: "curves"}),
-      rows.length > FEW &&
-        make(
-          "p",
-          {class: "note"},
-          `The best ${FEW} are in colour, or those that you click on here, in the table or in any other figure.${rows.length > 200 ? " The best 200 are drawn." : ""}`,
-        ),
-    );
-    const panels = [];
+    const curves = curvesPanel(),
+      panels = [];
     if (search) panels.push(panel("Trials", null, make("div", {id: "history"})));
     if (search && search.objectives.length > 1)
       panels.push(
@@ -1328,7 +1525,7 @@ const build = () => {
           make(
             "p",
             {class: "note"},
-            `How many trials trained for so many epochs. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
+            `How many trials trained for so many epochs, and how many are to. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
           ),
           rungs(),
         ),
@@ -1474,6 +1671,7 @@ function poll() {
   script.src = `${live.news}?${Date.now()}`;
   document.head.append(script);
 }
+recall();
 shade();
 dark.addEventListener("change", shade);
 build();

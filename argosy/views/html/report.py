@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from argosy.protocol.events import Event
+from argosy.protocol.events import Event, SectionEnded
 from argosy.results.means import Means
 from argosy.results.report import Report
 from argosy.tuning.report import Packs, SearchReport
@@ -51,7 +51,8 @@ def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[s
     search = SearchReport.of(report, told, None) if report.is_search else None
     rows = rows_of_members(report) if search is None else rows_of_trials(search)
     places = {member.name: place for place, row in enumerate(rows) for member in row.members}
-    table = table_of(rows, report.objective)
+    moments = {(event.member, event.epochs): at for at, event in told if isinstance(event, SectionEnded)}
+    table = table_of(rows, report.objective, moments)
     devices = devices_of(chronicle.spans, chronicle.marks, chronicle.seconds, places)
     idle = [lane["idle"] for lane in devices["lanes"]]
     means = Means.of(report.repetitions)
@@ -73,9 +74,9 @@ def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[s
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
         ),
         **table,
-        "bands": bands_of(report, table["metrics"]) if search is None else [],
+        "bands": bands_of(report, table["metrics"], moments) if search is None else [],
         "means": _means(means).to_json() if means else None,
-        "search": None if search is None else search_of(search, (event for _, event in told)),
+        "search": None if search is None else search_of(search, chronicle.state),
         "devices": devices,
         "sections": [one(report).to_json() for one in (queues, predictions, savings, costs)],
     }

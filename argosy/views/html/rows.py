@@ -6,14 +6,14 @@ from typing import Any
 
 from argosy.errors.wording import cause, shortened
 from argosy.errors.wording import told as spelled
-from argosy.results.bands import Band
+from argosy.results.bands import Band, Spread
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import PRUNED, WORTHLESS, SearchReport, TrialResult
 from argosy.views.html.importance import importance
 
-__all__ = ["PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]
+__all__ = ["Moments", "PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]
 
 MOST_CURVES = 200
 """Most rows that have curves; the best."""
@@ -23,6 +23,9 @@ LABEL = 30
 """Letters of a name in a figure."""
 RATE = "lr"
 """What a section tells beside its metrics."""
+
+Moments = Mapping[tuple[str, float], float]
+"""Seconds of the run at the end of each section, by member and finished epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +104,7 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
     ]
 
 
-def table_of(rows: Sequence[PageRow], objective: str) -> dict[str, Any]:
+def table_of(rows: Sequence[PageRow], objective: str, moments: Moments) -> dict[str, Any]:
     """Return rows, best first, with their cells in the order of the columns, the most important columns first."""
     found = dict.fromkeys(name for row in rows for name in row.metrics if name not in (objective, RATE))
     metrics = [objective, *sorted(found, key=lambda name: not name.startswith("val_"))]
@@ -136,14 +139,14 @@ def table_of(rows: Sequence[PageRow], objective: str) -> dict[str, Any]:
                 "number": row.number,
                 "load": row.load,
                 "cells": its,
-                "curves": _curves(row.members, metrics) if place < MOST_CURVES else {},
+                **(_curves_of(row, metrics, moments) if place < MOST_CURVES else {"curves": {}}),
             }
             for place, (row, its) in enumerate(zip(rows, cells, strict=True))
         ],
     }
 
 
-def bands_of(report: Report, metrics: Sequence[str]) -> list[dict[str, Any]]:
+def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[dict[str, Any]]:
     """Return the mean and its 95 % interval over the epochs, by metric, of each configuration with several members that count."""
     names = [one.name for one in report.repetitions.configurations]
     labels = shortened(names, LABEL)
@@ -152,18 +155,17 @@ def bands_of(report: Report, metrics: Sequence[str]) -> list[dict[str, Any]]:
         {
             "label": labels[name],
             "members": places,
-            "curves": {metric: _band(report, name, places, metric) for metric in metrics},
+            **_curves(
+                [report.rows[at] for at in places],
+                metrics,
+                moments,
+                spread="ci",
+                overlap=report.repetitions.overlaps[name],
+            ),
         }
         for name, places in members.items()
         if len(places) > 1
     ]
-
-
-def _band(report: Report, name: str, places: Sequence[int], metric: str) -> list[Any]:
-    """Return epochs, means, and lower and upper ends of the interval."""
-    curves = [report.rows[place].curve(metric) for place in places]
-    band = Band.of(name, curves, "ci", overlap=report.repetitions.overlaps[name])
-    return [band.epochs, band.means, *map(list, zip(*band.bounds, strict=True))]
 
 
 def _of(row: PageRow, kind: str) -> Mapping[str, Any]:
@@ -175,15 +177,39 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else spelled(value)
 
 
-def _curves(members: Sequence[MemberResult], metrics: Sequence[str]) -> dict[str, Any]:
-    """Return epochs and values of each metric: of one member, or the means of several."""
+def _curves_of(row: PageRow, metrics: Sequence[str], moments: Moments) -> dict[str, Any]:
+    repeats = row.members[0].repetition
+    if repeats is None or len(row.members) == 1:
+        return _curves(row.members, metrics, moments)
+    return _curves(row.members, metrics, moments, spread="ci", overlap=repeats.overlap)
+
+
+def _curves(
+    members: Sequence[MemberResult],
+    metrics: Sequence[str],
+    moments: Moments,
+    *,
+    spread: Spread | None = None,
+    overlap: float = 0.0,
+) -> dict[str, Any]:
+    """Return what is drawn of one member, or of the means of several.
+
+    ``across`` has epochs, steps and seconds of the sections that all members have ended; ``curves`` has by metric the means there
+    and, with `spread`, the lower and upper edges of their band.
+    """
+    steps = Band.of("", [{ended.epochs: ended.steps for ended in one.sections} for one in members], None)
+    times = [{ended.epochs: moments[one.name, ended.epochs] for ended in one.sections} for one in members]
+    kept = range(len(steps.epochs))[:: -max(-(-len(steps.epochs) // MOST_POINTS), 1)][::-1]
     found = {}
     for name in metrics:
-        band = Band.of("", [member.curve(name) for member in members], None)
-        every = -(-len(band.epochs) // MOST_POINTS)
-        if every:
-            found[name] = [band.epochs[::-1][::every][::-1], band.means[::-1][::every][::-1]]
-    return found
+        band = Band.of("", [one.curve(name) for one in members], spread, overlap=overlap)
+        if band.epochs:
+            at = {epoch: place for place, epoch in enumerate(band.epochs)}
+            drawn = [at.get(steps.epochs[place]) for place in kept]
+            edges = zip(*band.bounds, strict=True) if band.bounds else ()
+            found[name] = [[None if one is None else line[one] for one in drawn] for line in (band.means, *edges)]
+    axes = (steps.epochs, steps.means, Band.of("", times, None).means)
+    return {"across": [[axis[place] for place in kept] for axis in axes], "curves": found}
 
 
 def _loading(row: TrialResult) -> str:
