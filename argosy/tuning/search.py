@@ -23,6 +23,7 @@ RUNGS = ("hyperband", "asha")
 """Schedulers that let trials go on from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
+CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambda reached: [reached['seconds'] - 60]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +145,11 @@ class Search:
             if self.objectives.first in TOTALS:
                 raise StudyError(
                     f"objective begins with {self.objectives.first!r}, and the first one chooses the weights of a trial among its sections; "
-                    "begin with a metric, as 'val_accuracy'."
+                    "give a metric first, as 'val_accuracy'."
                 )
         if self.constraints is not None:
-            check_callable("constraints", self.constraints, "a function: what a trial has reached -> list of numbers")
-            check_takes("constraints", self.constraints, 1, "a function: what a trial has reached -> list of numbers")
+            check_callable("constraints", self.constraints, CONSTRAINTS)
+            check_takes("constraints", self.constraints, 1, CONSTRAINTS)
         if self.scheduler in BY_ONE_NUMBER and (len(self.objectives.modes) > 1 or self.constraints is not None):
             raise StudyError(
                 f"scheduler {self.scheduler!r} compares trials by one number, which several objectives or constraints are not; choose "
