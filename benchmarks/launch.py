@@ -2,7 +2,7 @@
 
 * ``start``: seconds from the command to the first step of a training, by launcher: ``inline``, ``processes``, ``agents`` (two
   nodes, as ``srun`` would start them here), and ``ray`` where it is installed, Ray's own start apart.
-* ``conversation``: a real driver behind its real listener, and a thousand workers that only talk (`fake_host.py`), many connections in
+* ``conversation``: a real driver with its real connections, and a thousand workers that only talk (`fake_host.py`), many connections in
   each process: messages per second from the first epoch's end to the last. A member's epoch takes so many signs of progress and one
   report with its figures and its file; all of it is journaled.
 * ``planning``: the same driver, with 1,024 workers in its own process that take no time (`fake_workers.py`): its CPU

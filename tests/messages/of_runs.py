@@ -79,8 +79,8 @@ SECONDS = {"seconds_per_sample": 0.0, "opening_seconds": 0.0}
 
 def opened_elsewhere() -> None:
     """The second node has other data."""
-    there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
-    here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
+    there = Opened(lengths={"train": 21}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
+    here = Opened(lengths={"train": 20}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
     Driver._check_same_data(SimpleNamespace(run=SimpleNamespace(data=there)), SimpleNamespace(node="node1"), here)
 
 
