@@ -1,4 +1,4 @@
-"""A process with many fake workers of one node, each with its own connection to the driver's listener; and how a driver has some.
+"""A process with many fake workers of one node, each with its own connection to the driver; and how a driver has some.
 
 Whatever its trainers have to say of an epoch comes after so many words about how far they are, as of real ones that train some
 seconds. Everybody speaks as fast as the driver takes it.
@@ -20,7 +20,6 @@ from fake_workers import FakeFeeder, FakeTrainer
 
 from argosy.protocol.trainer import Attach, Enlist, SectionReport
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import dial
 from argosy.stream.wire import Peer
 
 __all__ = ["Hosts"]
@@ -42,8 +41,8 @@ class Hosts:
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
         """See `ForkServer.fork`."""
         process, peer = self._hosts[arguments["name"].partition("/")[0]]
-        Heartbeat.open(descriptors[1]).rest()  # who only talks shows nothing
-        peer.send(arguments)
+        Heartbeat.open(descriptors[2]).rest()  # who only talks shows nothing
+        peer.send(arguments, descriptors[:1])
         self._news.send((arguments["worker_id"], process.pid, None))
 
     def news(self) -> list[tuple[str, int, None]]:
@@ -122,7 +121,7 @@ class _Host:
     def _start(self) -> None:
         for asked in self.channel.receive():
             name, directory = asked["name"], Path(asked["directory"])
-            peer = dial(asked["address"], bytes.fromhex(asked["key"]), asked["worker_id"])
+            peer = Peer(socket.socket(fileno=self.channel.descriptors.popleft()))
             plays = FakeFeeder(name) if asked["role"] == "feeder" else FakeTrainer(name=name, directory=directory)
             self.workers[name] = worker = _Worker(peer=peer, plays=plays, words=self.words)
             self.selector.register(peer, selectors.EVENT_READ, worker)

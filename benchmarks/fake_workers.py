@@ -130,7 +130,7 @@ class FakeFeeder:
 
     def _opened(self) -> Opened:
         sizes = {"lengths": {"train": LENGTH}, "fingerprints": {"train": "none"}, "block_size": LENGTH}
-        return Opened(address=self.name, seconds_per_sample=0.0, opening_seconds=0.0, keeping={}, **sizes)
+        return Opened(seconds_per_sample=0.0, opening_seconds=0.0, keeping={}, **sizes)
 
 
 # ---- a trainer

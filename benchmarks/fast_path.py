@@ -15,21 +15,19 @@ from measuring import arguments, finish, hardware, quartiles, target
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data
-from argosy.protocol.feeder import Credit, Feed, Leg, Open
+from argosy.protocol.feeder import Credit, Feed, Leg, Lend, Open
 from argosy.running.launch.blobs import data_to_descriptor, from_descriptor
 from argosy.settings import Settings
-from argosy.stream.batches import Cutter
+from argosy.stream.batches import Cutter, InOrder
 from argosy.stream.blocks import Block
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import dial
 from argosy.stream.order import Selection
 from argosy.stream.ring import RingReader
 from argosy.stream.schedule import Orders
 from argosy.stream.wire import Peer
 
 LENGTH, FEATURES, MEMBERS, BATCH = 100_000, 64, 32, 64
-KEY = os.urandom(32)
 
 
 def loader_rate(x: torch.Tensor, y: torch.Tensor, workers: int) -> float:
@@ -50,12 +48,17 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     feeder = context.Process(target=run_feeder, args=(theirs, data))
     feeder.start()
     ours.send(Open())
-    (opened,) = ours.wait()
+    ours.wait()
     results = context.SimpleQueue()
     share = MEMBERS // len(readers)
-    processes = [context.Process(target=run_reader, args=(opened.address, n, share, epochs, results)) for n in readers]
-    for process in processes:
-        process.start()
+    processes = []
+    for name in readers:
+        here, there = Peer.pair()
+        ours.send(Lend(reader=name), [there.fileno()])
+        there.close()
+        processes.append(context.Process(target=run_reader, args=(here, share, epochs, results)))
+        processes[-1].start()
+        here.close()
     ours.send(Feed(leg=Leg(number=0, section=0, position=0)))
     ours.send(Credit(leg=0, until=epochs, horizon=epochs, assignments=dict.fromkeys(readers, 1)))
     found = [results.get() for _ in readers]
@@ -66,10 +69,10 @@ def argosy_rate(x: torch.Tensor, y: torch.Tensor, epochs: int) -> float:
     return sum(delivered for _, _, delivered in found) / (ended - began)
 
 
-def run_reader(address: str, name: str, members: int, epochs: int, results: Any) -> None:
+def run_reader(feeder: Peer, members: int, epochs: int, results: Any) -> None:
     """A trainer whose members do nothing; reports when it began and ended, and the samples that they got."""
     torch.set_num_threads(1)
-    reader = RingReader(dial(address, KEY, name))
+    reader = RingReader(feeder)
     orders, selection = Orders(0, {"train": LENGTH}), Selection.of(None, LENGTH)
     delivered, began, cutters = 0, time.perf_counter(), list[Cutter]()
     over = False
@@ -79,7 +82,7 @@ def run_reader(address: str, name: str, members: int, epochs: int, results: Any)
             if not cutters or cutters[0].done:
                 order = orders.epoch("train", block.place.epoch)
                 cutters = [
-                    Cutter(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
+                    InOrder(selection=selection, order=order, batch_size=BATCH, drop_last=False) for _ in range(members)
                 ]
             delivered += sum(_rows(cutter, block) for cutter in cutters)
             over = cutters[0].done and block.place.epoch == epochs - 1
@@ -99,7 +102,7 @@ def _rows(cutter: Cutter, block: Block) -> int:
 def run_feeder(driver: Peer, data: int) -> None:
     torch.set_num_threads(1)
     opened = partial(from_descriptor, data)
-    who: dict[str, Any] = {"name": "feeder-0", "key": KEY, "heartbeat": Heartbeat.private()}
+    who: dict[str, Any] = {"name": "feeder-0", "heartbeat": Heartbeat.private()}
     cores = len(os.sched_getaffinity(0))
     feed(driver, opened, Settings(), **who, seed=0, per_epoch=1, cores=cores, keep_bytes=0)
 

@@ -2,12 +2,14 @@
 
 * ``start``: seconds from the command to the first step of a training, by launcher: ``inline``, ``processes``, ``agents`` (two
   nodes, as ``srun`` would start them here), and ``ray`` where it is installed, Ray's own start apart.
-* ``conversation``: a real driver behind its real listener, and a thousand workers that only talk (`fake_host.py`), many connections in
+* ``conversation``: a real driver with its real connections, and a thousand workers that only talk (`fake_host.py`), many connections in
   each process: messages per second from the first epoch's end to the last. A member's epoch takes so many signs of progress and one
   report with its figures and its file; all of it is journaled.
 * ``planning``: the same driver, with 1,024 workers in its own process that take no time (`fake_workers.py`): its CPU
   seconds at an epoch's end until everybody has been answered and may go on; where nothing changes, where a tenth of the members end and the
   policy is asked, and where a node is lost and everybody is planned anew. Members cost what FLEET's hundred networks cost.
+
+With ``--beside PATH``, another checkout with this benchmark, both are measured by turns, and what counts are the ratios of the rounds.
 """
 
 import importlib.util
@@ -24,7 +26,7 @@ from typing import Any
 
 from fake_host import Hosts
 from fake_workers import MEMORY_BYTES, Alone, study_of
-from measuring import arguments, finish, hardware, target
+from measuring import arguments, finish, hardware, quartiles, target
 from start import FEW, STUDY
 
 import argosy
@@ -44,6 +46,8 @@ START_LIMIT = 8.0
 """Seconds, of DESIGN's table; a job of two nodes on one machine starts two of everything."""
 RATE = 5000.0
 ANSWERED, REPLANNED = 2.0, 10.0
+WITHIN = 0.05
+"""Share by which one checkout may be slower than another."""
 RAY_STARTS = "import time, ray; began = time.perf_counter(); ray.init(); print(time.perf_counter() - began)"
 RAY = all(map(importlib.util.find_spec, ("ray", "argosy.running.hosts.ray_cluster")))
 
@@ -188,6 +192,39 @@ def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]
         targets.append(target(f"{size}: seconds until all are answered where {what}", seconds, at_most=limit))
 
 
+# ---- two checkouts
+
+
+def measured(checkout: Path, options: Any) -> dict[str, float]:
+    """Run one round of the parts with the code of a checkout; returns every figure by its part and name."""
+    command = [sys.executable, "launch.py", "--json", "--rounds", "1", "--parts", *options.parts]
+    for name in ("workers", "hosts", "epochs", "words", "devices", "nodes", "members"):
+        command += [f"--{name}", str(getattr(options, name))]
+    where: dict[str, Any] = {"cwd": checkout / "benchmarks", "env": {**os.environ, "PYTHONPATH": str(checkout)}}
+    told = subprocess.run(command, check=True, capture_output=True, text=True, **where).stdout
+    parts = json.loads(told.splitlines()[-1])["figures"]
+    named = {part: names for part, names in parts.items() if isinstance(names, dict)}
+    return {f"{part}, {name}": quartiles(each)[1] for part, names in named.items() for name, each in names.items()}
+
+
+def beside(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
+    """Measure this checkout and the other one, which comes first in every second round."""
+    here, there = Path(__file__).parents[1], options.beside.resolve()
+    rounds = []
+    for number in range(options.rounds):
+        turns = (here, there) if number % 2 else (there, here)
+        found = {checkout: measured(checkout, options) for checkout in turns}
+        rounds.append((found[here], found[there]))
+        print(
+            "; ".join(f"{what}: {one:.4g} and {found[there][what]:.4g}" for what, one in found[here].items()),
+            flush=True,
+        )
+    for what in rounds[0][0]:
+        limit = {"at_least": 1 - WITHIN} if what.endswith("per_second") else {"at_most": 1 + WITHIN}
+        targets.append(target(f"{what}, here / there", [one[what] / other[what] for one, other in rounds], **limit))
+    figures["beside"] = rounds
+
+
 PARTS: Mapping[str, Any] = {"start": start, "conversation": conversation, "planning": planning}
 
 
@@ -204,14 +241,15 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="that have these")
     parser.add_argument("--members", type=int, default=1000, help="on them")
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="only these")
+    parser.add_argument("--beside", type=Path, help="another checkout, measured by turns with this one")
     options = parser.parse_args()
     print(hardware(), flush=True)
     figures: dict[str, Any] = {}
     targets: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="argosy-launch-cache-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache  # nobody's rates are to be remembered
-        for part in options.parts:
-            PARTS[part](options, figures, targets)
+        for measure in [PARTS[part] for part in options.parts] if options.beside is None else [beside]:
+            measure(options, figures, targets)
     finish("launch", figures, targets, as_json=options.json)
 
 

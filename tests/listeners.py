@@ -44,7 +44,7 @@ def network_listener(
 ) -> Iterator[Listener]:
     """A listener for other nodes, however slow they are."""
     monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
-    listener = Listener.to_network(bytes(32), refused.append, seal=sealed and sealed.called)
+    listener = Listener(bytes(32), refused.append, seal=sealed and sealed.called)
     yield listener
     listener.close()
 
@@ -71,9 +71,9 @@ def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, 
     return entered, got
 
 
-def call(port: int, *, key: bytes = bytes(32), certificate: Certificate | None = None) -> Peer:
+def call(port: int, *, key: bytes = bytes(32), name: str = "rank 1", certificate: Certificate | None = None) -> Peer:
     """From another node."""
-    return dial(("127.0.0.1", port), key, "rank 1", seconds=60, seal=certificate and certificate.calling)
+    return dial(("127.0.0.1", port), key, name, seconds=60, seal=certificate and certificate.calling)
 
 
 class Trap:

@@ -11,6 +11,7 @@ __all__ = [
     "Held",
     "Hold",
     "Leg",
+    "Lend",
     "Open",
     "Opened",
     "Parted",
@@ -30,8 +31,6 @@ class Open:
 class Opened:
     """Message from a feeder: the data is there."""
 
-    address: str
-    """Where trainers get blocks."""
     lengths: Mapping[str, int]
     fingerprints: Mapping[str, str]
     """Fingerprint of each split."""
@@ -42,6 +41,13 @@ class Opened:
     """Time from the command until now."""
     keeping: Mapping[str, str]
     """By split, what is kept of its samples, or why nothing is, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lend:
+    """Message to a feeder from the launcher, with its end of a connection: lend the ring to this trainer."""
+
+    reader: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Attach:
-    """Message to a trainer: read blocks from this feeder."""
+    """Message to a trainer: read blocks from this feeder. The launcher sends both an end of a connection."""
 
-    address: str
+    feeder: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ for those of the others; a slot is free again when every reader and the exchange
 
 import os
 import selectors
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,14 +18,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from argosy.protocol.events import Skipped, Used
-from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Open, Opened, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Lend, Open, Opened, Parted, Probe, Probed, UseLoaders
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.course import Course
 from argosy.stream.exchange import Broken, Exchanged, ExchangeProcess, Exchanges, start_exchange
 from argosy.stream.gauges import Queues, StreamGauge
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
-from argosy.stream.listener import Listener
 from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.ring import Ring
@@ -51,7 +51,6 @@ class _Feeder:
         self,
         name: str,
         driver: Peer,
-        listener: Listener,
         ring: Ring,
         sources: dict[str, Source],
         course: Course,
@@ -64,7 +63,6 @@ class _Feeder:
     ) -> None:
         self.name = name
         self.driver = driver
-        self.listener = listener
         self.ring = ring
         self.sources = sources
         self.course = course
@@ -105,7 +103,6 @@ class _Feeder:
         """Carry out the driver's commands, those in `said` first, until it sends Exit or is gone."""
         self._obey(said)
         self._watch(self.driver, lambda: self._obey(self.driver.receive()))
-        self._watch(self.listener, self._admit)
         for _ in range(self.preparation.wanted_loaders):
             self.preparation.start_loader()
         while self.running:
@@ -138,6 +135,8 @@ class _Feeder:
                 self.course.allow(command)
             elif isinstance(command, Hold):
                 self.driver.send(self.course.hold(command))
+            elif isinstance(command, Lend):
+                self._lend(command.reader, Peer(socket.socket(fileno=self.driver.descriptors.popleft())))
             elif isinstance(command, Feed):
                 self._new_leg(command)
             elif isinstance(command, Probe):
@@ -230,15 +229,14 @@ class _Feeder:
             self.sending.discard(message.slot)
             self._give_back(message.slot, self.exchange)
 
-    def _admit(self) -> None:
-        for name, peer in self.listener.enter():
-            earlier = self.readers.pop(name, None)
-            if earlier is not None:
-                # The trainer was told to connect again, or replaces another of its name.
-                self._lose_reader(earlier)
-            self.ring.lend(peer, {split: source.layout for split, source in self.sources.items()}, self.course.lengths)
-            self.readers[name] = peer
-            self._watch(peer, partial(self._released, name, peer))
+    def _lend(self, name: str, peer: Peer) -> None:
+        earlier = self.readers.pop(name, None)
+        if earlier is not None:
+            # The trainer was told to connect again, or replaces another of its name.
+            self._lose_reader(earlier)
+        self.ring.lend(peer, {split: source.layout for split, source in self.sources.items()}, self.course.lengths)
+        self.readers[name] = peer
+        self._watch(peer, partial(self._released, name, peer))
 
     def _released(self, name: str, peer: Peer) -> None:
         try:
@@ -348,7 +346,7 @@ class _Feeder:
             self._told, gauge.loaders = self._since, len(self.preparation.loaders)
             self.driver.send(Flowing(gauge=gauge.to_json()))
 
-    def _watch(self, source: Peer | Listener | Connection, handler: Callable[[], None]) -> None:
+    def _watch(self, source: Peer | Connection, handler: Callable[[], None]) -> None:
         self.selector.register(source, READ, handler)
 
 
@@ -361,7 +359,6 @@ def feed(
     seed: int,
     per_epoch: int,
     cores: int,
-    key: bytes,
     heartbeat: Heartbeat,
     keep_bytes: int,
     files: Sequence[MappedFile] = (),
@@ -371,15 +368,10 @@ def feed(
     assert isinstance(command, Open)
     began = time.monotonic()
     count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
-    # Before the data are opened: its name is one of the host that this process was started on, wherever a dataset takes it.
-    listener = Listener(key)
-
-    def hang_up() -> None:
-        driver.close()
-        listener.close()
-
     with heartbeat.busy("opening the data", opaque=True):
-        sources = open_for(count, data, seed=seed, heartbeat=heartbeat, hang_up=hang_up, most_kept=settings.keep_bytes)
+        sources = open_for(
+            count, data, seed=seed, heartbeat=heartbeat, hang_up=driver.close, most_kept=settings.keep_bytes
+        )
     keep(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
     slots = SLOTS + SLOTS_PER_NODE * settings.nodes
@@ -389,7 +381,6 @@ def feed(
     course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
     driver.send(
         Opened(
-            address=listener.address,
             lengths=lengths,
             fingerprints={name: source.facts.fingerprint for name, source in sources.items()},
             block_size=block_size,
@@ -401,7 +392,6 @@ def feed(
     _Feeder(
         name,
         driver,
-        listener,
         ring,
         sources,
         course,

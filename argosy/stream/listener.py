@@ -1,4 +1,4 @@
-"""How processes of one run meet: a listener that authenticates callers, and the call to it.
+"""How nodes of one run meet: a listener that authenticates callers, and the call to it.
 
 Contract. The key is known to processes of the run alone. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
 both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
@@ -7,10 +7,10 @@ nonce and its name. A listener so shows each caller one proof, from which a weak
 random, and a user's own is stretched (`argosy.running.hosts.notices.key_in`). From the nonces come also the two keys of the
 connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
 
-A listener has an abstract AF_UNIX name (nothing on disk, nothing to leak), where callers of other users are turned away by the
-kernel's word as well; or a TCP port that the kernel chooses, for other nodes, which may be sealed with TLS
-(`argosy.stream.tls`). These two need no MAC on their frames. The process behind it never waits for a caller. Strangers may call
-without end: they crowd out callers of their own host alone, and those only for a while.
+A listener has a TCP port that the kernel chooses, which may be sealed with TLS (`argosy.stream.tls`); frames inside TLS need no
+MAC. The process behind it never waits for a caller. Strangers may call without end: they crowd out callers of their own host
+alone, and those only for a while. Processes of one machine need no listener: they are given pairs of sockets
+(`argosy.running.launch.processes`).
 """
 
 import hmac
@@ -19,7 +19,6 @@ import select
 import selectors
 import socket
 import ssl
-import struct
 import threading
 import time
 from collections import Counter
@@ -33,8 +32,8 @@ from argosy.stream.wire import Peer
 
 __all__ = ["Address", "Listener", "dial"]
 
-Address = str | tuple[str, int]
-"""The abstract name of a listener on this node, or the host and port of one on another."""
+Address = tuple[str, int]
+"""Host and port of a listener."""
 
 NONCE = PROOF = 32
 LONGEST_NAME = 255
@@ -55,11 +54,6 @@ ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
 """The first bytes of a caller that uses TLS."""
-CREDENTIALS = struct.Struct("3i")
-"""Credentials of the process at the other end: pid, user, group."""
-ANSWER_SECONDS = 600.0
-"""Time that a caller waits for the listener: the process behind it may be in the middle of a slow sample. One that is
-gone hangs up at once."""
 UNHEARD_SECONDS = 30.0
 """A node that acknowledges nothing for so long is gone: no end-of-file tells of one without power."""
 
@@ -68,16 +62,12 @@ Seal = Callable[[socket.socket], socket.socket]
 """Function that puts an end of a connection inside TLS."""
 
 
-def _ignore(refusal: str) -> None:
-    """Report no refusal: on one machine the kernel keeps strangers away."""
-
-
 @dataclass(kw_only=True, slots=True)
 class _Caller:
     """A connection before its other end has proved the key."""
 
     where: Address
-    """The caller's own end; on one machine it has no name."""
+    """The caller's own end."""
     nonce: bytes
     """Nonce that this side has drawn."""
     since: float
@@ -86,8 +76,8 @@ class _Caller:
 
     @property
     def host(self) -> str:
-        """Host of the caller; empty on one machine."""
-        return self.where[0] if isinstance(self.where, tuple) else ""
+        """Host of the caller."""
+        return self.where[0]
 
     @property
     def greeted(self) -> bool:
@@ -113,17 +103,10 @@ class _Caller:
 class Listener:
     """The listening end. Its `fileno` is readable when `enter` has something to do."""
 
-    def __init__(
-        self,
-        key: bytes,
-        *,
-        bound: socket.socket | None = None,
-        refused: Callable[[str], None] = _ignore,
-        seal: Seal | None = None,
-    ) -> None:
+    def __init__(self, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> None:
         self.key = key
         self._seal = seal
-        self._socket = bound or _listen_here()
+        self._socket = socket.create_server(("", 0), backlog=BACKLOG)
         self._socket.setblocking(False)
         self._refused = refused
         """Called with a sentence about each caller that is disconnected."""
@@ -131,21 +114,9 @@ class Listener:
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._callers: dict[socket.socket, _Caller] = {}
 
-    @classmethod
-    def to_network(cls, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> "Listener":
-        """Return a listener for other nodes, at every IPv4 interface of this one."""
-        return cls(key, bound=socket.create_server(("", 0), backlog=BACKLOG), refused=refused, seal=seal)
-
-    @property
-    def address(self) -> str:
-        """Address for callers on this node."""
-        name: bytes | str = self._socket.getsockname()
-        assert isinstance(name, bytes)
-        return name.decode()
-
     @property
     def port(self) -> int:
-        """Port for callers from the network."""
+        """Port for callers, at every IPv4 interface of this node."""
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
@@ -207,8 +178,7 @@ class Listener:
             except OSError:
                 time.sleep(BREATH_SECONDS)
                 return
-            local = caller.family == socket.AF_UNIX
-            if not (_user_of(caller) == os.geteuid() if local else self._make_room(address[0])):
+            if not self._make_room(address[0]):
                 caller.close()
                 continue
             caller.setblocking(False)
@@ -262,26 +232,25 @@ class Listener:
             why = "calls with a certificate, and this end has none"
         self._forget(connection)
         connection.close()
-        self._refused(f"{_words(caller.where) or 'a process of this host'} {why}")
+        self._refused(f"{_words(caller.where)} {why}")
 
     def _forget(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
         del self._callers[caller]
 
 
-def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SECONDS, seal: Seal | None = None) -> Peer:
+def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal | None = None) -> Peer:
     """Call a listener under a name (at most 255 bytes); raises WorkerError where none answers with the right key in time."""
     words = name.encode()
     if len(words) > LONGEST_NAME:
         raise WorkerError(
             f"{name[:20]!r}… has {len(words)} bytes; a caller's name has at most {LONGEST_NAME}. Shorten it."
         )
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    caller, deadline = socket.socket(family, socket.SOCK_STREAM), time.monotonic() + seconds
+    caller, deadline = socket.socket(socket.AF_INET, socket.SOCK_STREAM), time.monotonic() + seconds
     greeting = os.urandom(NONCE) + bytes([len(words)]) + words
     try:
         caller.settimeout(seconds)
-        _connect(caller, address, deadline)
+        caller.connect(address)
         caller = caller if seal is None else seal(caller)
         caller.sendall(greeting)
         answer = _receive(caller, NONCE + PROOF, deadline)
@@ -301,34 +270,8 @@ def dial(address: Address, key: bytes, name: str, *, seconds: float = ANSWER_SEC
     return Peer(caller, _framing(caller, key, nonce, greeting, own=b"caller", other=b"called"))
 
 
-def _connect(caller: socket.socket, address: Address, deadline: float) -> None:
-    """Connect, trying again while so many callers wait that the kernel refuses another one, which it does at once."""
-    while True:
-        try:
-            caller.connect(address)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(BREATH_SECONDS)
-        else:
-            return
-
-
-def _listen_here() -> socket.socket:
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    bound.bind(f"\0argosy-{os.urandom(12).hex()}")
-    bound.listen(BACKLOG)
-    return bound
-
-
-def _user_of(caller: socket.socket) -> int:
-    """Return the user of the process at the other end, as the kernel reports it."""
-    found = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    return int(CREDENTIALS.unpack(found)[1])
-
-
 def _words(address: Address) -> str:
-    return address[1:] if isinstance(address, str) else f"{address[0]} port {address[1]}"
+    return f"{address[0]} port {address[1]}"
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -350,8 +293,6 @@ def _framing(
     connection: socket.socket, key: bytes, nonce: bytes, greeting: bytes, *, own: bytes, other: bytes
 ) -> Framing:
     """Return the framing of a proved connection; to another node, messages leave at once, and its silence is noticed."""
-    if connection.family != socket.AF_INET:
-        return Plain()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
     if isinstance(connection, ssl.SSLSocket):

@@ -36,7 +36,7 @@ class NetworkRendezvous:
         self.host = host
         """Address by which other nodes reach this one."""
         self._key = os.urandom(32)
-        self._listener = Listener.to_network(self._key, refused)
+        self._listener = Listener(self._key, refused)
         self._entries: dict[str, bytes] = {}
         self._waiting: list[tuple[Peer, Sequence[str]]] = []
         """Callers that are answered when all of these entries are there."""

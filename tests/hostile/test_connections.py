@@ -188,7 +188,7 @@ def strangers_of(source: str, port: int) -> Iterator[socket.socket]:
 
 @SOURCES
 def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(refused: list[str], source: str) -> None:
-    listener = Listener.to_network(bytes(32), refused.append)
+    listener = Listener(bytes(32), refused.append)
     with socket.create_server(("127.0.0.1", 0)) as between, ThreadPoolExecutor() as pool:
         one = pool.submit(call, between.getsockname()[1])
         here, there = between.accept()[0], socket.create_connection(("127.0.0.1", listener.port))
@@ -212,7 +212,7 @@ def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(re
 
 @SOURCES
 def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: str) -> None:
-    listener, entered = Listener.to_network(bytes(32), refused.append), []
+    listener, entered = Listener(bytes(32), refused.append), []
     # Not so many strangers, but so long: they come as fast as this machine makes them, and it may have others to serve.
     until = time.monotonic() + MOST_SECONDS
 

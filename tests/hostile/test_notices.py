@@ -110,7 +110,7 @@ def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_l
 ) -> None:
     """The driver's own loopback is the agent's as well, and another user may listen there."""
     refused: list[str] = []
-    listener = Listener.to_network(key, refused.append)
+    listener = Listener(key, refused.append)
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
     stranger.settimeout(10)
     with pytest.raises(WorkerError, match=r"timed out|failed"):

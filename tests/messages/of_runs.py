@@ -79,8 +79,8 @@ SECONDS = {"seconds_per_sample": 0.0, "opening_seconds": 0.0}
 
 def opened_elsewhere() -> None:
     """The second node has other data."""
-    there = Opened(address="", lengths={"train": 21}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
-    here = Opened(address="", lengths={"train": 20}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
+    there = Opened(lengths={"train": 21}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
+    here = Opened(lengths={"train": 20}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
     Driver._check_same_data(SimpleNamespace(run=SimpleNamespace(data=there)), SimpleNamespace(node="node1"), here)
 
 
@@ -280,13 +280,11 @@ def damaged(_: int) -> None:
 
 def unreadable(patch: pytest.MonkeyPatch) -> None:
     """A worker that cannot read what it was given."""
-    driver, _there = Peer.pair()
-    patch.setattr(worker, "dial", lambda *_: driver)
+    _driver, there = Peer.pair()
     patch.setattr(worker, "name_process", lambda _: None)
     patch.setattr(worker, "from_descriptor", damaged)
     _heartbeat, heartbeat = Heartbeat.create()
-    arguments = {"name": "cpu:0", "key": "00", "role": "trainer", "address": "", "worker_id": "cpu:0"}
-    worker.work(arguments, [-1, heartbeat, -1, -1])
+    worker.work({"name": "cpu:0", "role": "trainer"}, [os.dup(there.fileno()), -1, heartbeat, -1, -1])
 
 
 def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:

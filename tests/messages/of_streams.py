@@ -1,12 +1,11 @@
 """What is wrong with samples, and between the processes that carry them."""
 
-import os
 import socket
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from argosy import Data
@@ -14,7 +13,7 @@ from argosy.stream.blocks import Layout, Place
 from argosy.stream.course import Course
 from argosy.stream.framing import LARGEST, LENGTH, Authenticated
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import NONCE, PROOF, dial
+from argosy.stream.listener import dial
 from argosy.stream.loaders import Task, run_task
 from argosy.stream.preparation import TRIES, Preparation
 from argosy.stream.sources import ArraySource, Source, open_sources, reopened
@@ -22,6 +21,8 @@ from argosy.stream.wire import Peer
 
 __all__ = ["CASES"]
 
+DRIVER = ("127.0.0.1", 1)
+"""An address at which no process listens."""
 PLACE = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=True)
 TASK = Task(0, PLACE, 0, np.arange(4))
 
@@ -124,25 +125,24 @@ def many_descriptors() -> None:
     here.send("files", [0] * 65)
 
 
-def stranger() -> None:
-    """Somebody who does not know the key answers at the address."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind("\0argosy-stranger")
-        listener.listen()
+class Stranger(socket.socket):
+    """A call that a process answers which does not know the key."""
 
-        def answer() -> None:
-            caller, _ = listener.accept()
-            with caller:
-                caller.sendall(os.urandom(NONCE))
-                caller.sendall(os.urandom(PROOF))
-                caller.recv(4096)
+    def connect(self, address: Any) -> None:
+        """Be let in."""
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            dial("\0argosy-stranger", b"key", "cpu:0")
-        finally:
-            thread.join()
+    def sendall(self, *_: Any) -> None:
+        """Be heard."""
+
+    def recv(self, size: int, *_: Any) -> bytes:
+        """Be answered."""
+        return bytes(size)
+
+
+def stranger(patch: pytest.MonkeyPatch) -> None:
+    """Call it."""
+    patch.setattr(socket, "socket", Stranger)
+    dial(DRIVER, b"key", "rank 1", seconds=5)
 
 
 def injected() -> None:
@@ -174,8 +174,8 @@ CASES = {
     "more validations than samples": lambda: Course({"train": 6, "val": 9}, per_epoch=8, block_size=64),
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
-    "a name too long to call with": lambda: dial("\0argosy-listener", b"key", "cpu:0" * 52),
-    "nobody answers a call": lambda: dial("\0argosy-nobody", b"key", "cpu:0"),
+    "a name too long to call with": lambda: dial(DRIVER, b"key", "rank 1" * 52, seconds=5),
+    "nobody answers a call": lambda: dial(DRIVER, b"key", "rank 1", seconds=5),
     "a stranger answers a call": stranger,
     "too many open files for one message": many_descriptors,
     "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),

@@ -84,7 +84,7 @@ def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     found = fresh_command(tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     check = checks_of(found)["fork server"]
     assert found.returncode == 1
-    assert "no worker called back" in check["found"]
+    assert "no worker answered" in check["found"]
     assert "python -c" in check["mend"]
 
 

@@ -18,11 +18,11 @@ import studies
 
 import argosy
 from argosy.errors import WorkerError
-from argosy.protocol.trainer import Lost
-from argosy.running.launch import forkserver, processes
+from argosy.protocol.feeder import Lend
+from argosy.protocol.trainer import Attach, Lost
+from argosy.running.launch import forkserver, processes, worker
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.processes import ProcessWorkers
-from argosy.stream.listener import dial
 from argosy.stream.wire import Peer
 
 PATIENCE = round(1.5 * processes.NEWS_SECONDS / 0.02)
@@ -35,13 +35,23 @@ class Server(ForkServer):
     def __init__(self) -> None:
         channel, self.far_end = Peer.pair()
         super().__init__(SimpleNamespace(pid=os.getpid()), channel, io.BytesIO())  # type: ignore[arg-type]
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        """Ids of the workers."""
+        self.ends: list[Peer] = []
+        """Their ends of the connections to the driver."""
 
     def fork(self, arguments: dict[str, Any], descriptors: list[int], log: Path) -> None:
-        self.asked.append(arguments)
+        self.asked.append(arguments["worker_id"])
+        self.ends.append(Peer(socket.socket(fileno=os.dup(descriptors[0]))))
 
     def tell(self, worker_id: str, pid: int, status: int | str | None) -> None:
         self.far_end.send((worker_id, pid, status))
+
+    def die(self) -> None:
+        """End with all workers, as by the kernel's tie."""
+        for end in self.ends:
+            end.close()
+        self.far_end.close()
 
     def close(self) -> str:
         self.channel.close()
@@ -71,17 +81,6 @@ def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
         yield workers
 
 
-def call(workers: ProcessWorkers, worker_id: str) -> Peer:
-    """Call the driver as that worker does, and wait until it has answered."""
-    found: list[Peer] = []
-    thread = threading.Thread(target=lambda: found.append(dial(workers.listener.address, workers.key, worker_id)))
-    thread.start()
-    while thread.is_alive():
-        assert lost(workers) == 0
-    thread.join()
-    return found[0]
-
-
 def lost(workers: ProcessWorkers, times: int = 5) -> int:
     """How often the loss of the worker is told."""
     said = [message for _ in range(times) for message in workers.receive(0.02)]
@@ -89,48 +88,48 @@ def lost(workers: ProcessWorkers, times: int = 5) -> int:
     return len(said)
 
 
-def test_a_worker_whose_start_was_never_told_is_lost_with_its_connection(
+def test_a_worker_whose_start_was_never_told_is_lost_with_the_server(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """The server died with the news of it."""
-    peer = call(workers, servers[0].asked[0]["worker_id"])
-    assert peer.wait(10) == ["first"]
+    workers.receive(0)
+    assert servers[0].ends[0].wait(10) == ["first"]
+    servers[0].die()
+    assert lost(workers) == 1
+    assert len(servers) == 2
+
+
+def test_workers_are_lost_with_the_server_though_another_process_holds_their_connections_open(
+    workers: ProcessWorkers, servers: list[Server]
+) -> None:
     servers[0].far_end.close()
     assert lost(workers) == 0
     assert len(servers) == 2
-    peer.close()
     assert lost(workers, PATIENCE) == 1
 
 
-def test_a_worker_that_has_not_called_is_lost_with_the_server(workers: ProcessWorkers, servers: list[Server]) -> None:
-    servers[0].far_end.close()
-    assert lost(workers) == 1
-
-
-def test_a_call_of_a_worker_that_is_gone_takes_nothing_from_its_successor(
+def test_what_becomes_of_a_worker_takes_nothing_from_its_successor(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    first = servers[0].asked[0]["worker_id"]
+    first, end = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(first, 7, None)
     servers[0].tell(first, 7, 9)
+    end.close()
     assert lost(workers) == 1
     workers.start_trainer("cpu:0", "local")
     workers.send("cpu:0", "second")
-    with pytest.raises(EOFError):
-        call(workers, first).wait(10)
-    peer = call(workers, servers[0].asked[1]["worker_id"])
-    assert peer.wait(10) == ["second"]
+    assert lost(workers) == 0
+    assert servers[0].ends[1].wait(10) == ["second"]
     servers[0].tell(first, 7, 9)
     assert lost(workers) == 0
-    peer.close()
+    servers[0].ends[1].close()
     assert lost(workers, PATIENCE) == 1
 
 
 def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
-    worker_id = servers[0].asked[0]["worker_id"]
-    peer = call(workers, worker_id)
+    worker_id, peer = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(worker_id, 7, None)
     servers[0].tell(worker_id, 7, 9)
     assert lost(workers) == 0
@@ -138,17 +137,46 @@ def test_an_end_that_is_told_before_the_connection_breaks_is_told_once(
     assert lost(workers) == 1
 
 
-def test_a_worker_that_ended_is_lost_though_somebody_holds_its_connection_open(
+def test_a_worker_that_ended_is_lost_though_another_process_holds_its_connection_open(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """A process that a person's code forked there, which lives on."""
-    worker_id = servers[0].asked[0]["worker_id"]
-    peer = call(workers, worker_id)
+    worker_id, peer = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(worker_id, 7, None)
     peer.send("last word")
     servers[0].tell(worker_id, 7, 9)
     said = [message for _ in range(PATIENCE) for message in workers.receive(0.02)]
     assert [message if isinstance(message, str) else type(message) for _, message in said] == ["last word", Lost]
+
+
+def test_a_trainer_and_a_feeder_are_given_the_ends_of_one_connection(
+    workers: ProcessWorkers, servers: list[Server]
+) -> None:
+    workers.blobs |= {"feeder": os.memfd_create("blob"), "data": os.memfd_create("data")}
+    workers.start_feeder("feeder-0", "local")
+    workers.send("cpu:0", Attach(feeder="feeder-0"))
+    workers.send("cpu:0", "then")
+    workers.receive(0)
+    trainer, feeder = servers[0].ends
+    assert trainer.wait(10) == ["first", Attach(feeder="feeder-0"), "then"]
+    assert feeder.wait(10) == [Lend(reader="cpu:0")]
+    here, there = (Peer(socket.socket(fileno=end.descriptors.popleft())) for end in (trainer, feeder))
+    here.send("back")
+    assert there.wait(10) == ["back"]
+    here.close()
+    with pytest.raises(EOFError):
+        there.wait(10)
+
+
+def test_a_trainer_finds_the_connection_to_a_feeder_broken_that_is_gone(
+    workers: ProcessWorkers, servers: list[Server]
+) -> None:
+    workers.send("cpu:0", Attach(feeder="feeder-7"))
+    workers.receive(0)
+    (trainer,) = servers[0].ends
+    assert trainer.wait(10) == ["first", Attach(feeder="feeder-7")]
+    with pytest.raises(EOFError):
+        Peer(socket.socket(fileno=trainer.descriptors.popleft())).wait(10)
 
 
 def test_where_no_other_server_can_be_started_the_workers_are_let_go_all_the_same(
@@ -158,7 +186,7 @@ def test_where_no_other_server_can_be_started_the_workers_are_let_go_all_the_sam
         raise WorkerError("no more processes. Allow more.")
 
     monkeypatch.setattr(processes, "ForkServer", SimpleNamespace(start=refused))
-    servers[0].far_end.close()
+    servers[0].die()
     with pytest.raises(WorkerError, match="no more processes"):
         lost(workers)
     workers.receive(0)
@@ -193,8 +221,7 @@ def test_workers_have_what_was_set_since_their_server_began_and_no_path_that_pyt
 )
 def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Server], status: int, words: str) -> None:
     """Its connection breaks a moment before the fork server knows."""
-    worker_id = servers[0].asked[0]["worker_id"]
-    peer = call(workers, worker_id)
+    worker_id, peer = servers[0].asked[0], servers[0].ends[0]
     servers[0].tell(worker_id, 7, None)
     peer.close()
     assert lost(workers) == 0
@@ -203,15 +230,9 @@ def test_how_a_worker_ended_is_told(workers: ProcessWorkers, servers: list[Serve
 
 
 def test_a_worker_that_cannot_be_forked_is_lost_with_the_reason(workers: ProcessWorkers, servers: list[Server]) -> None:
-    servers[0].tell(servers[0].asked[0]["worker_id"], 0, "it could not be forked: no more processes")
+    servers[0].tell(servers[0].asked[0], 0, "it could not be forked: no more processes")
+    servers[0].ends[0].close()
     assert workers.receive(1) == [("cpu:0", Lost(detail="it could not be forked: no more processes while starting"))]
-
-
-def test_a_caller_that_hangs_up_at_once_does_no_harm(workers: ProcessWorkers) -> None:
-    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.connect(workers.listener.address)
-    caller.close()
-    assert lost(workers) == 0
 
 
 @pytest.mark.fresh
@@ -248,7 +269,8 @@ def test_a_server_stopped_before_its_program_began_is_replaced(tmp_path: Path, m
 
 def test_what_is_sent_in_a_round_leaves_with_the_next_one(workers: ProcessWorkers, servers: list[Server]) -> None:
     """The driver's journal is on disk by then."""
-    peer = call(workers, servers[0].asked[0]["worker_id"])
+    (peer,) = servers[0].ends
+    assert workers.receive(0) == []
     assert peer.wait(10) == ["first"]
     workers.send("cpu:0", "answer")
     assert peer.wait(0.1) == []
@@ -260,9 +282,8 @@ def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """More than sockets hold, in both directions, before either side reads."""
-    deaf = call(workers, servers[0].asked[0]["worker_id"])
     workers.start_trainer("cpu:1", "local")
-    other = call(workers, servers[0].asked[1]["worker_id"])
+    deaf, other = servers[0].ends
     messages = ["x" * 300 + str(number) for number in range(3000)]
     for message in messages:
         workers.send("cpu:0", message)
@@ -283,9 +304,8 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
     workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
-    _deaf = call(workers, servers[0].asked[0]["worker_id"])
     workers.start_trainer("cpu:1", "local")
-    other = call(workers, servers[0].asked[1]["worker_id"])
+    _deaf, other = servers[0].ends
     workers.send("cpu:0", bytes(10**7))
     workers.send("cpu:1", bytes(10**6))
     heard: list[Any] = []
@@ -309,19 +329,17 @@ def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: P
     assert workers.cpu_seconds("cpu:0") > before
 
 
-def test_a_worker_that_never_calls_is_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is sent to a listener that nobody opens."""
-    fork = ForkServer.fork
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind("")
-        listener.listen()
-        dead_ends = iter([listener.getsockname().decode()])
+def test_a_worker_that_never_starts_is_found_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name_process, began = worker.name_process, tmp_path / "began"
 
-        def mislead(self: ForkServer, arguments: dict[str, Any], *rest: Any) -> None:
-            fork(self, arguments | {"address": next(dead_ends, arguments["address"])}, *rest)
+    def hang_the_first(name: str) -> None:
+        name_process(name)
+        if not began.exists():
+            began.touch()
+            signal.pause()
 
-        monkeypatch.setattr(ForkServer, "fork", mislead)
-        report = argosy.train(studies.study(epochs=1), directory=tmp_path / "run", devices="cpu:1", hang_seconds=2)
+    monkeypatch.setattr(worker, "name_process", hang_the_first)
+    report = argosy.train(studies.study(epochs=1), directory=tmp_path / "run", devices="cpu:1", hang_seconds=2)
     assert report.status == "done"
     (lost,) = evidence.event_lines(tmp_path / "run", "WorkerLost")
     assert re.fullmatch(r"no progress for [2-9] s while starting", lost["detail"])

@@ -214,11 +214,6 @@ class _Feeder(_Worker):
         self.held: dict[int, set[_Trainer]] = {}
         self._blocks = itertools.count()
 
-    @property
-    def address(self) -> str:
-        """That trainers call."""
-        return f"{self.name}#{self.birth}"
-
     def act(self) -> bool:
         """Obey, or announce a block."""
         if self.commands:
@@ -239,7 +234,6 @@ class _Feeder(_Worker):
                 self.world.spend(self.world.random.uniform(0.01, 0.3))
                 self.say(
                     Opened(
-                        address=self.address,
                         lengths=terms.lengths,
                         fingerprints=dict.fromkeys(terms.lengths, "counted"),
                         block_size=terms.block_size,
@@ -392,7 +386,7 @@ class _Trainer(_Worker):
             case ("enlist", members):
                 self.trainer.enlist(members)
             case Attach():
-                self._attach(command.address)
+                self._attach(command.feeder)
             case Exit():
                 self.say(self.trainer.used(0.0))
                 self.workers.left(self)
@@ -422,11 +416,11 @@ class _Trainer(_Worker):
             elif feeder.alive:
                 self.world.later(self.world.random.expovariate(1000.0), partial(feeder.released, number, self))
 
-    def _attach(self, address: str) -> None:
+    def _attach(self, name: str) -> None:
         self._close()
         self.read.clear()
-        feeder = self.workers.feeder_at(address)
-        if feeder is not None:
+        feeder = self.workers.there.get(name)
+        if isinstance(feeder, _Feeder):
             self.feeder = feeder
             self.trainer.know(self.workers.terms.lengths, dict.fromkeys(self.workers.terms.lengths, COUNTED))
             self.world.later(self.world.random.expovariate(1000.0), partial(feeder.admit, self))
@@ -553,13 +547,6 @@ class SimulatedWorkers:
         self.there.clear()
 
     # ---- what becomes of workers
-
-    def feeder_at(self, address: str) -> _Feeder | None:
-        """The feeder that said so, if it lives."""
-        for worker in self.there.values():
-            if isinstance(worker, _Feeder) and worker.address == address:
-                return worker
-        return None
 
     def left(self, worker: _Worker) -> None:
         """It was told to exit, and has."""

@@ -18,17 +18,15 @@ import studies
 import argosy
 import argosy.stream.feed as feeding
 from argosy.protocol.events import Used
-from argosy.protocol.feeder import Credit, Feed, Leg, Open, Opened, Team
+from argosy.protocol.feeder import Credit, Feed, Leg, Lend, Open, Opened, Team
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import MOST_LOADERS, Heartbeat
-from argosy.stream.listener import dial
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
 
 NODES = 2
-KEY = bytes(32)
 
 
 class Slow(studies.Vectors):
@@ -51,7 +49,6 @@ def live(driver: Peer, number: int) -> None:
         seed=0,
         per_epoch=1,
         cores=1,
-        key=KEY,
         heartbeat=Heartbeat.private(),
         keep_bytes=0,
     )
@@ -81,7 +78,10 @@ def feeders() -> Iterator[list[tuple[Any, Peer, list[int]]]]:
             driver.send(Open())
             (opened,) = driver.wait(30)
             assert isinstance(opened, Opened)
-            reader = RingReader(dial(opened.address, KEY, "trainer"))
+            here, there = Peer.pair()
+            driver.send(Lend(reader="trainer"), [there.fileno()])
+            there.close()
+            reader = RingReader(here)
             threading.Thread(target=read, args=(reader, arrived)).start()
         yield found
     finally:
@@ -145,6 +145,6 @@ def test_of_very_many_cores_each_loader_still_has_a_heartbeat(monkeypatch: pytes
     monkeypatch.setattr(feeding, "open_for", asked)
     driver, theirs = Peer.pair()
     driver.send(Open())
-    how = {"name": "feeder", "seed": 0, "per_epoch": 1, "key": KEY, "heartbeat": Heartbeat.private(), "keep_bytes": 0}
+    how = {"name": "feeder", "seed": 0, "per_epoch": 1, "heartbeat": Heartbeat.private(), "keep_bytes": 0}
     with pytest.raises(Asked, match=str(MOST_LOADERS)):
         feed(theirs, lambda: None, Settings(), cores=5 * MOST_LOADERS, **how)

@@ -146,10 +146,9 @@ class WorkerPool:
         """Let a trainer read from that of these feeders which is on its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             if self.node_of.get(device) == feeder.node and device not in feeder.readers:
-                assert feeder.opened is not None
                 self._detach(device)
                 feeder.readers.add(device)
-                self.workers.send(device, Attach(address=feeder.opened.address))
+                self.workers.send(device, Attach(feeder=feeder.name))
 
     def allow(self, feeders: Iterable[str], credit: Credit) -> None:
         """Give these feeders credit; each has it for the readers of its node."""

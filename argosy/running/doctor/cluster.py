@@ -118,7 +118,7 @@ class _Desk:
         self._key = key
         self._calling = None if certificate is None else certificate.calling
         called = None if certificate is None else certificate.called
-        self._listener = Listener.to_network(key, lambda refusal: None, seal=called)
+        self._listener = Listener(key, lambda refusal: None, seal=called)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="argosy-desk", daemon=True)
 

@@ -1,5 +1,6 @@
 """Checks of what would keep a run from working on this machine: `examine` inspects, and `machine_checks` judges."""
 
+import contextlib
 import fcntl
 import importlib.metadata
 import mmap
@@ -36,7 +37,7 @@ from argosy.running.doctor.machine_checks import (
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import Listener
+from argosy.stream.wire import Peer
 
 __all__ = ["examine", "versions_of"]
 
@@ -176,8 +177,8 @@ def _start_server() -> tuple[ForkServer | None, str]:
 
 
 def _look_at_server(server: ForkServer | None, problem: str) -> Check:
-    """Have a worker forked that calls back, as every worker of a run does."""
-    wanted = f"a worker that calls back within {FORK_SECONDS:.0f} s"
+    """Have a worker forked that answers, as every worker of a run does."""
+    wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
     mend = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
     if server is None:
         return Check(name="fork server", found=problem, wanted=wanted, ok=False, mend=mend)
@@ -194,31 +195,21 @@ def _look_at_server(server: ForkServer | None, problem: str) -> Check:
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:
-    """Return an empty text when a forked worker has proved the key; else what went wrong."""
-    key = os.urandom(32)
-    listener = Listener(key)
-    # No study: a worker calls before it unpacks its blob, and this one then ends.
-    blob = os.memfd_create("argosy-doctor")
+    """Return an empty text when a forked worker has answered; else what went wrong."""
+    ours, theirs = Peer.pair()
+    blob = os.memfd_create("argosy-doctor")  # no study: the worker says that it cannot go on, and ends
     os.write(blob, bytes(8))
     _, heartbeat = Heartbeat.create()
     try:
-        arguments = {
-            "name": "doctor",
-            "worker_id": "doctor",
-            "role": "feeder",
-            "address": listener.address,
-            "key": key.hex(),
-        }
-        server.fork(arguments, [blob, heartbeat], log)
-        deadline = time.monotonic() + FORK_SECONDS
-        while time.monotonic() < deadline and server.process.poll() is None:
-            for _, peer in listener.enter():
-                peer.close()
+        arguments = {"name": "doctor", "worker_id": "doctor", "role": "feeder"}
+        server.fork(arguments, [theirs.fileno(), blob, heartbeat, blob, blob], log)
+        theirs.close()
+        with contextlib.suppress(EOFError):
+            if ours.wait(FORK_SECONDS):
                 return ""
-            time.sleep(0.01)
         said = log.read_text().strip().splitlines()[-1:] if log.exists() else []
-        return " ".join(["no worker called back.", *said])
+        return " ".join(["no worker answered.", *said])
     finally:
-        listener.close()
+        ours.close()
         os.close(blob)
         os.close(heartbeat)

@@ -273,7 +273,7 @@ def listener_and_notice(
     Without a key one is drawn, which the notice then has.
     """
     proof = key or os.urandom(32)
-    listener = Listener.to_network(proof, refused, seal=None if certificate is None else certificate.called)
+    listener = Listener(proof, refused, seal=None if certificate is None else certificate.called)
     told, digest = "" if key else proof.hex(), "" if certificate is None else certificate.digest
     return listener, Notice(job=job, hosts=_addresses(), port=listener.port, key=told, certificate=digest)
 

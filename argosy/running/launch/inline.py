@@ -130,7 +130,7 @@ class InlineWorkers:
         if worker in self.feeders:
             self.said += [(worker, answer) for answer in self.feeders[worker].obey(command)]
         elif isinstance(command, Attach):
-            feeder = self.feeders[command.address]
+            feeder = self.feeders[command.feeder]
             layouts = {split: source.layout for split, source in feeder.sources.items()}
             self.trainers[worker].know(feeder.course.lengths, layouts)
         elif isinstance(command, Exit):
@@ -200,7 +200,6 @@ class _InlineFeeder:
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
         self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
         return Opened(
-            address=self.name,
             lengths=lengths,
             fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
             block_size=block_size,

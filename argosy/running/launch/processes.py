@@ -1,10 +1,12 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
 
-Contract. The driver's thread never waits for a worker or for the fork server: messages to them are kept until they take
-them, and written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection
-has broken, or when the fork server reports its end. The report counts before the worker's first call, or if its
-connection does not break with its end, because a process that the user's code forked holds it open. The fork server
-reports how a worker ended, and is given a moment to do so.
+Contract. Each connection is a pair of sockets, made here and handed over: a worker gets its end when it is forked, and
+a trainer and its feeder get theirs of another one with the driver's `Attach`. So nothing listens, and no other process can call.
+
+The driver's thread never waits for a worker or for the fork server: messages to them are kept until they take them, and
+written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection has broken, or a
+moment after the fork server reports its end, if its connection does not break with it, because a process that the user's
+code forked holds it open. The fork server reports how a worker ended, and is given a moment to do so.
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -24,7 +27,8 @@ import psutil
 from argosy.cluster import Cluster
 from argosy.disk.files import appending, make_folder
 from argosy.errors.traces import sources
-from argosy.protocol.trainer import Enlist, Lost
+from argosy.protocol.feeder import Lend
+from argosy.protocol.trainer import Attach, Enlist, Lost
 from argosy.running.launch.activity import activity, own_activity
 from argosy.running.launch.blobs import blobs_of, dump
 from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, reason_of
@@ -32,7 +36,6 @@ from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import restrict
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -92,16 +95,16 @@ class _Worker:
     worker_id: str
     """The worker's id for the driver and the fork server: its name and a number, since its name may be used again."""
     heartbeat: Heartbeat
+    peer: Peer | None
+    """None after its connection has broken."""
     pid: int | None = None
     """None until the fork server has reported it."""
-    peer: Peer | None = None
-    """None before the worker's first call, and after its connection has broken."""
     broke: float | None = None
     """When the connection broke, or when the fork server reported the worker's end."""
     ended: str = ""
     """How it ended, set when the fork server reports it or when this process kills the worker."""
     unsent: list[Any] = field(default_factory=list)
-    """Messages since the last `receive`, and those from before its first call."""
+    """Messages since the last `receive`."""
 
 
 class ProcessWorkers:
@@ -128,8 +131,6 @@ class ProcessWorkers:
         self.interface = interface
         """Network interface for exchanging tensors with other nodes; empty if all nodes are on this machine."""
         self.server: ForkServer = server
-        self.key: bytes = os.urandom(32)
-        self.listener: Listener = Listener(self.key)
         self.workers: dict[str, _Worker] = {}
         """By name; each is removed exactly once, and then reported lost."""
         self.started: int = 0
@@ -144,7 +145,6 @@ class ProcessWorkers:
     def __enter__(self) -> "ProcessWorkers":
         self._forget_rendezvous()
         make_folder(self.directory / "workers")
-        self.selector.register(self.listener, selectors.EVENT_READ, self._admit)
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
         return self
 
@@ -153,7 +153,6 @@ class ProcessWorkers:
             self._bid_farewell()
         finally:
             self.selector.close()
-            self.listener.close()
             self._close_server()
             self._forget_rendezvous()
             for descriptor in self.blobs.values():
@@ -237,26 +236,42 @@ class ProcessWorkers:
         """Start a worker: a feeder or a trainer."""
         self.started += 1
         heartbeat, descriptor = Heartbeat.create()
-        # From here on the worker counts as busy, whatever keeps it from calling.
+        # From here on the worker counts as busy, whatever keeps it from starting.
         heartbeat.start("starting", opaque=True)
-        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat)
+        ours, theirs = Peer.pair()
+        worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat, ours)
+        self.selector.register(ours, selectors.EVENT_READ, partial(self._hear, worker, ours))
         arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
-        arguments |= {"address": self.listener.address, "key": self.key.hex(), "directory": str(self.directory)}
-        arguments |= {"nodes_here": self.nodes_here, "interface": self.interface}
+        arguments |= {"directory": str(self.directory), "nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
         # A server that has just died is replaced when its end-of-file is read; requests until then are lost.
         data = [self.blobs["data"]] if role == "feeder" else []
-        self.server.fork(arguments, [self.blobs[role], descriptor, self.lock, self.blobs["state"], *data], log)
+        given = [theirs.fileno(), self.blobs[role], descriptor, self.lock, self.blobs["state"], *data]
+        self.server.fork(arguments, given, log)
+        theirs.close()
         os.close(descriptor)
 
     def _say(self, worker: _Worker) -> None:
-        """Write the messages for a worker that has called, as far as its connection takes them."""
+        """Write the messages for a worker, as far as its connection takes them."""
         if worker.peer is None:
             return
         for command in worker.unsent:
-            worker.peer.send(command)
+            if isinstance(command, Attach):
+                self._attach(worker.peer, command, worker.name)
+            else:
+                worker.peer.send(command)
         worker.unsent.clear()
         self._watch(worker.peer)
+
+    def _attach(self, trainer: Peer, command: Attach, name: str) -> None:
+        """Give a trainer and a feeder the two ends of a connection; where the feeder is gone, the trainer finds it broken."""
+        feeder = self.workers.get(command.feeder)
+        one, other = socket.socketpair()
+        with one, other:
+            trainer.send(command, [one.fileno()])
+            if feeder is not None and feeder.peer is not None:
+                feeder.peer.send(Lend(reader=name), [other.fileno()])
+                self._watch(feeder.peer)
 
     def _watch(self, peer: Peer) -> None:
         """Wait for room in a connection only while something is unsent."""
@@ -269,17 +284,6 @@ class ProcessWorkers:
         """Return the worker that has this id; None if it was reported lost already."""
         found = self.workers.get(worker_id.rpartition(" ")[0])
         return found if found is not None and found.worker_id == worker_id else None
-
-    def _admit(self, events: int) -> None:
-        for worker_id, peer in self.listener.enter():
-            worker = self._holder(worker_id)
-            if worker is None:
-                peer.close()
-                continue
-            worker.peer = peer
-            self.selector.register(peer, selectors.EVENT_READ, partial(self._hear, worker, peer))
-            # Messages that were sent before this call of `receive`.
-            self._say(worker)
 
     def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -316,11 +320,14 @@ class ProcessWorkers:
         if status is None:
             worker.pid = pid
             return
-        worker.ended = worker.ended or (status if isinstance(status, str) else _how_it_ended(status))
+        self._ended(worker, status if isinstance(status, str) else _how_it_ended(status))
+
+    def _ended(self, worker: _Worker, how: str) -> None:
+        """Note how a worker ended; it is lost with its connection, once everything that it sent has been received."""
+        worker.ended = worker.ended or how
         if worker.peer is None:
             self._lost(worker, worker.ended)
         else:
-            # Its connection is about to break, once everything that it sent has been received.
             worker.broke = time.monotonic()
 
     def _lost(self, worker: _Worker, detail: str) -> None:
@@ -334,10 +341,9 @@ class ProcessWorkers:
         reason = self._close_server()
         self.server = ForkServer.start()
         self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
-        for worker in [worker for worker in self.workers.values() if worker.peer is None]:
-            # Nothing else would report that these are gone.
-            never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
-            self._lost(worker, "it ended with the fork server" if worker.broke else never)
+        never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
+        for worker in list(self.workers.values()):
+            self._ended(worker, never if worker.pid is None else "it ended with the fork server")
 
     def _close_server(self) -> str:
         """Close the fork server, and log its standard error with the workers' logs.

@@ -1,8 +1,9 @@
-"""What a worker process does between its fork and its end: dial the driver, then feed or train until told to exit."""
+"""What a worker process does between its fork and its end: feed or train until the driver tells it to exit."""
 
 import contextlib
 import os
 import select
+import socket
 import sys
 import time
 import traceback
@@ -25,7 +26,6 @@ from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.listener import dial
 from argosy.stream.mapped import MappedFile
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer
@@ -49,27 +49,26 @@ LAST_WORD_SECONDS = 5.0
 def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     """Run as the worker that the arguments name; returns the exit code.
 
-    The descriptors are those of its blob, its heartbeat, the run's lock and the process state; for a feeder also of the
-    data.
+    The descriptors are those of its connection to the driver, its blob, its heartbeat, the run's lock and the process
+    state; for a feeder also of the data.
     """
-    name, key = arguments["name"], bytes.fromhex(arguments["key"])
+    name = arguments["name"]
     name_process(arguments["role"])
     if arguments.get("interface"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
-    blob, heartbeat = descriptors[0], Heartbeat.open(descriptors[1])
-    driver = dial(arguments["address"], key, arguments["worker_id"])
+    driver, heartbeat = Peer(socket.socket(fileno=descriptors[0])), Heartbeat.open(descriptors[2])
     try:
         heartbeat.start("unpacking what it was given", opaque=True)
-        _unpacked(descriptors[3]).apply()  # before anything else of the user's runs
-        given = _unpacked(blob)
+        _unpacked(descriptors[4]).apply()  # before anything else of the user's runs
+        given = _unpacked(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
-            data = partial(_unpacked, descriptors[4])
-            _feed(driver, given, data, name=name, key=key, heartbeat=heartbeat, nodes_here=arguments["nodes_here"])
+            data = partial(_unpacked, descriptors[5])
+            _feed(driver, given, data, name=name, heartbeat=heartbeat, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
             with refusals_told(directory):
-                _train(driver, given, directory, name=name, key=key, heartbeat=heartbeat)
+                _train(driver, given, directory, name=name, heartbeat=heartbeat)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -104,7 +103,6 @@ def _feed(
     data: Callable[[], Data],
     *,
     name: str,
-    key: bytes,
     heartbeat: Heartbeat,
     nodes_here: int,
 ) -> None:
@@ -120,15 +118,12 @@ def _feed(
         per_epoch=per_epoch,
         files=files,
         cores=max(len(os.sched_getaffinity(0)) // nodes_here, 1),
-        key=key,
         heartbeat=heartbeat,
         keep_bytes=memory_to_keep_in(nodes_here),
     )
 
 
-def _train(
-    driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, key: bytes, heartbeat: Heartbeat
-) -> None:
+def _train(driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, heartbeat: Heartbeat) -> None:
     terms, settings = given
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -146,7 +141,7 @@ def _train(
         heartbeat=heartbeat,
     )
     try:
-        _serve(driver, commands, _Blocks(name, key, heartbeat, trainer, backend), trainer)
+        _serve(driver, commands, _Blocks(heartbeat, trainer, backend), trainer)
     except (EOFError, Poisoned):
         raise
     except Exception as error:
@@ -174,7 +169,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
         blocks.receive()
         for command in commands.take():
             if isinstance(command, Attach):
-                blocks.attach(command.address)
+                blocks.attach(commands.connection())
             elif isinstance(command, Exit):
                 times = os.times()
                 driver.send(trainer.used(times.user + times.system))
@@ -227,13 +222,15 @@ class _Commands:
         self.arrived.clear()
         return taken
 
+    def connection(self) -> Peer:
+        """Return the connection that came with the next `Attach`."""
+        return Peer(socket.socket(fileno=self.driver.descriptors.popleft()))
+
 
 class _Blocks:
     """Blocks that have arrived from the feeder and that the trainer has not taken yet."""
 
-    def __init__(self, name: str, key: bytes, heartbeat: Heartbeat, trainer: Trainer, backend: Backend) -> None:
-        self.name = name
-        self.key = key
+    def __init__(self, heartbeat: Heartbeat, trainer: Trainer, backend: Backend) -> None:
         self.heartbeat = heartbeat
         self.trainer = trainer
         self.backend = backend
@@ -245,15 +242,15 @@ class _Blocks:
         """The connection to the feeder; empty while there is no feeder."""
         return [self.reader.peer] if self.reader is not None else []
 
-    def attach(self, address: str) -> None:
+    def attach(self, feeder: Peer) -> None:
         """Read another feeder's ring.
 
         Does nothing if that feeder is gone: the driver learns of it and starts another.
         """
         self._close()
         self.arrived.clear()
-        with self.heartbeat.busy("calling its feeder", opaque=True), contextlib.suppress(WorkerError, EOFError):
-            self.reader = RingReader(dial(address, self.key, self.name), pin=self.backend.pin)
+        with self.heartbeat.busy("waiting for its feeder", opaque=True), contextlib.suppress(EOFError):
+            self.reader = RingReader(feeder, pin=self.backend.pin)
             self.trainer.know(self.reader.lengths, self.reader.layouts)
             self.receive()
 
