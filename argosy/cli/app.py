@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,7 @@ from argosy.cli.query import compare, query
 from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, print_search, typed, write_report
 from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
-from argosy.errors import ArgosyError, PlanError
+from argosy.errors import ArgosyError, PlanError, RunError
 from argosy.errors.system import means_refused
 from argosy.errors.wording import sized
 from argosy.settings import Settings
@@ -119,6 +120,10 @@ def tune(
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
+DEMO_NEEDS = {"Pillow": "PIL", "scikit-learn": "sklearn"}
+"""Packages of the extra demo, and their modules."""
+
+
 @takes_settings("devices")
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the run.")] = Path("runs/demo"),
@@ -128,6 +133,10 @@ def demo(
     **settings: Any,
 ) -> None:
     """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
+    if missing := [package for package, module in DEMO_NEEDS.items() if find_spec(module) is None]:
+        raise RunError(
+            f"argosy demo needs {' and '.join(missing)}, missing here: pip install 'argosy[demo]', or uvx --from 'argosy[demo]' argosy demo."
+        )
     directory = directory.absolute()
     folders = {"balanced": directory}
     if compare:

@@ -6,16 +6,23 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 
 from argosy.ensembling.ensemble import Ensemble
 from argosy.errors.checks import check_choice, check_whole
 from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
 from argosy.estimators.columns import Columns, is_table
 from argosy.estimators.preparation import Numbers
+from argosy.estimators.scikit import (
+    BaseEstimator,
+    ClassifierMixin,
+    RegressorMixin,
+    check_classification_targets,
+    check_consistent_length,
+    check_is_fitted,
+    check_random_state,
+    check_sample_weight,
+    validate_data,
+)
 from argosy.estimators.tabular import Tabular
 from argosy.study import Member
 
@@ -27,7 +34,7 @@ ROWS = 4_096
 """Rows that are predicted at once."""
 
 
-class Bagged(BaseEstimator):  # type: ignore[misc]
+class Bagged(BaseEstimator):
     """What both estimators share: parameters, which `fit` checks, and rows."""
 
     def __init__(
@@ -62,7 +69,7 @@ class Bagged(BaseEstimator):  # type: ignore[misc]
         else:
             X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", **targets)
         if sample_weight is not None:
-            sample_weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            sample_weight = check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             kept = np.flatnonzero(sample_weight)
             X = X[kept] if isinstance(X, np.ndarray) else _some_rows(X, kept)
             y, sample_weight = y[kept], sample_weight[kept] / sample_weight[kept].mean()
@@ -114,7 +121,7 @@ def _some_rows(table: Any, kept: npt.NDArray[np.int64]) -> Any:
     return table.iloc[kept] if hasattr(table, "iloc") else table[kept]
 
 
-class Classifier(ClassifierMixin, Bagged):  # type: ignore[misc]
+class Classifier(ClassifierMixin, Bagged):
     """Members on the folds of a table as one classifier of scikit-learn: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
 
     X is an array of numbers, or a DataFrame, whose columns of words are categories; numbers and words may be missing. By default the
@@ -147,7 +154,7 @@ class Classifier(ClassifierMixin, Bagged):  # type: ignore[misc]
         return self._answers(X)
 
 
-class Regressor(RegressorMixin, Bagged):  # type: ignore[misc]
+class Regressor(RegressorMixin, Bagged):
     """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
 
     As `argosy.Classifier`, but for targets, which are one number for each row or several. Networks return as many, and are trained on

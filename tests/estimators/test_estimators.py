@@ -1,6 +1,8 @@
 """Fleets as estimators of scikit-learn."""
 
+import ast
 import copy
+import inspect
 import pickle
 import warnings
 from functools import partial
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pandas import Categorical, DataFrame
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -22,7 +24,7 @@ from torch.optim import AdamW
 
 import argosy
 from argosy.errors import StudyError
-from argosy.estimators import bagging
+from argosy.estimators import bagging, scikit
 from argosy.estimators.tabular import Shape
 
 RANDOM = np.random.RandomState(0)
@@ -208,3 +210,23 @@ def test_processes_train_the_same() -> None:
         for launcher in ("inline", "processes")
     )
     assert np.allclose(here, there, atol=1e-5)
+
+
+@pytest.mark.parametrize("base", [BaseEstimator, ClassifierMixin, RegressorMixin])
+def test_what_type_checkers_are_told_of_a_base_is_what_scikit_learn_has(base: type) -> None:
+    told = next(
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(scikit)))
+        if isinstance(node, ast.ClassDef) and node.name == base.__name__
+    )
+    methods = [node for node in told.body if isinstance(node, ast.FunctionDef)]
+    assert methods
+    for method in methods:
+        has = inspect.signature(getattr(base, method.name)).parameters
+        defaults = [None] * (len(method.args.args) - len(method.args.defaults)) + method.args.defaults
+        said = {
+            one.arg: inspect.Parameter.empty if default is None else ast.literal_eval(default)
+            for one, default in zip(method.args.args, defaults, strict=True)
+        }
+        said |= {method.args.kwarg.arg: inspect.Parameter.empty} if method.args.kwarg else {}
+        assert {name: one.default for name, one in has.items()} == said, f"{base.__name__}.{method.name}"

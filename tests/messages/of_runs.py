@@ -14,6 +14,7 @@ import pytest
 import studies
 
 import argosy
+from argosy.cli import app as cli
 from argosy.cli.query import query
 from argosy.cli.schema import guide, schema
 from argosy.disk import files
@@ -294,6 +295,12 @@ def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Repor
     ask(report)
 
 
+def without_digits(patch: pytest.MonkeyPatch) -> None:
+    """The extra of the demo is not installed."""
+    patch.setattr(cli, "find_spec", lambda name: None)
+    cli.demo()
+
+
 def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
     """Another package of this kind; a module that another test has imported with it would be taken from its package."""
     patch.delitem(sys.modules, "argosy.results.figures", raising=False)
@@ -314,6 +321,7 @@ CASES = {
     "a figure without matplotlib": without_matplotlib,
     "a figure of a metric that no member reports": lambda: run().plot("val_los"),
     "a file in the place of the folder of figures": lambda: run().write_figures(RUN / "journal.jsonl"),
+    "the demo without its extra": without_digits,
     "a query of a table that there is not": lambda: asked("SELECT * FROM trials"),
     "a query that writes": lambda: asked("DELETE FROM members"),
     "a query of nothing": lambda: asked("-- later"),
