@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnxruntime
 import optuna
@@ -22,7 +22,7 @@ from argosy.tuning.in_full import InFull
 from argosy.tuning.sampling import Sampling
 from argosy.tuning.waves import groups, part, waves
 
-DIRECTIONS = ("maximize", "minimize")
+DIRECTIONS: tuple[Literal["maximize"], Literal["minimize"]] = ("maximize", "minimize")
 OPTUNA = "Optuna TPE"
 OURS = "argosy.tune, TPE in waves"
 Reached = tuple[float, float]

@@ -1,4 +1,4 @@
-"""``argosy cache``: prepared samples that are kept on this machine."""
+"""``argosy cache``: prepared samples and choices of programs that are kept on this machine."""
 
 import time
 from typing import Annotated
@@ -17,7 +17,8 @@ def cache(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """List prepared samples that are kept for later runs, or delete them; Data(keep=False) keeps none."""
+    """List what is kept for later runs, or delete it: prepared samples (Data(keep=False) keeps none), and which programs and shares were chosen."""
+    from argosy.disk.cached import choices_folder
     from argosy.stream.kept.cache import RowCache
     from argosy.views.tables import kept_table
 
@@ -34,11 +35,18 @@ def cache(
         }
         for entry in entries
     ]
-    for entry in entries if clear else ():
-        kept.discard(entry.folder)
+    choices = [*choices_folder().glob("*.json")]
+    if clear:
+        for entry in entries:
+            kept.discard(entry.folder)
+        for file in choices:
+            file.unlink(missing_ok=True)
+    said = f"{len(choices)} choices of programs and shares {'deleted from' if clear else 'kept in'} {choices_folder()}"
     if as_json:
-        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows}, every=every)
+        write({"folder": str(kept.folder), "deleted" if clear else "kept": rows, "choices": len(choices)}, every=every)
     elif not rows:
-        write(f"Nothing is kept in {kept.folder}.")
+        write(f"No samples are kept in {kept.folder}.")
     else:
         show(kept_table(rows, f"{'Deleted from' if clear else 'Kept in'} {kept.folder}"))
+    if choices and not as_json:
+        write(said)

@@ -13,7 +13,7 @@ from argosy.disk.files import make_folder, own_text, replacing
 from argosy.disk.json_values import conforming, parsed
 from argosy.errors import ArgosyError
 
-__all__ = ["Cached", "cache_folder"]
+__all__ = ["Cached", "cache_folder", "choices_folder"]
 
 Value = TypeVar("Value")
 
@@ -32,6 +32,11 @@ def cache_folder() -> Path:
             if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
                 break
     return folder
+
+
+def choices_folder() -> Path:
+    """Return the folder of what runs chose by measured times on this machine, which later ones take."""
+    return cache_folder() / "choices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
+from argosy.cli.cache import cache as delete
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, ProgramCandidate
 
 
@@ -74,7 +75,7 @@ def test_a_machine_takes_the_programs_of_its_first_run(tmp_path: Path, monkeypat
     second, third = (train(tmp_path / name, study()) for name in ("second", "third"))
     assert chosen(tmp_path / "second") == chosen(tmp_path / "third") == [([3], True)]
     assert second == third
-    shutil.rmtree(tmp_path / "cache")
+    delete(clear=True)
     assert train(tmp_path / "anew", study()) != second
     assert chosen(tmp_path / "anew")[-1] == ([1, 1, 1], True)
 

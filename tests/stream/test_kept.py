@@ -393,7 +393,7 @@ def test_the_command_lists_what_is_kept_and_deletes_it(tmp_path: Path) -> None:
     for words, key in ([], "kept"), (["--clear"], "deleted"):
         (row,) = json.loads(forked.command(tmp_path, ["cache", *words, "--json"]).stdout)[key]
         assert (row["dataset"], row["samples"], row["of"]) == ("test_kept.Rows", 10, LENGTH)
-    assert forked.command(tmp_path, ["cache"]).stdout.startswith("Nothing is kept in ")
+    assert forked.command(tmp_path, ["cache"]).stdout.startswith("No samples are kept in ")
 
 
 def test_two_processes_build_one_file() -> None:

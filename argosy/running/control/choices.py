@@ -17,7 +17,7 @@ import torch
 from torch.backends.cpu import get_cpu_capability
 
 from argosy.cluster import Cluster
-from argosy.disk.cached import Cached, cache_folder
+from argosy.disk.cached import Cached, choices_folder
 from argosy.errors import PlanError, StudyError
 from argosy.planning import Policy, Situation
 from argosy.plans import Flotilla, Placement, Plan
@@ -61,7 +61,7 @@ class Choices:
         for packed in () if like is None else like.packed:
             for name in (name for names in packed.programs if packed.settled for name in names):
                 self._like_programs.setdefault(name, {})[packed.chosen.members] = packed.chosen
-        folder = cache_folder() / "choices"
+        folder = choices_folder()
         self._programs = Cached(folder=folder, kind=KeptPrograms)
         self._answers = Cached(folder=folder, kind=PolicyAnswered)
         kinds = sorted({device.kind for device in cluster.devices})
