@@ -5,6 +5,7 @@ nothing of the driver can ask another one. What members do is counted (`counting
 what goes wrong is in the script (`script`); what must hold is in `invariants`.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -44,7 +45,7 @@ from argosy.settings import Settings
 from argosy.study import Study
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
-from argosy.training.trainer import guard, trials, units
+from argosy.training.trainer import descriptors, guard, trials, units
 from simulation.counting import Counted, CountingBlock, CountingMember
 from simulation.disk import Disk
 from simulation.invariants import ends_well, holds
@@ -61,8 +62,11 @@ MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
 """Asked for here, as the first question is answered by writing a file, which a full disk would refuse."""
+OF_PROCESSES = ('{"event": "Used"', '{"event": "RunEnded"', '{"event": "RunStarted"')
+"""How lines of a journal begin that tell of this process."""
 PROCESS_STATE = ProcessState.here()
 """As it was before anything is replaced."""
+gc.freeze()  # what was imported is never garbage, and looking through it again and again takes longer than a run
 
 
 @dataclass(kw_only=True)
@@ -244,13 +248,7 @@ def _study(scenario: Scenario) -> Study:
     train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
     val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
     members = [
-        argosy.Member(
-            f"m{number}",
-            model=partial(network, number // scenario.alike),
-            optimizer=partial(optimizer, lr=0.1),
-            batch_size=batch,
-            stop=argosy.MaxEpochs(epochs),
-        )
+        _member(number, number // scenario.alike, batch, epochs)
         for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
     ]
     return argosy.Study(
@@ -259,6 +257,17 @@ def _study(scenario: Scenario) -> Study:
         stop=argosy.MaxEpochs(1),
         objective="train_loss",
         validations_per_epoch=scenario.per_epoch,
+    )
+
+
+@lru_cache(maxsize=None)
+def _member(number: int, kind: int, batch: int, epochs: int) -> argosy.Member:
+    return argosy.Member(
+        f"m{number}",
+        model=partial(network, number=kind),
+        optimizer=partial(optimizer, lr=0.1),
+        batch_size=batch,
+        stop=argosy.MaxEpochs(epochs),
     )
 
 
@@ -294,8 +303,7 @@ def _terms(scenario: Scenario) -> Terms:
 def _digest(directory: Path) -> str:
     """Of all that does not tell of this process."""
     lines = (directory / "journal.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["event"] not in ("Used", "RunEnded", "RunStarted")]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    return hashlib.sha256("\n".join(line for line in lines if not line.startswith(OF_PROCESSES)).encode()).hexdigest()
 
 
 # ---- what stands in the place of the real things
@@ -375,6 +383,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (trials, "measuring", _measuring),
         (units, "Solo", Counted),
         (guard, "has_batch_norm", lambda model: False),
+        (descriptors, "_lowest_free", int),
         (guard, "memory_returned", lambda backend, patience: False),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
@@ -383,7 +392,11 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (ProfileCache, "load", lambda cache, key: None),
         (ProfileCache, "save", lambda cache, key, value: None),
     ]
-    with ExitStack() as inside:
-        for where, what, other in replacements:
-            inside.enter_context(mock.patch.object(where, what, other))
+    found = [(where, what, vars(where)[what]) for where, what, _ in replacements]
+    for where, what, other in replacements:
+        setattr(where, what, other)
+    try:
         yield
+    finally:
+        for where, what, earlier in found:
+            setattr(where, what, earlier)

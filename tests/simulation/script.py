@@ -44,10 +44,13 @@ class Script:
 
     def __post_init__(self) -> None:
         self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
+        self.awaited = {fault.at for fault in self.scenario.faults}
 
     def _due(self, at: str, *, before: bool) -> Fault | None:
+        if at not in self.awaited:
+            return None
         self.seen[at] += before
-        fault = self.left.pop((at, self.seen[at], before), None) if self.left else None
+        fault = self.left.pop((at, self.seen[at], before), None)
         if fault is not None:
             self.happened.append(fault)
             self.world.tell("script", str(fault))
