@@ -25,11 +25,11 @@ class Disk:
 
     def flushed(self, descriptor: int) -> None:
         """A file or folder is on the disk."""
-        status, there = os.fstat(descriptor), f"/proc/self/fd/{descriptor}"
+        status, there = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}")
         if stat.S_ISDIR(status.st_mode):
-            self._names[Path(os.readlink(there))] = _names(there)
+            self._names[there.readlink()] = _names(there)
         else:
-            self._content[status.st_ino] = Path(there).read_bytes()
+            self._content[status.st_ino] = there.read_bytes()
 
     def all_flushed(self) -> None:
         """All that there is is on the disk."""
@@ -71,6 +71,6 @@ class Disk:
             path.write_bytes(self.chance.choice([now, flushed]))
 
 
-def _names(folder: Path | str) -> dict[str, int | str]:
+def _names(folder: Path) -> dict[str, int | str]:
     with os.scandir(folder) as entries:
-        return {e.name: os.readlink(e) if e.is_symlink() else e.inode() for e in entries}
+        return {e.name: str(Path(e).readlink()) if e.is_symlink() else e.inode() for e in entries}

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import driver as driving
 from argosy.running.control import resume
-from argosy.running.control.verdicts import GO_ON, Fate, Verdict
+from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.launch.launcher import Job
@@ -145,7 +145,8 @@ def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, 
 def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
     """One driver's life; whether there is something left to do."""
     study, cluster = _study(scenario), _cluster(scenario)
-    judges = [Waits(dict(enumerate(scenario.rests)))] if any(scenario.rests) else []
+    rests, ends = (dict(enumerate(given)) for given in (scenario.rests, scenario.ends))
+    judges = [Waits(rests, ends)] if any(rests.values()) or any(ends.values()) else []
 
     def watched(*given: Any, **named: Any) -> Watched:
         script.driver = driver = Watched(*given, **named)
@@ -200,21 +201,25 @@ class Watched(driving.Driver):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Rests members after so many sections, until each of the others has ended, rests, or has come as far."""
+    """Rests members after so many sections, until each of the others has ended, rests, or has come as far; ends them after others.
+
+    Of members that it ends it promises all sections up to there at first, and less after the next one.
+    """
 
     after: dict[int, int]
-
-    def _left(self, member: str, state: RunState) -> int:
-        number = int(member[1:]) if member.startswith("m") else -1
-        return self.after.get(number, 0) - len(state.member(member).sections)
+    ends: dict[int, int]
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
-        left = self._left(member, state)
-        if left > 0:
-            return Verdict(Fate.GO_ON, certain=left)
-        rests = left == 0 and state.member(member).sections and member.startswith("m")
-        return Verdict(Fate.REST, "until others are there") if rests and not self._over(member, state, study) else GO_ON
+        number = int(member[1:]) if member.startswith("m") else -1
+        sections = len(state.member(member).sections)
+        rest, end = self.after.get(number, 0), self.ends.get(number, 0)
+        if 0 < end <= sections:
+            return Verdict(Fate.END, "as it was to")
+        if sections and sections == rest and not self._over(member, state, study):
+            return Verdict(Fate.REST, "until others are there")
+        left = [after - sections for after in (rest, end) if after > sections]
+        return Verdict(Fate.GO_ON, certain=1 if end and sections % 2 else min(left, default=1))
 
     def _over(self, member: str, state: RunState, study: Study) -> bool:
         sections = len(state.member(member).sections)
@@ -260,7 +265,7 @@ def _study(scenario: Scenario) -> Study:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _member(number: int, kind: int, batch: int, epochs: int) -> argosy.Member:
     return argosy.Member(
         f"m{number}",
@@ -381,6 +386,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (checkpoint, "load", _loaded),
         (resume, "ThreadPoolExecutor", _InTurn),
         (trials, "measuring", _measuring),
+        (trials, "kept_by", lambda member: nullcontext()),
         (units, "Solo", Counted),
         (guard, "has_batch_norm", lambda model: False),
         (descriptors, "_lowest_free", int),

@@ -1,7 +1,6 @@
 """Commands of users to a run: files in its folder ``commands/``, each answered once in the journal."""
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +33,7 @@ class Inbox:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return []
         try:
-            there = os.listdir(self.folder)
+            there = [path.name for path in self.folder.iterdir()]
         except OSError:
             return []  # there is no folder before the first command
         self._looked = time.monotonic()
