@@ -242,7 +242,10 @@ class RunState:
 
     def member(self, name: str) -> MemberState:
         """Return the member of that name; it is created if unknown."""
-        return self.members.setdefault(name, MemberState(name))
+        found = self.members.get(name)
+        if found is None:
+            found = self.members[name] = MemberState(name)
+        return found
 
     def apply(self, event: Event) -> None:
         """Apply one more event."""

@@ -29,12 +29,13 @@ def stepped(weight: int, epoch: int, start: int, rows: int) -> int:
     ) & MASK
 
 
-def weight_after(epochs: Sequence[int], length: int, batch: int) -> int:
-    """The weight of a member that has trained on these stream epochs."""
+def weight_after(epochs: Sequence[int], length: int, batch: int, position: int) -> int:
+    """The weight of a member that has trained on these stream epochs, on the last of them up to a position."""
     weight = 0
-    for epoch in epochs:
-        for start in range(0, length, batch):
-            weight = stepped(weight, epoch, start, min(batch, length - start))
+    for number, epoch in enumerate(epochs, start=1):
+        stop = position if number == len(epochs) else length
+        for start in range(0, stop, batch):
+            weight = stepped(weight, epoch, start, min(batch, stop - start))
     return weight
 
 

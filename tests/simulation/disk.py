@@ -7,6 +7,7 @@ itself; of what was appended to a file since, a part may be there; what was writ
 
 import os
 import random
+import stat
 from pathlib import Path
 
 __all__ = ["Disk"]
@@ -24,11 +25,11 @@ class Disk:
 
     def flushed(self, descriptor: int) -> None:
         """A file or folder is on the disk."""
-        there = Path(f"/proc/self/fd/{descriptor}")
-        if there.is_dir():
+        status, there = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}")
+        if stat.S_ISDIR(status.st_mode):
             self._names[there.readlink()] = _names(there)
         else:
-            self._content[os.fstat(descriptor).st_ino] = there.read_bytes()
+            self._content[status.st_ino] = there.read_bytes()
 
     def all_flushed(self) -> None:
         """All that there is is on the disk."""

@@ -1,37 +1,38 @@
 """What holds of a run after every round of its driver, and at its end."""
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.driver import Driver
-from argosy.running.control.members import State
+from argosy.running.control.legs import Gate
+from argosy.running.control.members import LEAVES, State
 from argosy.running.directory.journal import read_journal
+from argosy.stream.schedule import section_stop
 from simulation.counting import weight_after
 from simulation.scenario import Scenario
 
 __all__ = ["agrees", "ends_well", "holds"]
 
 ENDED = ("done", "stopped", "failed", "diverged")
+TO_START = frozenset({State.STARTING, State.MOVING})
+"""States in which an assignment waits for a member."""
+IN_A_LEG = TO_START | {State.ASSIGNED}
 
 
 def agrees(driver: Driver, name: str) -> State:
     """The state of a member; raises AssertionError where its legs and the journal do not say the same."""
     state, leaving = driver.members.state(name), driver.members.leaves(name)
-    legs = [leg for leg in driver.legs.live if leg.devices_of(name)]
+    legs = [leg for leg in driver.legs.live if leg.carriers.get(name)]
     assert len(legs) < 2, f"{name} is in two legs"
-    starts = bool(legs) and any(name in one.start for one in legs[0].starting.values())
-    told = f"{name} is {state}, and {'in' if legs else 'not in'} a leg"
-    if state in (State.STARTING, State.ASSIGNED, State.MOVING):
-        assert legs, told
-    elif state is not State.REGROUPING:
-        assert not legs, told
-    if state in (State.STARTING, State.MOVING):
+    if state is not State.REGROUPING:
+        assert bool(legs) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if legs else 'not in'} a leg"
+    if state in TO_START:
+        starts = any(name in one.start for one in legs[0].starting.values())
         assert starts, f"{name} is {state}, and no assignment waits for it"
-    assert (leaving is not None) == (state in (State.MOVING, State.LEAVING)), f"{name} is {state} and has {leaving}"
+    assert (leaving is not None) == (state in LEAVES), f"{name} is {state} and has {leaving}"
     status = driver.state.member(name).status
     if state is State.ENDED:
         assert status in ENDED, f"{name} has ended, and is {status} in the journal"
@@ -44,12 +45,11 @@ def holds(driver: Driver) -> dict[str, State]:
     """Raise AssertionError for what does not, after a round; returns where each member is."""
     devices = [device for leg in driver.legs.live for device in leg.devices]
     assert len(devices) == len(set(devices)), f"a device is in two legs: {devices}"
+    waiting = [leg.number for leg in driver.legs.live if leg.gate is Gate.REGROUPING and leg.starting]
+    assert not waiting, f"assignments of legs that regroup wait to start: {waiting}"
     workers: Any = driver.pool.workers
-    stepped = Counter(
-        name for one in workers.there.values() if hasattr(one, "trainer") for name in one.trainer.assigned
-    )
-    twice = [name for name, count in stepped.items() if count > 1]
-    assert not twice, f"two trainers have {twice}"
+    stepped = [name for one in workers.there.values() if hasattr(one, "trainer") for name in one.trainer.assigned]
+    assert len(stepped) == len(set(stepped)), f"two trainers have one member: {stepped}"
     if driver.run.phase.name in ("OPENING", "OVER"):
         return {}
     assert sorted(driver.members.having(*State)) == sorted(driver.run.study.names), "the table has other members"
@@ -62,21 +62,25 @@ def ends_well(scenario: Scenario, directory: Path, names: Collection[str], excus
     if state.ended is None or state.ended.status != "done":
         yield f"the run ended as {state.ended}"
     batches = {f"m{number}": batch for number, batch in enumerate(scenario.batches)}
-    epochs = {f"m{number}": count for number, count in enumerate(scenario.epochs)}
+    epochs, ends = (
+        {f"m{number}": count for number, count in enumerate(counts)} for counts in (scenario.epochs, scenario.ends)
+    )
     for name in names:
         member = state.members[name]
         source = name
         while source not in batches:
             source = state.members[source].source
         if member.status == "done":
-            yield from _trained(scenario, directory, member, epochs[source], batches[source])
+            wanted = [(epoch, section) for epoch in range(epochs[source]) for section in range(scenario.per_epoch)]
+            yield from _trained(scenario, directory, member, wanted[: ends.get(name) or None], batches[source])
         elif not excused & {name, source} or member.status not in ENDED:
             yield f"{name} ended as {member.status}: {member.reason}"
 
 
-def _trained(scenario: Scenario, directory: Path, state: MemberState, epochs: int, batch: int) -> Iterator[str]:
+def _trained(
+    scenario: Scenario, directory: Path, state: MemberState, wanted: list[tuple[int, int]], batch: int
+) -> Iterator[str]:
     """Of a clone that goes on from another one's file, the sections of that one come first."""
-    wanted = [(epoch, section) for epoch in range(epochs) for section in range(scenario.per_epoch)]
     sections = [(one.epoch, one.section) for one in state.sections]
     if sections != wanted:
         yield f"{state.name} has the sections {sections}"
@@ -84,9 +88,13 @@ def _trained(scenario: Scenario, directory: Path, state: MemberState, epochs: in
     streams = [one.stream_epoch for one in state.sections if one.section == 0]
     if streams != sorted(set(streams)):
         yield f"{state.name} trained on the stream epochs {streams}"
-    weight = weight_after(streams, scenario.length, batch)
-    if state.sections[-1].digest[1] != weight:
-        yield f"{state.name} has the digest {state.sections[-1].digest}, and not {weight}"
+    last = state.sections[-1]
+    left = section_stop(last.section, scenario.length, scenario.per_epoch) - last.position
+    if not 0 <= left < (batch if last.section + 1 < scenario.per_epoch else 1):
+        yield f"{state.name} has ended at {last.position} of its epoch"
+    weight = weight_after(streams, scenario.length, batch, last.position)
+    if last.digest[1] != (weight if last.position else 0):  # it is of the epoch
+        yield f"{state.name} has the digest {last.digest}, and not {weight}"
     file = directory / "members" / state.name / "last.pt"
     found = json.loads(file.read_bytes())["weight"] if file.exists() else None
     if found != weight:

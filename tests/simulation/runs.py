@@ -5,6 +5,7 @@ nothing of the driver can ask another one. What members do is counted (`counting
 what goes wrong is in the script (`script`); what must hold is in `invariants`.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -14,9 +15,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -34,7 +35,7 @@ from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
 from argosy.running.control import driver as driving
 from argosy.running.control import resume
-from argosy.running.control.verdicts import GO_ON, Fate, Verdict
+from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.launch.launcher import Job
@@ -44,7 +45,7 @@ from argosy.settings import Settings
 from argosy.study import Study
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
-from argosy.training.trainer import guard, trials, units
+from argosy.training.trainer import descriptors, guard, trials, units
 from simulation.counting import Counted, CountingBlock, CountingMember
 from simulation.disk import Disk
 from simulation.invariants import ends_well, holds
@@ -61,8 +62,11 @@ MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
 """Asked for here, as the first question is answered by writing a file, which a full disk would refuse."""
+OF_PROCESSES = ('{"event": "Used"', '{"event": "RunEnded"', '{"event": "RunStarted"')
+"""How lines of a journal begin that tell of this process."""
 PROCESS_STATE = ProcessState.here()
 """As it was before anything is replaced."""
+gc.freeze()  # what was imported is never garbage, and looking through it again and again takes longer than a run
 
 
 @dataclass(kw_only=True)
@@ -141,7 +145,8 @@ def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, 
 def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
     """One driver's life; whether there is something left to do."""
     study, cluster = _study(scenario), _cluster(scenario)
-    judges = [Waits(dict(enumerate(scenario.rests)))] if any(scenario.rests) else []
+    rests, ends = (dict(enumerate(given)) for given in (scenario.rests, scenario.ends))
+    judges = [Waits(rests, ends)] if any(rests.values()) or any(ends.values()) else []
 
     def watched(*given: Any, **named: Any) -> Watched:
         script.driver = driver = Watched(*given, **named)
@@ -196,21 +201,25 @@ class Watched(driving.Driver):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Rests members after so many sections, until each of the others has ended, rests, or has come as far."""
+    """Rests members after so many sections, until each of the others has ended, rests, or has come as far; ends them after others.
+
+    Of members that it ends it promises all sections up to there at first, and less after the next one.
+    """
 
     after: dict[int, int]
-
-    def _left(self, member: str, state: RunState) -> int:
-        number = int(member[1:]) if member.startswith("m") else -1
-        return self.after.get(number, 0) - len(state.member(member).sections)
+    ends: dict[int, int]
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
         """See `Judge.verdict`."""
-        left = self._left(member, state)
-        if left > 0:
-            return Verdict(Fate.GO_ON, certain=left)
-        rests = left == 0 and state.member(member).sections and member.startswith("m")
-        return Verdict(Fate.REST, "until others are there") if rests and not self._over(member, state, study) else GO_ON
+        number = int(member[1:]) if member.startswith("m") else -1
+        sections = len(state.member(member).sections)
+        rest, end = self.after.get(number, 0), self.ends.get(number, 0)
+        if 0 < end <= sections:
+            return Verdict(Fate.END, "as it was to")
+        if sections and sections == rest and not self._over(member, state, study):
+            return Verdict(Fate.REST, "until others are there")
+        left = [after - sections for after in (rest, end) if after > sections]
+        return Verdict(Fate.GO_ON, certain=1 if end and sections % 2 else min(left, default=1))
 
     def _over(self, member: str, state: RunState, study: Study) -> bool:
         sections = len(state.member(member).sections)
@@ -244,13 +253,7 @@ def _study(scenario: Scenario) -> Study:
     train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
     val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
     members = [
-        argosy.Member(
-            f"m{number}",
-            model=partial(network, number // scenario.alike),
-            optimizer=partial(optimizer, lr=0.1),
-            batch_size=batch,
-            stop=argosy.MaxEpochs(epochs),
-        )
+        _member(number, number // scenario.alike, batch, epochs)
         for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
     ]
     return argosy.Study(
@@ -259,6 +262,17 @@ def _study(scenario: Scenario) -> Study:
         stop=argosy.MaxEpochs(1),
         objective="train_loss",
         validations_per_epoch=scenario.per_epoch,
+    )
+
+
+@cache
+def _member(number: int, kind: int, batch: int, epochs: int) -> argosy.Member:
+    return argosy.Member(
+        f"m{number}",
+        model=partial(network, number=kind),
+        optimizer=partial(optimizer, lr=0.1),
+        batch_size=batch,
+        stop=argosy.MaxEpochs(epochs),
     )
 
 
@@ -294,8 +308,7 @@ def _terms(scenario: Scenario) -> Terms:
 def _digest(directory: Path) -> str:
     """Of all that does not tell of this process."""
     lines = (directory / "journal.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["event"] not in ("Used", "RunEnded", "RunStarted")]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    return hashlib.sha256("\n".join(line for line in lines if not line.startswith(OF_PROCESSES)).encode()).hexdigest()
 
 
 # ---- what stands in the place of the real things
@@ -373,8 +386,10 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (checkpoint, "load", _loaded),
         (resume, "ThreadPoolExecutor", _InTurn),
         (trials, "measuring", _measuring),
+        (trials, "kept_by", lambda member: nullcontext()),
         (units, "Solo", Counted),
         (guard, "has_batch_norm", lambda model: False),
+        (descriptors, "_lowest_free", int),
         (guard, "memory_returned", lambda backend, patience: False),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
@@ -383,7 +398,11 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),
     ]
-    with ExitStack() as inside:
-        for where, what, other in replacements:
-            inside.enter_context(mock.patch.object(where, what, other))
+    found = [(where, what, vars(where)[what]) for where, what, _ in replacements]
+    for where, what, other in replacements:
+        setattr(where, what, other)
+    try:
         yield
+    finally:
+        for where, what, earlier in found:
+            setattr(where, what, earlier)

@@ -18,6 +18,14 @@ OF_WORKERS = ("kill", "kill", "kill", "kill", "hang", "stop")
 OF_MEMBERS = ("oom", "raise", "diverge")
 OF_DRIVERS = ("driver", "power", "full")
 OF_PEOPLE = ("end", "end", "pause", "clone", "warm clone", "node goes", "node comes")
+AT_MOMENTS = ("kill", "kill", "kill", "kill", "stop", "driver", "power", *OF_PEOPLE)
+MOMENTS = ("move", "move", "leave", "hold", "measure", "regroup")
+"""What a round of the driver may find, see `simulation.script.MOMENTS`; most rounds find none of these."""
+OF_NODES = ("node goes", "node goes", "node comes")
+
+
+PER_MEMBER = ("epochs", "batches", "row_ms", "rests", "ends")
+"""Fields with an item for each member."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +34,7 @@ class Fault:
 
     kind: str
     at: str
-    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``loss``, ``write``."""
+    """What it waits for: ``say Held``, ``obey Assign``, ``step``, ``block``, ``build``, ``round``, ``write``, or a moment."""
     count: int
     """Which of these, from 1."""
     before: bool = True
@@ -47,6 +55,8 @@ class Scenario:
     row_ms: tuple[float, ...]
     rests: tuple[int, ...] = ()
     """Sections after which each member rests until others have come as far, 0 for never; empty where no judge is there."""
+    ends: tuple[int, ...] = ()
+    """Sections after which a judge ends each member, 0 for never; empty likewise."""
     alike: int = 1
     """Members of one kind, which one of them is measured for."""
     nodes: tuple[int, ...] = (2,)
@@ -61,7 +71,7 @@ class Scenario:
 
 
 def drawn(seed: int, *, faults: bool = True) -> Scenario:
-    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average."""
+    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average; every second pair of seeds has more."""
     r = random.Random(seed)
     members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
     most = 8 // per_epoch
@@ -69,7 +79,7 @@ def drawn(seed: int, *, faults: bool = True) -> Scenario:
     kinds = [r.choice([4, 5, 8, 16]) for _ in range(members)]
     slow = r.choice([1, 1, 1, 20])  # where sections take long, it pays to move members between devices
     rests = tuple(r.choice([0, 1, 2, 3]) for _ in range(members)) if r.random() < 0.4 else ()
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         epochs=tuple(r.randint(1, most) for _ in range(members)),
         batches=tuple(kinds[number // alike] for number in range(members)),
@@ -84,6 +94,23 @@ def drawn(seed: int, *, faults: bool = True) -> Scenario:
         policy=r.choice(["balanced", "balanced", "balanced", "rounds", "fleet", "solo"]),
         checkpoint_seconds=r.choice([0.05, 1.0, 300.0, 300.0]),
         faults=tuple(_fault(r) for _ in range(r.choice([0, 1, 2, 3, 3, 4, 5, 6]) if faults else 0)),
+    )
+    return _with_more(r, scenario) if faults and seed % 4 > 1 else scenario
+
+
+def _with_more(r: random.Random, scenario: Scenario) -> Scenario:
+    """The scenario with a judge that ends members, and with faults at moments that are rare, some of which come again soon."""
+    several = len(scenario.nodes) > 1
+    kinds, moments = (*AT_MOMENTS, *(OF_NODES if several else ())), (*MOMENTS, *(("open", "open") if several else ()))
+    faults = [
+        Fault(kind=r.choice(kinds), at=r.choice(moments), count=r.randint(1, 6)) for _ in range(r.choice([1, 1, 2, 3]))
+    ]
+    again = [replace(fault, count=fault.count + r.randint(1, 2)) for fault in faults if r.random() < 0.3]
+    return replace(
+        scenario,
+        ends=tuple(r.choice([0, 0, 1, 3, 5]) for _ in scenario.epochs) if r.random() < 0.5 else (),
+        policy=r.choice([scenario.policy, scenario.policy, "fleet"]),
+        faults=(*scenario.faults[: r.randint(0, len(scenario.faults))], *faults, *again),
     )
 
 
@@ -120,10 +147,11 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for number in range(len(scenario.faults)):
         yield replace(scenario, faults=_without(scenario.faults, number))
     for number in range(len(scenario.epochs) if len(scenario.epochs) > 1 else 0):
-        fewer = {name: _without(getattr(scenario, name), number) for name in ("epochs", "batches", "row_ms", "rests")}
+        fewer = {name: _without(getattr(scenario, name), number) for name in PER_MEMBER}
         yield replace(scenario, **fewer)
-    if any(scenario.rests):
-        yield replace(scenario, rests=())
+    for name in ("rests", "ends"):
+        if any(getattr(scenario, name)):
+            yield replace(scenario, **{name: ()})
     for number, epochs in enumerate(scenario.epochs):
         if epochs > 1:
             yield replace(scenario, epochs=(*scenario.epochs[:number], epochs - 1, *scenario.epochs[number + 1 :]))

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,12 +11,28 @@ from typing import Any
 import torch
 
 from argosy.cluster import Device, Node
+from argosy.running.control.driver import Driver
+from argosy.running.control.legs import Gate
+from argosy.running.control.members import State
 from argosy.running.directory.inbox import leave
 from simulation.counting import CountingMember
-from simulation.scenario import Fault, Scenario
+from simulation.scenario import OF_WORKERS, Fault, Scenario
 from simulation.world import Killed, SimulatedWorkers, World
 
-__all__ = ["Script"]
+__all__ = ["MOMENTS", "Script"]
+
+MOMENTS: dict[str, Callable[[Driver], object]] = {
+    "hold": lambda driver: any(leg.gate is Gate.HOLDING for leg in driver.legs.live),
+    "leave": lambda driver: driver.members.having(State.LEAVING),
+    "loss": lambda driver: driver.state.lost,
+    "measure": lambda driver: driver.run.measuring.missing,
+    "move": lambda driver: any(leg.starting for leg in driver.legs.live),
+    "open": lambda driver: driver.starts.unopened,
+    "regroup": lambda driver: driver.legs.regrouping,
+}
+"""What faults may wait for, as the driver finds it at the beginning of a round: a leg is to be held, a member is saved to go
+elsewhere, a worker has been lost, members' costs are not known, an assignment waits for members that move, a node has come and
+has not opened the data, a leg regroups."""
 
 STOPPED_SECONDS = 10.0
 """How long a launcher takes to find a stopped process."""
@@ -44,10 +61,14 @@ class Script:
 
     def __post_init__(self) -> None:
         self.left = {(fault.at, fault.count, fault.before): fault for fault in self.scenario.faults}
+        self.awaited = dict.fromkeys([*(fault.at for fault in self.scenario.faults), "round"])
+        self._numbered = 0
 
     def _due(self, at: str, *, before: bool) -> Fault | None:
+        if at not in self.awaited:
+            return None
         self.seen[at] += before
-        fault = self.left.pop((at, self.seen[at], before), None) if self.left else None
+        fault = self.left.pop((at, self.seen[at], before), None)
         if fault is not None:
             self.happened.append(fault)
             self.world.tell("script", str(fault))
@@ -111,14 +132,21 @@ class Script:
 
     def round(self, workers: SimulatedWorkers) -> None:
         """The driver has come to hear."""
-        if self.driver.run.state.lost and (fault := self._due("loss", before=True)) is not None:
-            self.die(fault)
+        for at in self.awaited:
+            if at in MOMENTS and MOMENTS[at](self.driver):
+                self._happens(workers, self._due(at, before=True))
         for before in (True, False):
-            fault = self._due("round", before=before)
-            if fault is not None and fault.kind in ("driver", "power"):
-                self.die(fault)
-            elif fault is not None:
-                self._ask(workers, fault.kind)
+            self._happens(workers, self._due("round", before=before))
+
+    def _happens(self, workers: SimulatedWorkers, fault: Fault | None) -> None:
+        if fault is None:
+            return
+        if fault.kind in ("driver", "power"):
+            self.die(fault)
+        elif fault.kind not in OF_WORKERS:
+            self._ask(workers, fault)
+        elif workers.there:
+            self._to(self.world.random.choice(list(workers.there.values())), fault)
 
     def writes(self, *, before: bool) -> None:
         """Somebody flushes, writes or renames a file, or has."""
@@ -136,23 +164,29 @@ class Script:
         self.dead, self.power = True, fault.kind == "power"
         raise Killed
 
-    def _ask(self, workers: SimulatedWorkers, kind: str) -> None:
-        driver, chance = self.driver, self.world.random
-        names = list(driver.run.study.names)
+    def _number(self) -> int:
+        """One that no clone and no node has yet."""
+        self._numbered = max(self._numbered + 1, self.seen["round"])
+        return self._numbered
+
+    def _ask(self, workers: SimulatedWorkers, fault: Fault) -> None:
+        driver, chance, kind = self.driver, self.world.random, fault.kind
+        on_the_way = driver.members.having(State.STARTING, State.MOVING, State.LEAVING)
+        names = on_the_way if fault.at in ("move", "leave") else list(driver.run.study.names)
         if kind == "pause":
             driver.requests.want_pause("as the script wants")
         elif kind == "end":
             self.excused.add(name := chance.choice(names))
             leave(driver.run.directory, {"command": "stop", "member": name})
         elif kind in ("clone", "warm clone"):
-            command = {"member": chance.choice(names), "name": f"c{self.seen['round']}", "set": {"optimizer.lr": 0.2}}
+            command = {"member": chance.choice(names), "name": f"c{self._number()}", "set": {"optimizer.lr": 0.2}}
             leave(driver.run.directory, {"command": "clone", "warm": kind == "warm clone", **command})
         elif kind == "node goes":
             there = [node.name for node in driver.run.cluster.nodes if node.name not in workers.gone_nodes]
             if len(there) > 1:
                 workers.lose_node(chance.choice(there))
         elif len(self.scenario.nodes) > 1:
-            name = f"late{self.seen['round']}"
+            name = f"late{self._number()}"
             device = Device(name=f"{name}/cpu:0", node=name, kind="cpu", memory_bytes=10**9)
             driver.outcome.covered.update((place, "Came") for place in driver.places.values())
             workers.bring_node(Node(name=name, devices=(device,), cores=1))

@@ -66,6 +66,14 @@ def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str |
     assert step > 20
 
 
+def test_the_page_about_it_has_the_bugs_that_are_planted() -> None:
+    page = (HERE.parent / "docs" / "internals" / "simulation.md").read_text()
+    found = [line for line in page.partition("| planted |")[2].splitlines() if line.startswith("| ")]
+    assert found == [
+        f"| {one.what} | {one.commit or '–'} | {'none known' if one.found is None else one.found} |" for one in PLANTED
+    ]
+
+
 @pytest.mark.parametrize("planted", [planted for planted in PLANTED if planted.found is not None], ids=lambda p: p.what)
 def test_a_bug_that_was_mended_is_found_again(planted: Planted) -> None:
     assert planted.found is not None

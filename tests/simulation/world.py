@@ -9,7 +9,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -41,13 +41,6 @@ class Killed(BaseException):
     """The driver's process is gone: nothing of it is done any more."""
 
 
-@dataclass(order=True, slots=True)
-class _Event:
-    at: float
-    number: int
-    action: Callable[[], None] = field(compare=False)
-
-
 class World:
     """Time, chance, and what is to happen."""
 
@@ -57,7 +50,8 @@ class World:
         self.random = random.Random(seed)
         self.story: list[tuple[float, str, str, Any]] = []
         """(when, who, does what, with what)."""
-        self._events: list[_Event] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        """(when, number, what is done then); numbers keep the order of those at one time."""
         self._numbers = itertools.count()
 
     def spend(self, seconds: float) -> None:
@@ -66,7 +60,7 @@ class World:
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Do something then."""
-        heapq.heappush(self._events, _Event(self.now + seconds, next(self._numbers), action))
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), action))
 
     def tell(self, who: str, what: str, about: Any = "") -> None:
         """A line of the story."""
@@ -74,11 +68,10 @@ class World:
 
     def run_until(self, end: float, over: Callable[[], bool]) -> None:
         """Let happen what is due until then, or until it is over."""
-        while self._events and self._events[0].at <= end and not over():
-            event = heapq.heappop(self._events)
+        while self._events and self._events[0][0] <= end and not over():
             # Whoever acted last may have spent time that others have not.
-            self.now = event.at
-            event.action()
+            self.now, _, action = heapq.heappop(self._events)
+            action()
         self.now = max(self.now, end) if not over() else self.now
 
     def forget(self) -> None:

@@ -30,26 +30,29 @@ class Inbox:
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (file, command) of the commands left since the last check, oldest first; checks each 0.1 s at most."""
-        if time.monotonic() - self._looked < LOOK_SECONDS or not self._is_own():
+        if time.monotonic() - self._looked < LOOK_SECONDS:
             return []
+        try:
+            there = [path.name for path in self.folder.iterdir()]
+        except OSError:
+            return []  # there is no folder before the first command
         self._looked = time.monotonic()
-        found = []
-        for path in sorted(self.folder.glob("*.json")):
-            if path.name not in self.answered:
-                self.answered.add(path.name)
-                found.append((path.name, _command_in(path)))
-        return found
+        names = sorted(name for name in there if name.endswith(".json") and name not in self.answered)
+        if not names or not self._is_own():
+            return []
+        self.answered.update(names)
+        return [(name, _command_in(self.folder / name)) for name in names]
 
     def _is_own(self) -> bool:
         """Whether the folder belongs to this user alone.
 
-        Checked each time, because its content decides what code runs.
+        Checked each time before commands are read, because these decide what code runs.
         """
         try:
             check_directory(self.folder.parent)
         except (OSError, RunError):
             return False
-        return self.folder.is_dir()
+        return True
 
 
 def _command_in(path: Path) -> dict[str, Any]:

@@ -116,9 +116,10 @@ class Setting:
 
 def _attribute(path: str) -> Setting:
     owner, _, last = path.rpartition(".")
+    get = attrgetter(path)
     return Setting(
         name=f"torch.{path}",
-        read=lambda: attrgetter(path)(torch),
+        read=lambda: get(torch),
         write=lambda value: setattr(attrgetter(owner)(torch), last, value),
     )
 

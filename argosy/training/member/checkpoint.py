@@ -243,9 +243,10 @@ def _words(where: tuple[Any, Any] | None) -> str:
 
 def link(target: Path, name: str) -> None:
     """Point the link ``name`` beside the file to it, atomically."""
-    unfinished = beside(target.with_name(name))
+    place = target.with_name(name)
+    unfinished = beside(place)
     unfinished.symlink_to(target.name)
-    unfinished.rename(target.with_name(name))
+    unfinished.rename(place)
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
