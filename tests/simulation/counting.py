@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
+
 from argosy.stream.blocks import Place
 from argosy.stream.order import Digest
 from argosy.study import Member
@@ -109,7 +111,7 @@ class CountingMember:
     val_cutter: Any = None
     loss_scale: Any = None
     schedule: Any = None
-    model: Any = None
+    model: nn.Module = field(default_factory=nn.Module)
     train: Counts = field(default_factory=Counts)
     val: Counts = field(default_factory=Counts)
     randomness: Any = field(default_factory=lambda: SimpleNamespace(uses_others=False))
