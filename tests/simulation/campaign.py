@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from argosy.running.control.members import State
 from simulation.runs import Outcome, play
 from simulation.scenario import drawn, shrunk
 
-__all__ = ["PLACES", "Covered", "main", "played"]
+__all__ = ["PLACES", "REACHING", "UNREACHED", "Covered", "main", "played"]
 
 PLACES = tuple(State)
 """Where a member is."""
@@ -23,6 +23,23 @@ EVENTS = (
     *("Lost trainer", "Lost feeder", "Lost node", "Came"),
 )
 """What a driver hears."""
+UNREACHED = {
+    (State.RECOVERING, "OutOfMemory"): "two faults within the seconds that members take to find their place again",
+    **{
+        (
+            State.STARTING,
+            event,
+        ): "it lasts from the save of one member to that of the last one that its device starts with it"
+        for event in ("Measured", "Opened", "Paused", "OutOfMemory", "Lost trainer", "Lost node", "Came")
+    },
+    **{(State.MOVING, event): "it lasts as long as one save" for event in ("Measured", "Paused", "OutOfMemory")},
+}
+"""Pairs that no seed is known to reach, and what they would take: none of them is known to be impossible."""
+REACHING = (
+    *(243, 290, 1323, 1606, 4003, 4143, 4847, 5834, 6722, 7282, 7795, 8795, 9870, 10522, 10570, 10607, 15271, 16007),
+    *(16078, 17182, 19366, 21387, 22322),
+)
+"""Seeds that together reach all others."""
 CHUNK = 100
 
 
@@ -55,9 +72,14 @@ class Covered:
         self.pairs.update(other.pairs)
         self.wrong.update(other.wrong)
 
+    @property
+    def never(self) -> list[tuple[State, str]]:
+        """The pairs that were not reached."""
+        return [(place, event) for place in PLACES for event in EVENTS if not self.pairs[place, event]]
+
     def to_json(self) -> dict[str, object]:
-        """With the pairs that were never reached."""
-        never = [f"{place} x {event}" for place in PLACES for event in EVENTS if not self.pairs[place, event]]
+        """With the pairs that were never reached, and what they would take; with few seeds there are others."""
+        never = {f"{place} x {event}": UNREACHED.get((place, event), "more seeds") for place, event in self.never}
         return {
             "runs": self.runs,
             "rounds": self.rounds,
@@ -68,7 +90,7 @@ class Covered:
         }
 
 
-def played(seeds: range) -> Covered:
+def played(seeds: Iterable[int]) -> Covered:
     """Play these; whatever chance there is comes from each seed alone."""
     covered = Covered()
     for seed in seeds:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulation.campaign import played
+from simulation.campaign import REACHING, UNREACHED, played
 from simulation.planted import PLANTED, Planted
 from simulation.runs import play
 from simulation.scenario import Fault, Scenario, drawn
@@ -64,6 +64,12 @@ def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str |
         happened = bool(outcome.happened)
         assert len(outcome.lost) == 2 * happened, outcome.told()
     assert step > 20
+
+
+def test_each_pair_of_a_state_and_an_event_is_reached_or_it_is_said_what_that_would_take() -> None:
+    covered = played(REACHING)
+    assert not covered.wrong
+    assert set(covered.never) == set(UNREACHED)
 
 
 def test_the_page_about_it_has_the_bugs_that_are_planted() -> None:
