@@ -30,7 +30,7 @@ from argosy.estimators.tabular import Shape
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(120, 4))
 WORDS = np.where(X[:, 0] > 0, "yes", "no")
-SMALL = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
+SMALL = argosy.tabular(networks=["mlp"], width=32, epochs=10, dropout=0.0)
 TINY = argosy.tabular(networks=["mlp"], width=8, epochs=2)
 EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one row of a batch, and in one fold, where a repeated row is two: "
@@ -112,7 +112,8 @@ def table(rows: int = 120) -> tuple[DataFrame, Any]:
 
 def test_words_and_what_is_missing_are_learnt_from() -> None:
     x, y = table(300)
-    found = argosy.Classifier(SMALL, folds=3, random_state=0).fit(x[:200], y[:200])
+    members = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
+    found = argosy.Classifier(members, folds=3, random_state=0).fit(x[:200], y[:200])
     assert found.score(x[200:], y[200:]) > 0.95
     assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
     with pytest.raises(ValueError, match="feature names"):

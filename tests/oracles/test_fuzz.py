@@ -13,7 +13,7 @@ from torch.optim import ASGD, SGD, Adafactor, NAdam, RAdam, Rprop
 
 import argosy
 
-PARTS, EXAMPLES = 8, 25
+PARTS, EXAMPLES = 4, 25
 """Tests, for the processes of a test run, and studies of each."""
 GENERATE = {
     "database": None,
