@@ -15,6 +15,7 @@ With ``--beside PATH``, another checkout with this benchmark, both are measured 
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -196,15 +197,24 @@ def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]
 
 
 def measured(checkout: Path, options: Any) -> dict[str, float]:
-    """Run one round of the parts with the code of a checkout; returns every figure by its part and name."""
+    """Run one round of the parts with the code of a checkout; returns every figure by its part and name, and CPU seconds in all."""
     command = [sys.executable, "launch.py", "--json", "--rounds", "1", "--parts", *options.parts]
     for name in ("workers", "hosts", "epochs", "words", "devices", "nodes", "members"):
         command += [f"--{name}", str(getattr(options, name))]
     where: dict[str, Any] = {"cwd": checkout / "benchmarks", "env": {**os.environ, "PYTHONPATH": str(checkout)}}
+    before = cpu_of_children()
     told = subprocess.run(command, check=True, capture_output=True, text=True, **where).stdout
+    used = cpu_of_children() - before
     parts = json.loads(told.splitlines()[-1])["figures"]
     named = {part: names for part, names in parts.items() if isinstance(names, dict)}
-    return {f"{part}, {name}": quartiles(each)[1] for part, names in named.items() for name, each in names.items()}
+    found = {f"{part}, {name}": quartiles(each)[1] for part, names in named.items() for name, each in names.items()}
+    return {**found, "CPU seconds": used}
+
+
+def cpu_of_children() -> float:
+    """CPU time of all processes that were waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def beside(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]]) -> None:
