@@ -18,6 +18,7 @@ from typing import Any
 
 from fake_workers import FakeFeeder, FakeTrainer
 
+from argosy.protocol.feeder import Lend
 from argosy.protocol.trainer import Attach, Enlist, SectionReport
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
@@ -128,7 +129,7 @@ class _Host:
 
     def _listen(self, worker: _Worker) -> None:
         for command in worker.peer.receive():
-            if not isinstance(command, Attach | Enlist):
+            if not isinstance(command, Attach | Enlist | Lend):
                 worker.say(worker.plays.obey(command))
 
     def _feed(self) -> bool:
