@@ -94,7 +94,7 @@ def test_an_error_of_argosys_own_ends_the_run(
         (Graphed, "begin"),
         (Graphed, "_record"),
         (Replayed, "step"),
-        (graphed, "_check"),
+        (graphed, "leads_elsewhere"),
         (StaticInputs, "turn"),
         (Several, "gradients"),
         (Single, "of"),
