@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from argosy.ragged import Ragged
+
 __all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
 
 Structure = Any
@@ -59,7 +61,7 @@ def _parts(tree: Any) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
         return tuple(tree), list(tree.values())
     if isinstance(tree, tuple | list):
         return None, list(tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
+    if is_dataclass(tree) and not isinstance(tree, type | Ragged):  # a Ragged stands for a leaf
         keys = tuple(one.name for one in fields(tree))
         return keys, [getattr(tree, key) for key in keys]
     return None
