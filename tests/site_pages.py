@@ -86,4 +86,6 @@ if __name__ == "__main__":
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text)
     for picture in DOCS.rglob("*.png"):
-        shutil.copy(picture, folder / picture.relative_to(DOCS))
+        place = folder / picture.relative_to(DOCS)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place)
