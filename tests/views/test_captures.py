@@ -107,7 +107,15 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
 
 def searched_by(hyperband: Hyperband, names: Sequence[str], *, epochs: int) -> Iterator[tuple[float, Event]]:
     """A search in which trial 4 fails in its first epoch; an epoch takes 10 s."""
-    terms = {"scheduler": "hyperband", "eta": 3, "brackets": "together", "max_epochs": 9, "n_trials": len(names)}
+    terms = {
+        "objective": "val_loss",
+        "mode": "min",
+        "scheduler": "hyperband",
+        "eta": 3,
+        "brackets": "together",
+        "max_epochs": 9,
+        "n_trials": len(names),
+    }
     yield 0.0, SearchBegan(terms=terms)
     for trial, name in enumerate(names):
         parameters = {"lr": 0.1 / (trial + 1), "hidden": 8 << trial % 4, "activation": ("relu", "gelu")[trial % 2]}
