@@ -86,8 +86,9 @@ class Run:
         self.measuring = measuring
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         name = self.settings.policy
-        # With one device there is one answer; packs of a search follow from what it proposes.
-        repeating = self.choices.repeating if len(cluster.devices) > 1 else lambda policy: policy
+        # With one device there is one answer, and in exact numerics none shows in bits; packs of a search follow from what it proposes.
+        shows = len(cluster.devices) > 1 and self.settings.numerics != "exact"
+        repeating = self.choices.repeating if shows else lambda policy: policy
         self.launching: Launching = Launching(
             cluster=cluster,
             policy_name=packs.name if packs else name,
