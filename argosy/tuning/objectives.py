@@ -76,10 +76,16 @@ class Objectives:
         return Cost(values, math.fsum(value for value in constrained if value > 0))
 
     def constrained(self, reached: Mapping[str, float]) -> tuple[float, ...]:
-        """Return what the constraints say of a trial; raises StudyError where that is not numbers."""
+        """Return what the constraints say of a trial; raises StudyError where they raise, or that is not numbers."""
         if self.constraints is None:
             return ()
-        found = self.constraints(reached)
+        try:
+            found = self.constraints(reached)
+        except Exception as error:  # boundary between the user's code and ours
+            raise StudyError(
+                f"constraints raised {error!r}, given what a trial has reached: {', '.join(sorted(reached))}. Mend it, and give the same "
+                "command again."
+            ) from error
         if not isinstance(found, Sequence) or not all(
             isinstance(value, int | float) and value == value for value in found
         ):

@@ -162,6 +162,7 @@ CASES = {
     "constraints that are no function": lambda: tune(constraints={"seconds": 60}),
     "constraints of two arguments": lambda: tune(constraints=lambda reached, parameters: [0.0]),
     "constraints that return no list": lambda: tune(constraints=lambda reached: reached["parameters"] - 100),
+    "constraints of a metric that there is not": lambda: tune(constraints=lambda reached: [reached["latency"] - 1]),
     "the best where each trial breaks a constraint": lambda: tune(constraints=lambda reached: [1.0]).best(),
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
