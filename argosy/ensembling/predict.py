@@ -96,8 +96,8 @@ def trunk_of(study: Study) -> nn.Module | None:
 
 def check_features(study: Study, samples: Data) -> None:
     """Raise RunError for samples that the study's frozen network was to be run on first."""
-    trunk = trunk_of(study)
-    if trunk is None or isinstance(samples.val, Features):
+    trunk = None if isinstance(samples.val, Features) else trunk_of(study)
+    if trunk is None:
         return
     with random_states_kept():
         known, given = (
