@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import onnxruntime
 import optuna
 from measuring import arguments, finish, target
-from search_quality import HELD_OUT, SPACE, Surrogate, drawn, paired
+from search_quality import HELD_OUT, SPACE, Surrogate, drawn, opened, paired
 
 from argosy.tuning.in_full import InFull
 from argosy.tuning.sampling import Sampling
@@ -98,9 +97,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(options.model), settings)
+    session = opened(options.model)
     volumes: dict[str, list[float]] = {side: [] for side in options.sides}
     for number in [number for number in range(options.tasks) if number not in HELD_OUT]:
         task, configurations = Surrogate(session, number), drawn(-1)

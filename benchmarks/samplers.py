@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
 import optuna
 from measuring import arguments, finish, target
-from search_quality import EPOCHS, ETA, HELD_OUT, SPACE, Curve, Surrogate, paired
+from search_quality import EPOCHS, ETA, HELD_OUT, SPACE, Curve, Surrogate, opened, paired
 
 from argosy.tuning import make_scheduler
 from argosy.tuning.hyperband import Brackets, Hyperband, brackets
@@ -133,9 +132,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=34, help="the first so many, without those held out")
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(options.model), settings)
+    session = opened(options.model)
     at_end: dict[str, list[float]] = {name: [] for name in SAMPLERS}
     in_time: dict[tuple[str, str], list[float]] = {(name, place): [] for name in SAMPLERS for place in PLACES}
     longer: dict[tuple[str, str], list[float]] = {key: [] for key in in_time}

@@ -88,6 +88,13 @@ class Workers:
         return end
 
 
+def opened(model: Path) -> onnxruntime.InferenceSession:
+    """The surrogates of all tasks, on one core."""
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(model), settings)
+
+
 def drawn(seed: int) -> Iterator[dict[str, Any]]:
     """Random configurations."""
     sampling = Sampling(SPACE, modes=["max"], seed=seed, sampler=optuna.samplers.RandomSampler)
@@ -238,9 +245,7 @@ def main() -> None:
     parser.add_argument("--sides", nargs="*", default=list(SIDES), choices=list(SIDES))
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(options.model), settings)
+    session = opened(options.model)
     regrets: dict[str, list[float]] = {side: [] for side in options.sides}
     for number in [number for number in range(options.tasks) if number not in HELD_OUT]:
         task, configurations = Surrogate(session, number), drawn(-1)
