@@ -174,7 +174,7 @@ class Repetitions:
         found += [
             Leader(name=one.name, metric=self.objective, value=one.metrics[self.objective], repetitions=one.repetitions)
             for one in self.configurations
-            if one.metrics
+            if self.objective in one.metrics
         ]
         ranked = [(rank(one.value.mean, self.mode), one) for one in found]
         (kind, _), best = min(ranked, key=lambda each: each[0], default=((NOTHING, 0.0), None))

@@ -116,7 +116,7 @@ class Report:
         None before there is one.
         """
         single = [row for row in self.rows if row.repetition is None and row.counts]
-        return self.repetitions.leader({row.name: row.metrics[self.objective] for row in single})
+        return self.repetitions.leader({row.name: row.metrics.get(self.objective, math.nan) for row in single})
 
     def member(self, name: str) -> MemberResult:
         """Return the member of that name; raises RunError if there is none."""

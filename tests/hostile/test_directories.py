@@ -120,6 +120,14 @@ def test_a_run_directory(run: Path, data: st.DataObject) -> None:
     assert sorted((run / "members").iterdir()) == members
 
 
+def test_a_study_whose_objective_no_member_has_reached(run: Path) -> None:
+    found = json.loads((run / "study.json").read_text())
+    for objective in ("", "val_gone"):
+        with changed(run / "study.json", json.dumps({**found, "objective": objective}).encode()):
+            said = [one_sentence(read, run) for read in READERS]
+        assert "Best: none yet" in said[0]
+
+
 @given(data=st.data())
 def test_a_command(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("run") / "commands"
