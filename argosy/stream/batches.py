@@ -19,11 +19,14 @@ import numpy.typing as npt
 import torch
 
 from argosy.stream.blocks import ALIGNMENT, Block
-from argosy.stream.order import WORD, Digest, Indices, Selection, running_sums, used_elements
+from argosy.stream.order import WORD, Digest, Hashes, Indices, Selection, running_sums, used_elements
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import map_leaves
 
 __all__ = ["Batch", "Carried", "Cutter", "Elements", "InOrder", "sent"]
+
+FEW_BYTES = 1 << 20
+"""Up to this much of a block a member's own elements are gathered at once."""
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -242,7 +245,7 @@ class Elements:
         if positions is None:
             self.first: int = place.start
             self.stop: int = place.start + place.rows
-            self.sums: tuple[list[int], list[int]] = block.sums
+            self.sums: tuple[Hashes, Hashes] = block.sums
         else:
             first, stop = np.searchsorted(positions, [place.start, place.start + place.rows])
             self.first, self.stop = int(first), int(stop)
@@ -273,8 +276,23 @@ class Elements:
         rows = end - before
         if self.rows is None and rows == high - low:
             return [_slice(leaf, low, high, private=private) for leaf in self.block.leaves], rows
-        index = self._index.narrow(0, before, rows)
-        return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves], rows
+        if self._few:
+            return [_slice(leaf, before, end, private=False) for leaf in self._gathered], rows
+        return self._picked(self._index.narrow(0, before, rows)), rows
+
+    @cached_property
+    def _few(self) -> bool:
+        """Whether the elements take little memory, so that they are gathered at once: by batches it takes twice as long."""
+        row_bytes = sum(leaf.nbytes for leaf in self.block.leaves) / max(self.block.place.rows, 1)
+        return row_bytes * len(self._index) <= FEW_BYTES
+
+    @cached_property
+    def _gathered(self) -> list[torch.Tensor]:
+        """All sound elements, in memory of their own."""
+        return self._picked(self._index)
+
+    def _picked(self, index: torch.Tensor) -> list[torch.Tensor]:
+        return [leaf.index_select(0, index.to(leaf.device)) for leaf in self.block.leaves]
 
     @cached_property
     def _counts(self) -> list[int]:
@@ -292,8 +310,8 @@ class Elements:
 
     def _digest(self, start: int, stop: int, rows: int) -> Digest:
         low, high = start - self.first, stop - self.first
-        by_index, by_position = self.sums
-        return Digest(rows, (by_index[high] - by_index[low]) % WORD, (by_position[high] - by_position[low]) % WORD)
+        by_index, by_position = ((sums.item(high) - sums.item(low)) % WORD for sums in self.sums)
+        return Digest(rows, by_index, by_position)
 
 
 class _Gathering:

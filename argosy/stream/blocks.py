@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from argosy.stream.order import Indices, running_sums
+from argosy.stream.order import Hashes, Indices, running_sums
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "bits_of", "bytes_of", "same_bits", "sample_leaves"]
@@ -135,7 +135,7 @@ class Block:
         return bool(self.sound.all())
 
     @cached_property
-    def sums(self) -> tuple[list[int], list[int]]:
+    def sums(self) -> tuple[Hashes, Hashes]:
         """`running_sums` of the rows for members that see the whole stream, computed once for all of them."""
         positions = np.arange(self.place.start, self.place.start + self.place.rows, dtype=np.int64)
         return running_sums(self.indices, positions, self.sound)

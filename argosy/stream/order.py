@@ -122,17 +122,16 @@ def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes
     return mix64_array(unsigned), mix64_array((positions.astype(np.uint64) * np.uint64(GOLDEN)) ^ unsigned)
 
 
-def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-    """Return Σ of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing.
-
-    Lists, because single elements are read: that is several times faster than from an array.
-    """
+def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
+    """Return Σ mod 2^64 of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing."""
     by_index, by_position = (np.where(sound, hashes, np.uint64(0)) for hashes in element_hashes(indices, positions))
     return _cumulated(by_index), _cumulated(by_position)
 
 
-def _cumulated(hashes: Hashes) -> list[int]:
-    return [0, *np.cumsum(hashes, dtype=np.uint64).tolist()]
+def _cumulated(hashes: Hashes) -> Hashes:
+    sums = np.zeros(len(hashes) + 1, np.uint64)
+    np.cumsum(hashes, out=sums[1:])
+    return sums
 
 
 @dataclass(frozen=True, slots=True)

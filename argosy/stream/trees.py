@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from torch import Tensor
+
 from argosy.ragged import Ragged
 
 __all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
@@ -57,10 +59,12 @@ def described(structure: Structure) -> str:
 
 def _parts(tree: Any) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
     """Return the keys, if any, and the children of a tree; None for a leaf."""
-    if isinstance(tree, Mapping):
-        return tuple(tree), list(tree.values())
+    if type(tree) is Tensor:  # asked for every batch of every member: the other questions take longer
+        return None
     if isinstance(tree, tuple | list):
         return None, list(tree)
+    if isinstance(tree, Mapping):
+        return tuple(tree), list(tree.values())
     if is_dataclass(tree) and not isinstance(tree, type | Ragged):  # a Ragged stands for a leaf
         keys = tuple(one.name for one in fields(tree))
         return keys, [getattr(tree, key) for key in keys]

@@ -40,8 +40,9 @@ class PackInputs:
     @classmethod
     def of(cls, trees: Sequence[Any], samples: int) -> "PackInputs":
         """Stack each member's own samples."""
-        leaves = zip(*(flatten(tree)[0] for tree in trees), strict=True)
-        return cls(unflatten([torch.stack(own) for own in leaves], flatten(trees[0])[1]), samples, apart=True)
+        parts, structures = zip(*map(flatten, trees), strict=True)
+        leaves = [torch.stack(own) for own in zip(*parts, strict=True)]
+        return cls(unflatten(leaves, structures[0]), samples, apart=True)
 
     def pieces(self, count: int) -> Iterator["PackInputs"]:
         """Yield `count` micro-batches."""

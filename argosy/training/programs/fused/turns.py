@@ -51,9 +51,10 @@ def length_of(turn: Turn) -> int | None:
     first = turn[0]
     if first is None or not first.rows:
         return None
-    if all(batch is first or (batch is not None and _shapes(batch) == _shapes(first)) for batch in turn):
+    if all(batch is first for batch in turn):
         return first.rows
-    return None
+    shapes = _shapes(first)
+    return first.rows if all(batch is not None and _shapes(batch) == shapes for batch in turn) else None
 
 
 def _shapes(batch: Batch) -> list[torch.Size]:
