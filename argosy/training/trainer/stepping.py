@@ -125,6 +125,8 @@ class Stepping:
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))
         if error is not None:
+            if memory:
+                self._guard.memory_ended(error)
             unit.undo()
             self._program_choice.broke(unit, error, memory=memory)
         return False
