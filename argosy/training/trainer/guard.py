@@ -60,7 +60,7 @@ class Guard:
         self._drop = drop
         self._save_best = save_best
         """Writes a member's best weights if they are in no file; returns the events to be journaled."""
-        self._give_back = give_back
+        self.give_back: Callable[[str], bool] = give_back
         """Frees rows that stay on the device after memory ended; returns whether there were any."""
         self._files = Descriptors()
         self.careful: bool = False
@@ -94,15 +94,11 @@ class Guard:
             return None
         # Outside of the handler: its traceback keeps the action's tensors alive. Frames of torch's hold errors in cycles.
         gc.collect()
-        freed = self._give_back(detail)
+        freed = self.give_back(detail)
         if again and (freed or memory_returned(self._backend, patience=RETURN_SECONDS)):
             return self(name, action, again=freed)
         self.crowded_out(name, detail, freed=freed)
         return None
-
-    def memory_ended(self, detail: str) -> None:
-        """Give back rows that stay on the device, where a program of several members is about to be given up."""
-        self._give_back(detail)
 
     def _fail(self, name: str, text: str, reason: str) -> None:
         """End a member after its own code has raised, or has leaked files."""
