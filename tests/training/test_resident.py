@@ -196,6 +196,24 @@ def test_a_resumed_run_has_the_bits_of_one_in_one_piece(sent: list[int], tmp_pat
     assert ORDER in sent, "of its last epoch"
 
 
+def test_a_block_that_finds_no_room_takes_that_of_rows_and_sends_nobody_away(
+    sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(ARRAYS, tmp_path / "whole", launcher="inline")
+    copy, ended = late.Late.copy, list[int]()
+
+    def ends(self: late.Late, tensors: Sequence[Tensor]) -> Any:
+        if not ended and sum(tensor.nbytes for tensor in tensors) == ORDER:
+            ended.append(len(sent))
+            raise torch.OutOfMemoryError("late out of memory")
+        return copy(self, tensors)
+
+    monkeypatch.setattr(late.Late, "copy", ends)
+    sent.clear()
+    assert run(ARRAYS, tmp_path / "ended", launcher="inline") == whole
+    assert ended and min(sent[ended[0] :]) > ORDER, "whole blocks again"
+
+
 class Greedy(nn.Module):
     """A network that needs much memory from its third epoch on."""
 
