@@ -1,12 +1,13 @@
 """Datasets from what people have: folders of images, tables, JSON lines, and what a frozen network makes of another Dataset.
 
-Each function returns a map-style Dataset (or arrays) for `argosy.Data`; samples are prepared once and kept, as those of any Dataset.
+Each function but `unfrozen` returns a map-style Dataset (or arrays) for `argosy.Data`; samples are prepared once and kept, as those of any Dataset.
 """
 
 from argosy.data.features import features as features
+from argosy.data.features import unfrozen as unfrozen
 from argosy.data.images import image_folder as image_folder
 from argosy.data.lines import json_lines as json_lines
 from argosy.data.tables import table as table
 from argosy.data.weights import by_weight as by_weight
 
-__all__ = ["by_weight", "features", "image_folder", "json_lines", "table"]
+__all__ = ["by_weight", "features", "image_folder", "json_lines", "table", "unfrozen"]

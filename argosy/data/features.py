@@ -1,18 +1,20 @@
-"""What a frozen network makes of a Dataset's samples: computed once for all heads that are trained on it."""
+"""What a frozen network makes of a Dataset's samples: computed once for all heads, and for members that train its last layers with them."""
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_dataset, is_map_style, shown
+from argosy.errors.checks import check_dataset, check_whole, is_map_style, shown
 from argosy.stream.blocks import sample_leaves
-from argosy.stream.trees import flatten, unflatten
+from argosy.stream.trees import flatten, map_leaves, unflatten
 
-__all__ = ["Features", "features"]
+__all__ = ["Features", "Unfrozen", "features", "unfrozen"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,8 @@ class Features:
 
     dataset: Any
     network: nn.Module
+    unfreeze: tuple[int, ...] | None = None
+    """Where the network is cut, as numbers of layers above; then the first leaf becomes a dict of what comes out at each cut."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -29,19 +33,52 @@ class Features:
         sample = self.dataset[index]
         leaves, tree = sample_leaves(sample)
         with torch.inference_mode():
-            made = [output[0] for output in flatten(self.network(leaves[0][None]))[0]]
+            if self.unfreeze is None:
+                made = [output[0] for output in flatten(self.network(leaves[0][None]))[0]]
+            else:
+                made = [self._cut(leaves[0][None])]
         return unflatten([*made, *leaves[1:]], tree) if len(made) == 1 else (*made, *leaves[1:])
 
+    def _cut(self, inputs_B: Tensor) -> dict[str, Any]:
+        """Return, of one sample, what comes out at each cut, by name."""
+        assert self.unfreeze is not None and isinstance(self.network, nn.Sequential)
+        found, done = {}, 0
+        for layers in sorted(self.unfreeze, reverse=True):
+            cut = len(self.network) - layers
+            inputs_B = self.network[done:cut](inputs_B)
+            found[_below(layers)], done = map_leaves(itemgetter(0), inputs_B), cut
+        return found
 
-def features(dataset: Any, network: nn.Module) -> Features:
+
+class Unfrozen(nn.Module):
+    """The last layers of a trunk and a head on them. Takes what comes out at the trunk's cuts, by name, or at its own cut alone."""
+
+    def __init__(self, tail: nn.Sequential, head: nn.Module) -> None:
+        super().__init__()
+        self.tail = tail
+        self.head = head
+
+    def forward(self, features: Any) -> Any:
+        """Return the head's output."""
+        return self.head(self.tail(self.own(features)))
+
+    def own(self, features: Any) -> Any:
+        """Return, of what comes out at several cuts, what comes out below these layers."""
+        return features[_below(len(self.tail))] if isinstance(features, Mapping) else features
+
+
+def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None = None) -> Features:
     """Return a Dataset of what a frozen network makes of the inputs of another one; targets stay.
 
     A copy of the network is run on the CPU by the loader workers, sample by sample, in ``eval()`` and without gradients; what it makes is kept as all
     prepared samples are: fifty heads cost one pass of it in all, and the second epoch and the next run none. What is random before it,
     as an augmentation, makes it run in each epoch.
 
+    With ``unfreeze=(0, 2)`` members may train its last layers: heads alone, and the last two layers below a head, each as
+    `argosy.data.unfrozen` builds it. The network runs once for all of these, and each sample has a dict of what comes out at each cut.
+
     Raises:
-        StudyError: for what is no map-style Dataset, or no network.
+        StudyError: for what is no map-style Dataset, or no network; for a network to unfreeze that is no `nn.Sequential`, or has fewer layers.
     """
     check_dataset("features: dataset", dataset)
     if not is_map_style(dataset):
@@ -59,4 +96,40 @@ def features(dataset: Any, network: nn.Module) -> Features:
         raise StudyError(
             "features: the network is on an accelerator, and loader workers have none. Give network.cpu()."
         )
-    return Features(dataset=dataset, network=copy.deepcopy(network).eval())
+    cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
+    for layers in cuts or ():
+        _check_cut("features", network, layers)
+    return Features(dataset=dataset, network=copy.deepcopy(network).eval(), unfreeze=cuts)
+
+
+def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -> Unfrozen:
+    """Build a head on a copy of the trunk's last `layers` with its weights, all of which are trained; 0 layers are the head alone.
+
+    As a member's model: ``partial(argosy.data.unfrozen, trunk, 2, partial(nn.Linear, 64, 10))``, on samples of
+    ``argosy.data.features(dataset, trunk, unfreeze=(0, 2))``. The layers below stay frozen, in ``eval()``.
+
+    Raises:
+        StudyError: for a trunk that is no `nn.Sequential`, or has fewer layers.
+    """
+    _check_cut("unfrozen", trunk, layers)
+    tail = copy.deepcopy(trunk[len(trunk) - layers :])
+    assert isinstance(tail, nn.Sequential)
+    return Unfrozen(tail.train().requires_grad_(True), head())
+
+
+def _check_cut(what: str, network: nn.Module, layers: int) -> None:
+    if not isinstance(network, nn.Sequential):
+        raise StudyError(
+            f"{what}: the trunk is a {type(network).__name__}, of which it is not known where to cut it. Give an nn.Sequential of its "
+            "parts, in their order, as nn.Sequential(net.stem, net.blocks, net.pool)."
+        )
+    check_whole(f"{what}: layers to unfreeze", layers, least=0)
+    if layers > len(network):
+        raise StudyError(
+            f"{what}: {layers} layers are to be unfrozen, and the trunk has {len(network)}. Give at most as many."
+        )
+
+
+def _below(layers: int) -> str:
+    """Return the name of what comes out below the last layers."""
+    return f"below_{layers}"

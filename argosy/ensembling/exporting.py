@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from argosy.data.features import Features
+from argosy.data.features import Features, Unfrozen
 from argosy.ensembling.answering import takes
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.predict import few_inputs, trunk_of
+from argosy.ensembling.predict import features_of, few_inputs
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.export.exported import About, Combination, Exported, InputLeaf
 from argosy.results.member import MemberResult
@@ -26,11 +26,12 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
     """Return a network of the study; `samples` are counted by split, and `row` is the result of the member that it is of."""
     prepares = isinstance(getattr(network, "preparation", None), InputPreparation)
     bare = network.network if isinstance(network, Prepared) else network
-    inputs = few_inputs(study, prepared=not prepares)
     # Of samples of unlike length, a few more tell which sizes differ.
-    firsts = () if study.data.ragged is None else range(2, 2 * PAIRS, 2)
-    others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
-    trunk = trunk_of(study)
+    firsts = range(0, 2 * PAIRS if study.data.ragged is not None else 1, 2)
+    inputs, *others = [few_inputs(study, prepared=not prepares, first=first) for first in firsts]
+    if isinstance(network, Unfrozen):
+        inputs = network.own(inputs)  # its own cut's alone, whatever the others' are
+    features = features_of(study)
     by_name = isinstance(inputs, Mapping) and takes(network, inputs)
     about = About(
         name=row.name if row is not None else type(bare).__name__.lower(),
@@ -38,7 +39,7 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         inputs=_leaves(inputs, others),
         preprocessing=prepares,
-        trunk="" if trunk is None else type(trunk).__name__,
+        trunk="" if features is None else _trunk(features, network),
         dataset=_dataset(study),
         samples=samples,
         figures=_scores(bare) if row is None else row.metrics,
@@ -66,6 +67,12 @@ def _leaves(inputs: Any, others: Sequence[Any]) -> tuple[InputLeaf, ...]:
         InputLeaf(name=name, dtype=str(leaf.dtype).removeprefix("torch."), shape=("batch", *shape))
         for name, leaf, shape in zip(names, leaves, free, strict=True)
     )
+
+
+def _trunk(features: Features, network: nn.Module) -> str:
+    """Return the frozen network's class, with the part of it that is needed before this network."""
+    layers = len(network.tail) if isinstance(network, Unfrozen) else 0
+    return f"{type(features.network).__name__}{f'[:-{layers}]' if layers else ''}"
 
 
 def _dataset(study: Study) -> str:

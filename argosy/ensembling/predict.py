@@ -14,7 +14,7 @@ from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
-from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
@@ -29,12 +29,12 @@ __all__ = [
     "check_features",
     "device_of",
     "example_split",
+    "features_of",
     "few_inputs",
     "predict",
     "preparation_of",
     "preparing",
     "samples_of",
-    "trunk_of",
 ]
 
 ROWS = 256
@@ -87,29 +87,38 @@ def example_split(study: Study) -> str:
     return "val" if study.data.has_val else "train"
 
 
-def trunk_of(study: Study) -> nn.Module | None:
-    """Return the frozen network of `argosy.data.features`; None where the study has none."""
+def features_of(study: Study) -> Features | None:
+    """Return the samples of `argosy.data.features`, with their frozen network; None where the study has none."""
     with random_states_kept():
         found = open_split(study.data, example_split(study), seed=study.seed, heartbeat=Heartbeat.private())
-    return found.network if isinstance(found, Features) else None
+    return found if isinstance(found, Features) else None
 
 
 def check_features(study: Study, samples: Data) -> None:
-    """Raise RunError for samples that the study's frozen network was to be run on first."""
-    trunk = None if isinstance(samples.val, Features) else trunk_of(study)
-    if trunk is None:
+    """Raise RunError for samples that the study's frozen network was to be run on first, or was cut at other layers for."""
+    features = features_of(study)
+    if features is None or (isinstance(samples.val, Features) and samples.val.unfreeze == features.unfreeze):
         return
     with random_states_kept():
         known, given = (
-            list(_opened(data, study.seed, split).layout.shapes[0])
+            _opened(data, study.seed, split).layout
             for data, split in ((study.data, example_split(study)), (samples, "val"))
         )
-    if given != known:
-        name = type(trunk).__name__
+    known_inputs, given_inputs = (_shapes_of_inputs(layout) for layout in (known, given))
+    if given_inputs != known_inputs:
+        name = type(features.network).__name__
+        cut = "" if features.unfreeze is None else f", unfreeze={features.unfreeze}"
+        of_a_tensor = ", or trunk(x) of a tensor" if features.unfreeze is None else ""
         raise RunError(
-            f"samples to predict have inputs of shape {given}, and these networks take {known}, as the study's frozen {name} makes them of samples. "
-            f"Give argosy.data.features(samples, trunk), of a Dataset and the {name}, or trunk(x) of a tensor."
+            f"samples to predict have inputs of shape {given_inputs}, and these networks take {known_inputs}, as the study's frozen {name} makes them "
+            f"of samples. Give argosy.data.features(samples, trunk{cut}), of a Dataset and the {name}{of_a_tensor}."
         )
+
+
+def _shapes_of_inputs(layout: Layout) -> Any:
+    """Return the shape of the first part of a sample, or the shapes by name where that is a dict."""
+    sample = unflatten([list(shape) for shape in layout.shapes], layout.tree)
+    return inputs_and_target(sample)[0]
 
 
 def few_inputs(study: Study, *, prepared: bool, first: int = 0) -> Any:

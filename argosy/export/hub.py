@@ -46,7 +46,7 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
     )
     if about.trunk:
         yield (
-            f"**A head alone**: its inputs are what a frozen `{about.trunk}` makes of the samples. That network is not in this "
+            f"**Not the whole network**: its inputs are what a frozen `{about.trunk}` makes of the samples. That network is not in this "
             "folder, and is needed before this one."
         )
     if about.ensemble is not None:

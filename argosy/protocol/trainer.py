@@ -219,6 +219,8 @@ class OutOfMemory:
     detail: str
     batch_norm: bool
     """Whether it has BatchNorm; known of one that ran out of memory while it was measured."""
+    freed: bool
+    """Whether samples that stayed on the device were freed for it meanwhile, so that it may fit as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

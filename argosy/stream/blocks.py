@@ -123,6 +123,8 @@ class Block:
     """Whether the row holds a sample; False is a hole left by a sample that raised."""
     labels: Indices | None = None
     """Class numbers of the rows, in host memory, where the leaves are elsewhere and the second of two holds such numbers."""
+    fixed: bool = False
+    """Whether its rows are functions of their indices alone, the same in every epoch."""
     versions: tuple[int, ...] = field(init=False)
     """Version counters of the leaves at birth: a member that writes into its input changes them."""
 

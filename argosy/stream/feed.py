@@ -307,8 +307,9 @@ class _Feeder:
             block = filling.popleft()
             self._report_holes(block)
             self.held.setdefault(block.slot, set()).update(self.readers[name] for name in course.assignments)
+            fixed = self.sources[block.place.split].fixed(self.orders.block(block.place))
             for name, assignment in course.assignments.items():
-                self.readers[name].send((block.slot, block.place, assignment))
+                self.readers[name].send((block.slot, block.place, assignment, fixed))
             self.gauge.delivered += block.place.rows
             fed = course.announced(block.place, block.prepared)
             if fed is not None:

@@ -70,14 +70,16 @@ class RingReader:
         """Return the blocks that have arrived, maybe none, each with its assignment; raises EOFError when the feeder is gone."""
         early, self._notices = self._notices, []
         notices = early or self.peer.receive()
-        return [(self._block(slot, place), assignment) for slot, place, assignment in notices]
+        return [(self._block(slot, place, fixed), assignment) for slot, place, assignment, fixed in notices]
 
-    def _block(self, slot: int, place: Place) -> Block:
+    def _block(self, slot: int, place: Place, fixed: bool) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
         # Fires when the last array or tensor that derives from the lease has died.
         weakref.finalize(lease, _release, self.peer, slot).atexit = False
         layout: Layout = self.layouts[place.split]
-        return layout.block(place, lease)
+        block = layout.block(place, lease)
+        block.fixed = fixed
+        return block
 
     def close(self) -> None:
         """Hang up. Blocks that are still alive stay readable by the host; no copy to a device may be under way."""

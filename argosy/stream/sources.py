@@ -77,6 +77,10 @@ class Source(ABC):
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Prepare these samples into rows low, low+1, … of the block."""
 
+    @abstractmethod
+    def fixed(self, indices: Indices) -> bool:
+        """Return whether these samples are the same in every epoch, as far as is known after they were prepared."""
+
     @property
     @abstractmethod
     def parallel(self) -> bool:
@@ -120,6 +124,10 @@ class ArraySource(Source):
         block.indices[low:high] = indices
         block.sound[low:high] = True
         return Filled([], len(indices))
+
+    def fixed(self, indices: Indices) -> bool:
+        """Return True."""
+        return True
 
     def _sample(self, index: int) -> tuple[Any, ...]:
         return tuple(array[index] for array in self.arrays)
@@ -189,6 +197,10 @@ class DatasetSource(Source):
                 for row in np.flatnonzero(here).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
+
+    def fixed(self, indices: Indices) -> bool:
+        """Return whether these samples are kept, and nothing works on them behind that."""
+        return self.facts.base is None and self.kept is not None and bool(self.kept.has(indices).all())
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         _ = self.preparing.dataset  # an error while it opens belongs to no sample

@@ -148,7 +148,7 @@ def test_of_a_frozen_trunk_the_head_alone_is_exported_and_the_card_says_so(tmp_p
     )
     report = trained(tmp_path / "run", argosy.Data(train=heads, val=heads, keep=False), head)
     folder = report.export(tmp_path / "out", format="hub")
-    assert "**A head alone**: its inputs are what a frozen `Trunk` makes" in (folder / "README.md").read_text()
+    assert "**Not the whole network**: its inputs are what a frozen `Trunk` makes" in (folder / "README.md").read_text()
     about = json.loads((folder / "config.json").read_text())
     assert (about["parameters"], about["dataset"]) == (60, "Vectors")
     with pytest.raises(

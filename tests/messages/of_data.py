@@ -94,6 +94,9 @@ CASES = {
     "features of no Dataset": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
     "features of no network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
     "features of a network elsewhere": on_an_accelerator,
+    "a trunk that cannot be cut": lambda: data.features(ROWS, nn.Linear(4, 2), unfreeze=(1,)),
+    "a trunk that is cut nowhere": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), True, nn.Identity),
+    "more layers than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
     "a folder without images": lambda: data.image_folder("photos", size=8),
     "images without Pillow": lambda patch: without(patch, "PIL", "argosy.data.pillow"),
     "lines of no file": lambda: data.json_lines("lines.jsonl", make=dict),

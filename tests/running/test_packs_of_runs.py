@@ -22,6 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 import argosy
 from argosy.errors import MemberFailed
 from argosy.training.choice.fusion_group import FusionGroup
+from argosy.training.device.resident import ResidentRows
+from argosy.training.programs.fused.fused import Fused
 from argosy.training.trainer.program_choice import ProgramChoice
 from argosy.training.trainer.units import Unit
 
@@ -284,6 +286,34 @@ def test_where_memory_ends_programs_are_smaller_and_the_step_is_made_again(
     assert [sizes for sizes, _ in packed(tmp_path / "fused")] == [[12], [6, 6], [3, 3, 3, 3]]
     assert "6 in a program: OutOfMemoryError: late out of memory" in report.packs[-1].reason
     equal(tmp_path, "fused", "alone", what.names)
+
+
+@pytest.mark.usefixtures("fused", "devices")
+def test_where_samples_had_the_memory_the_same_program_makes_the_step_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what, begin, given_back = study(alike(4), epochs=4), Fused.begin, list[str]()
+    monkeypatch.setenv("LATE_BYTES", str(10**8))
+    train(tmp_path / "whole", what, devices="late:0")
+    late.forget()
+    give_back = ResidentRows.give_back
+
+    def noted(rows: ResidentRows, detail: str) -> bool:
+        if found := give_back(rows, detail):
+            given_back.append(detail)
+        return found
+
+    def ends(program: Fused, turn: Any) -> None:
+        begin(program, turn)
+        if program.members[0].epoch == 3 and not given_back:
+            raise torch.OutOfMemoryError("late out of memory")
+
+    monkeypatch.setattr(ResidentRows, "give_back", noted)
+    monkeypatch.setattr(Fused, "begin", ends)
+    train(tmp_path / "ended", what, devices="late:0")
+    assert len(given_back) == 1
+    assert {tuple(sizes) for sizes, _ in packed(tmp_path / "ended")} == {(4,)}
+    equal(tmp_path, "ended", "whole", what.names)
 
 
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {

@@ -63,7 +63,7 @@ class Feed:
         block.sound[:] = True
         block.leaves[0].fill_(number)
         block.leaves[1].fill_(number)
-        self.peer.send((slot, place, 0))
+        self.peer.send((slot, place, 0, False))
 
     def released(self) -> list[int]:
         """Slots that have come back since the last look."""
@@ -537,7 +537,13 @@ def test_what_ran_out_of_memory_is_gone_when_it_is_tried_again(
         raise torch.OutOfMemoryError("no memory")
 
     ends = guard.Guard(
-        "late:1", backend, tmp_path, list[object]().append, lambda name, failed=False: None, lambda _: []
+        "late:1",
+        backend,
+        tmp_path,
+        list[object]().append,
+        lambda name, failed=False: None,
+        lambda _: [],
+        lambda _: False,
     )
     assert ends("m", build, again=True) == "there is room"
 

@@ -75,7 +75,15 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1.0))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
-    guard = Guard("late:0", backend_of("late:0"), tmp_path, said.append, lambda name, failed=False: None, lambda _: [])
+    guard = Guard(
+        "late:0",
+        backend_of("late:0"),
+        tmp_path,
+        said.append,
+        lambda name, failed=False: None,
+        lambda _: [],
+        lambda _: False,
+    )
     fusion = ProgramChoice(
         *("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), guard.check_device), allowed=True
     )

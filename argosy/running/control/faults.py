@@ -69,7 +69,7 @@ class Faults:
     # ---- memory
 
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
-        """Give the member a device for itself next time; where it had one, smaller micro-batches."""
+        """Give the member a device for itself next time, unless memory was freed for it; where it had one, smaller micro-batches."""
         if self.measurements.measures_beside(message.member):
             self.measuring.too_large_beside(message.member)
             return
@@ -81,7 +81,9 @@ class Faults:
             and measured.memory_bytes < device.memory_bytes
             and len(self.legs.members_on(worker)) > 1
         )
-        if crowded:
+        if message.freed:
+            pass  # samples had the memory that it lacked: it goes on as it was
+        elif crowded:
             self.measuring.crowded(member.name, device.memory_bytes)
         elif (parts := self._division(member, now, message)) is not None:
             self.run.record(Divided(member=member.name, accumulate=parts))

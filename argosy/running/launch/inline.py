@@ -218,4 +218,6 @@ class _InlineFeeder:
         self.gauge.prepared += filled.prepared
         self.gauge.kept += place.rows - filled.prepared
         # Fresh views, because members' writes to the block are counted from here on.
-        return source.layout.block(place, memory[start:]), filled
+        block = source.layout.block(place, memory[start:])
+        block.fixed = source.fixed(block.indices)
+        return block, filled

@@ -3,7 +3,7 @@
 Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy is complete; `Copies`
 alone holds the block until then. The caller runs `release_done` now and then, at least before it waits for the next block: the
 feeder cannot use a slot that is not released. Steps issued after `start` follow the copy in the device's own order, so the host
-goes on at once.
+goes on at once. Of a block whose rows stay on the device (`argosy.training.device.resident`) the order alone is copied.
 
 Where the device is the host itself, steps read the slot, and members' code may keep references to it (a metric object that keeps
 all targets, say). So a block is copied there too while part of an earlier block is still referenced, and so is the first block of
@@ -25,6 +25,7 @@ from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.device.equivalence import SINGLE, Compared, difference
+from argosy.training.device.resident import ResidentRows
 
 __all__ = ["Copies"]
 
@@ -39,7 +40,9 @@ class Copies:
     backend: Backend
     on_device: Callable[[Any], Any] | None = None
     """`Data.on_device`."""
-    _pending: deque[tuple[DeviceEvent, Block]] = field(default_factory=deque)
+    resident: ResidentRows = field(init=False)
+    _pending: deque[tuple[DeviceEvent, Block, Tensor]] = field(default_factory=deque)
+    """Blocks and their columns of indices, which are copied as well."""
     _stepped: deque[DeviceEvent] = field(default_factory=deque)
     """Events behind the steps on blocks that the device may still be at."""
     _shown: set[str] = field(default_factory=set)
@@ -51,22 +54,33 @@ class Copies:
     _tried: set[str] = field(default_factory=set)
     """Splits on which `on_device` was checked with few samples."""
 
+    def __post_init__(self) -> None:
+        self.resident = ResidentRows(self.backend)
+
     def boarded(self) -> None:
         """Note that a member was assigned: it may keep its first blocks."""
         self._shown.clear()
 
     def start(self, block: Block) -> Block:
         """Return the block on the device, for steps issued from here on."""
-        if self.backend.apart:
-            leaves, event = self.backend.copy(block.leaves)
-            self._pending.append((event, block))
-            self.backend.follow(event, leaves)
-            block = block.copied_out(tuple(leaves))
-        else:
-            block = self._lent(block)
+        block = block.copied_out(tuple(self._copied(block))) if self.backend.apart else self._lent(block)
         if self.on_device is None or not block.place.rows:
             return block
         return self._transformed(block, self.on_device)
+
+    def _copied(self, block: Block) -> list[Tensor]:
+        """Return the block's leaves on the device: rows that stay there, or copies."""
+        there, order = self.resident.has(block), torch.from_numpy(block.indices)
+        stays = there or self.resident.takes(block)
+        copied, event = self.backend.copy([*([order] if stays else []), *(() if there else block.leaves)])
+        self._pending.append((event, block, order))
+        self.backend.follow(event, copied)
+        if there:
+            return self.resident.read(block, copied[0])
+        if stays:
+            self.resident.keep(block, copied[0], copied[1:])
+            return copied[1:]
+        return copied
 
     def release_done(self) -> int:
         """Release blocks after their copies are complete; returns how many are still being copied. Never waits."""

@@ -36,6 +36,7 @@ __all__ = [
     "choose_kernels",
     "default_kind",
     "kind_of",
+    "memory_left",
     "memory_returned",
     "out_of_memory",
     "poisoned",
@@ -404,6 +405,12 @@ def backend_of(name: str) -> Backend:
     """Open the device of a trainer's name; ``node1/cuda:0`` is ``cuda:0`` inside its node."""
     inside = name.rpartition("/")[2]
     return kind_of(inside.partition(":")[0]).open(inside)
+
+
+def memory_left(backend: Backend, used: int) -> int:
+    """Return the bytes of an accelerator beside those that this process uses and those that others hold."""
+    kind, _, number = backend.name.partition(":")
+    return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - used
 
 
 # ---- errors

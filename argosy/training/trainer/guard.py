@@ -50,6 +50,7 @@ class Guard:
         emit: Callable[[Any], None],
         drop: Drop,
         save_best: Callable[[str], list[Saved]],
+        give_back: Callable[[str], bool],
     ) -> None:
         self._device = device
         self._backend = backend
@@ -59,6 +60,8 @@ class Guard:
         self._drop = drop
         self._save_best = save_best
         """Writes a member's best weights if they are in no file; returns the events to be journaled."""
+        self.give_back: Callable[[str], bool] = give_back
+        """Frees rows that stay on the device after memory ended; returns whether there were any."""
         self._files = Descriptors()
         self.careful: bool = False
         """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
@@ -91,9 +94,10 @@ class Guard:
             return None
         # Outside of the handler: its traceback keeps the action's tensors alive. Frames of torch's hold errors in cycles.
         gc.collect()
-        if again and memory_returned(self._backend, patience=RETURN_SECONDS):
-            return self(name, action)
-        self.crowded_out(name, detail)
+        freed = self.give_back(detail)
+        if again and (freed or memory_returned(self._backend, patience=RETURN_SECONDS)):
+            return self(name, action, again=freed)
+        self.crowded_out(name, detail, freed=freed)
         return None
 
     def _fail(self, name: str, text: str, reason: str) -> None:
@@ -106,11 +110,14 @@ class Guard:
         if leaked:
             self._files.make_room(name)
 
-    def crowded_out(self, name: str, detail: str) -> None:
-        """Drop a member that does not fit; the driver decides where it goes on, or in which micro-batches."""
+    def crowded_out(self, name: str, detail: str, *, freed: bool = False) -> None:
+        """Drop a member that does not fit; the driver decides where it goes on, or in which micro-batches.
+
+        `freed` says that rows of samples had a part of the memory, and have it no more.
+        """
         built = self._drop(name)
         batch_norm = built is not None and has_batch_norm(built.model)
-        self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm))
+        self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm, freed=freed))
 
     def begin(self, *, careful: bool) -> None:
         """Begin pieces of members' code, carefully or not; raises Poisoned where the device is unusable before a careful one."""

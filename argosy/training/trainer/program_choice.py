@@ -16,7 +16,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
-from argosy.training.device.devices import out_of_memory
+from argosy.training.device.devices import memory_left, out_of_memory
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import Fingerprint
@@ -256,9 +256,8 @@ class ProgramChoice:
         in_use = backend.memory_in_use()
         if in_use is None:
             return None
-        kind, _, number = backend.name.partition(":")
         kept = sum(unit.kept_bytes for unit in self._units if unit.fusion_group is not fusion_group)
-        return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - in_use - kept
+        return memory_left(backend, in_use + kept)
 
     def _packed(self, fusion_group: FusionGroup, units: Sequence[Unit], *, settled: bool) -> Packed:
         known = sorted(fusion_group.costs.items())

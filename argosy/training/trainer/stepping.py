@@ -109,7 +109,8 @@ class Stepping:
         return through
 
     def _together(self, unit: Unit, steps: Callable[[], bool]) -> bool:
-        """Step several members. A member ends if its code raised; after other errors, other programs repeat the step."""
+        """Step several members. A member ends if its code raised; after other errors, other programs repeat the step, or the same one
+        where memory could be freed for it."""
         faults: Mapping[str, Exception] = {}
         error, memory = None, False
         try:
@@ -126,7 +127,8 @@ class Stepping:
             self._guard(name, partial(_raise, fault))
         if error is not None:
             unit.undo()
-            self._program_choice.broke(unit, error, memory=memory)
+            if not (memory and self._guard.give_back(error)):
+                self._program_choice.broke(unit, error, memory=memory)
         return False
 
     def _step(self, unit: Unit, block: Block, called: Callable[[], bool]) -> bool:

@@ -101,7 +101,9 @@ class Trainer:
         """Blocks of an assignment that is not announced yet, each with its number; also blocks that were measured on."""
         self.at_hand: Block | None = None
         """The block with steps left by an interrupting command."""
-        self.guard: Guard = Guard(name, backend, directory / "members", emit, self._drop, self._save_best)
+        self.guard: Guard = Guard(
+            name, backend, directory / "members", emit, self._drop, self._save_best, self.copies.resident.give_back
+        )
         self.trials: Trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.units: list[Unit] = []
@@ -261,6 +263,8 @@ class Trainer:
                     raise
                 detail = str(error)
             # Outside of the handler: its traceback keeps the copies alive.
+            if self.copies.resident.give_back(detail):
+                continue
             if emptied:
                 self.guard.crowded_out(max(self.assigned, key=self._weight_bytes), detail)
             self.backend.empty_cache()
@@ -314,6 +318,8 @@ class Trainer:
                     events.append(ended)
                     if assigned.live.answers is not None:
                         answers[name] = assigned.live.answers
+        if self.orders is not None:
+            self.copies.resident.allow(self.orders.lengths)
         due = self.saving.due
         # A member without a file of its own gets one: without it, its best weights could not be saved if it fails.
         unsaved = [

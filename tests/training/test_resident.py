@@ -1,0 +1,244 @@
+"""Samples that fit stay on an accelerator: sent once, the order alone from then on, equal bits; where memory ends they come through the ring again."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import evidence
+import late
+import numpy as np
+import pytest
+import studies
+import torch
+from blocks import blocks
+from torch import Tensor, nn
+
+import argosy
+from argosy.stream.blocks import Block
+from argosy.training.device import resident
+from argosy.training.device.copies import Copies
+from argosy.training.device.devices import backend_of
+
+devices = late.devices
+ROWS, WIDTH = 256, 50
+X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(ROWS) % 10
+ROOM = 10**7
+
+
+@pytest.fixture
+def sent(devices: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bytes that each block sends to a device of 10 MB; of this process."""
+    monkeypatch.setenv("LATE_BYTES", str(ROOM))
+    found: list[int] = []
+    copy = late.Late.copy
+
+    def counted(self: late.Late, tensors: Sequence[Tensor]) -> Any:
+        found.append(sum(tensor.nbytes for tensor in tensors))
+        return copy(self, tensors)
+
+    monkeypatch.setattr(late.Late, "copy", counted)
+    yield found
+    gc.collect()  # copies under way at a run's end are lost now, and not in the next test
+
+
+def epoch(number: int, *, fixed: bool = True) -> list[Block]:
+    """Its blocks, in an order of its own."""
+    order = np.random.RandomState(number).permutation(ROWS)
+    found = blocks(order, 64, arrays=(X, Y), epoch=number)
+    for block in found:
+        block.fixed = fixed
+    return found
+
+
+def through(copies: Copies, stream: list[Block]) -> None:
+    """Compare what the device has of each block with the block, after its slot was released and written into."""
+    while stream:
+        block = stream.pop(0)
+        there, wanted = copies.start(block), [leaf.clone() for leaf in block.leaves]
+        while copies.release_done():
+            pass
+        for leaf in block.leaves:
+            leaf.zero_()
+        assert all(map(torch.equal, there.leaves, wanted))
+        assert there.labels is not None
+
+
+def opened() -> Copies:
+    backend = backend_of("late:0")
+    backend.activate()
+    return Copies(backend)
+
+
+LEAVES, ORDER = 64 * (WIDTH * 4 + 8), 64 * 8
+
+
+def test_rows_are_sent_once_and_the_order_alone_from_then_on(sent: list[int]) -> None:
+    copies = opened()
+    through(copies, epoch(0))
+    assert sent == [LEAVES] * 4, "before a section has shown what steps need"
+    copies.resident.allow({"train": ROWS})
+    for number in (1, 2, 3):
+        through(copies, epoch(number))
+    assert sent[4:] == [LEAVES + ORDER] * 4 + [ORDER] * 8
+    through(copies, epoch(4, fixed=False))
+    assert sent[-4:] == [LEAVES] * 4, "samples that are drawn anew are other ones"
+
+
+def test_a_part_of_an_epoch_is_completed_by_the_next(sent: list[int]) -> None:
+    """As where a run was resumed in the middle of an epoch."""
+    copies = opened()
+    copies.resident.allow({"train": ROWS})
+    through(copies, epoch(0)[2:])
+    through(copies, epoch(1))
+    through(copies, epoch(2))
+    assert sent == [LEAVES + ORDER] * 6 + [ORDER] * 4
+
+
+def test_rows_take_a_share_of_what_is_left_and_are_given_back(
+    sent: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copies = opened()
+    size = ROWS * (WIDTH * 4 + 8)
+    taken = torch.zeros(ROOM - 4 * size + 4, dtype=torch.uint8)
+    copies.resident.allow({"train": ROWS})
+    through(copies, epoch(0))
+    assert sent == [LEAVES] * 4, "a quarter of what is left would be too little"
+    del taken
+    copies = opened()
+    copies.backend.reset_peak()
+    copies.resident.allow({"train": ROWS})
+    before = copies.backend.memory_in_use()
+    assert before is not None
+    through(copies, epoch(0))
+    assert copies.backend.memory_in_use() == before + size
+    assert copies.resident.give_back("no memory")
+    assert copies.backend.memory_in_use() == before
+    assert capsys.readouterr().out == "samples are sent to late:0 in each epoch from now on: no memory\n"
+    copies.resident.allow({"train": ROWS})
+    through(copies, epoch(1))
+    assert sent[-4:] == [LEAVES] * 4
+    assert not copies.resident.give_back("no memory"), "once for all"
+
+
+# ---- runs
+
+
+def study(data: argosy.Data, epochs: int = 4) -> argosy.Study:
+    fleet = [
+        studies.member("small", hidden=8),
+        studies.member("wide", batch_size=33, hidden=24),
+        studies.member("part", subset=range(5, 200, 3)),
+    ]
+    fleet = [replace(member, model=partial(network, number)) for number, member in enumerate(fleet)]
+    return argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(epochs))
+
+
+def network(number: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8 + number), nn.Tanh(), nn.Linear(8 + number, 10))
+
+
+def halved(batch: Any) -> Any:
+    """In place, as `Data.on_device` may work."""
+    return batch[0].mul_(0.5), batch[1]
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Samples that are kept."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index], Y[index]
+
+
+def jittered(sample: Any) -> Any:
+    """Of training samples, in each epoch anew: only those of validation stay."""
+    return sample[0] + torch.randn(WIDTH), sample[1]
+
+
+ARRAYS = argosy.Data(arrays=(X, Y), val_arrays=(X[:100], Y[:100]), on_device=halved)
+KINDS = {
+    "arrays": ARRAYS,
+    "kept": argosy.Data(train=Rows(), val=Rows()),
+    "augmented": argosy.Data(train=Rows(), val=Rows(), then=jittered),
+}
+
+
+def run(data: argosy.Data, directory: Path, *, epochs: int = 4, where: str = "late:0", **options: Any) -> Any:
+    late.forget()
+    argosy.train(study(data, epochs), directory=directory, devices=where, block_size=64, **options)
+    return evidence.results(directory)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_of_a_run_have_equal_bits_with_and_without(
+    kind: str, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three members share the rows, and a device has them once."""
+    found = run(KINDS[kind], tmp_path / "with", launcher="inline", where="late:0,1")
+    assert sum(size <= ORDER for size in sent) >= 8
+    sent.clear()
+    monkeypatch.setattr(resident, "SHARE", ROOM)
+    assert run(KINDS[kind], tmp_path / "without", launcher="inline", where="late:0,1") == found
+    assert min(sent) > ORDER
+
+
+def test_a_resumed_run_has_the_bits_of_one_in_one_piece(sent: list[int], tmp_path: Path) -> None:
+    whole = run(ARRAYS, tmp_path / "whole", launcher="inline")
+    run(ARRAYS, tmp_path / "parts", epochs=1, launcher="inline")
+    sent.clear()
+    assert run(ARRAYS, tmp_path / "parts", launcher="inline") == whole
+    assert ORDER in sent, "of its last epoch"
+
+
+def test_a_block_that_finds_no_room_takes_that_of_rows_and_sends_nobody_away(
+    sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(ARRAYS, tmp_path / "whole", launcher="inline")
+    copy, ended = late.Late.copy, list[int]()
+
+    def ends(self: late.Late, tensors: Sequence[Tensor]) -> Any:
+        if not ended and sum(tensor.nbytes for tensor in tensors) == ORDER:
+            ended.append(len(sent))
+            raise torch.OutOfMemoryError("late out of memory")
+        return copy(self, tensors)
+
+    monkeypatch.setattr(late.Late, "copy", ends)
+    sent.clear()
+    assert run(ARRAYS, tmp_path / "ended", launcher="inline") == whole
+    assert ended and min(sent[ended[0] :]) > ORDER, "whole blocks again"
+
+
+class Greedy(nn.Module):
+    """A network that needs much memory from its third epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2000, 10)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+            if self.batches > 3 * 192 / 32:
+                torch.zeros(ROOM - 1_500_000, dtype=torch.uint8)
+        output: Tensor = self.linear(x)
+        return output
+
+
+def test_where_memory_ends_samples_come_through_the_ring_again(sent: list[int], tmp_path: Path) -> None:
+    """The member goes on as it was: neither alone on a device, nor in micro-batches."""
+    wide = argosy.Data(
+        arrays=(torch.rand(192, 2000), Y[:192])
+    )  # a quarter of what is left, and too much in the fourth epoch
+    greedy = studies.member("greedy", model=Greedy, batch_size=32, metrics={})
+    asked = argosy.Study(data=wide, members=[greedy], stop=argosy.MaxEpochs(5))
+    report = argosy.train(asked, directory=tmp_path, devices="late:0", block_size=64)
+    assert [(row.status, row.epochs) for row in report.rows] == [("done", 5)]
+    assert "samples are sent to late:0 in each epoch from now on" in (tmp_path / "workers" / "late-0.log").read_text()
+    assert not evidence.event_lines(tmp_path, "Divided")
