@@ -10,7 +10,7 @@ import torch
 from packs import difference, state
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 from argosy.study import Member
 from argosy.training.choice.fused_check import admit
@@ -58,14 +58,6 @@ def normed() -> nn.Module:
     return nn.Sequential(*first, nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.SiLU(), nn.Linear(64, 10))
 
 
-def matrices(parameters: Any, *, lr: float, **rest: Any) -> list[Any]:
-    """Muon for matrices, AdamW for the rest."""
-    return [
-        Muon([p for p in parameters if p.dim() == 2], lr=lr, **rest),
-        AdamW([p for p in parameters if p.dim() < 2], lr=lr),
-    ]
-
-
 ROUNDING = 1e-4
 CONVOLUTIONS_DIFFER = "AVX512" in torch.backends.cpu.get_cpu_capability()
 """With the kernels for these processors, small convolutions of several members round otherwise than those of one."""
@@ -79,8 +71,8 @@ OPTIMIZERS: dict[str, Any] = {
     "AdamW": partial(AdamW, lr=0.01, betas=(0.8, 0.99)),
     "Adagrad": partial(Adagrad, lr=0.05),
     "RMSprop": partial(RMSprop, lr=0.005),
-    "Muon": partial(matrices, lr=0.02),
-    "Muon as Adam": partial(matrices, lr=0.01, nesterov=False, adjust_lr_fn="match_rms_adamw", weight_decay=0.0),
+    "Muon": partial(packs.matrices, lr=0.02),
+    "Muon as Adam": partial(packs.matrices, lr=0.01, nesterov=False, adjust_lr_fn="match_rms_adamw", weight_decay=0.0),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from packs import alone, difference, member, state, together
 from torch import Tensor, nn, optim
-from torch.optim import SGD, Adam, AdamW, Muon, Optimizer, RMSprop
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
     ConstantLR,
@@ -55,14 +55,6 @@ def by_groups(optimizer: Any, parameters: Any) -> Any:
     return optimizer([{"params": decayed}, {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}])
 
 
-def matrices(parameters: Any, **rest: Any) -> list[Any]:
-    """Muon for matrices, AdamW for the rest."""
-    return [
-        Muon([p for p in parameters if p.dim() == 2], **rest),
-        AdamW([p for p in parameters if p.dim() != 2], lr=0.003),
-    ]
-
-
 def various(model: Any, **rest: Any) -> list[Member]:
     """Every kernel, and what has none, with numbers of their own."""
     every_step: Any = {"schedule_per": "step"}
@@ -94,7 +86,7 @@ def orthogonal(model: Any = packs.mlp) -> list[Member]:
         ({"lr": 0.002, "adjust_lr_fn": "match_rms_adamw"}, {"seed": 3}),
     ]
     return [
-        member(f"o{n}", model=model, optimizer=partial(matrices, **numbers), **fields)
+        member(f"o{n}", model=model, optimizer=partial(packs.matrices, **numbers), **fields)
         for n, (numbers, fields) in enumerate(forms)
     ]
 
