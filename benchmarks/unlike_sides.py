@@ -226,7 +226,7 @@ class Grouped:
         return mask
 
     def _allocate(self, samples: Tensor) -> None:
-        """Allocate what the layers write for batches of this length, and plan who writes where."""
+        """Allocate what the layers write for batches of this length, and plan which layer writes where."""
         self._length = length = len(samples)
         classes = self._last[0].weights.shape[1]
         self._outputs, self._slopes = (samples.new_zeros(len(self._lives), length, classes) for _ in range(2))
