@@ -172,7 +172,7 @@ class Member:
     model: Callable[[], Any]
     """Builds the network, as ``partial(Mlp, hidden=64)``; called under the member's own seed."""
     optimizer: Callable[[Any], Any] | None = None
-    """Parameters -> optimizer, as ``partial(SGD, lr=0.1)``."""
+    """Parameters -> optimizer, as ``partial(SGD, lr=0.1)``; or a list of several, each of some of them, as Muon and AdamW."""
     batch_size: int
     """Samples of a step, on all of its devices together."""
     batch_tokens: int | None = None

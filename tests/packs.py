@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from blocks import blocks
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Muon
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from argosy.stream.blocks import Block
@@ -106,6 +106,14 @@ def convnet(dropout: float = 0.2) -> nn.Module:
     )
 
 
+def matrices(parameters: Any, *, lr: float, **rest: Any) -> list[Any]:
+    """Muon for matrices, AdamW for the rest."""
+    return [
+        Muon([p for p in parameters if p.dim() == 2], lr=lr, **rest),
+        AdamW([p for p in parameters if p.dim() != 2], lr=lr),
+    ]
+
+
 def double(model: Any) -> nn.Module:
     """A network in float64."""
     return model().double()
@@ -128,6 +136,7 @@ UNWAITING: dict[str, dict[str, Any]] = {
     "dropout": {"model": convnet},
     "norms": {"model": ResNet},
     "attention": {"model": Transformer, "optimizer": AdamW},
+    "a list of optimizers": {"optimizer": partial(matrices, lr=0.01)},
     "micro-batched": {"accumulate": 4},
     "of a fold": {"subset": FOLD},
     "of a bootstrap": {"subset": BOOTSTRAP, "optimizer": Adam},

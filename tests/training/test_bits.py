@@ -71,6 +71,8 @@ OPTIMIZERS: dict[str, Any] = {
     "AdamW": partial(AdamW, lr=0.01, betas=(0.8, 0.99)),
     "Adagrad": partial(Adagrad, lr=0.05),
     "RMSprop": partial(RMSprop, lr=0.005),
+    "Muon": partial(packs.matrices, lr=0.02),
+    "Muon as Adam": partial(packs.matrices, lr=0.01, nesterov=False, adjust_lr_fn="match_rms_adamw", weight_decay=0.0),
 }
 
 

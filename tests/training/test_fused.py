@@ -76,6 +76,21 @@ def various(model: Any, **rest: Any) -> list[Member]:
     ]
 
 
+def orthogonal(model: Any = packs.mlp) -> list[Member]:
+    """Muon beside AdamW, with numbers of its own and in all its forms."""
+    forms: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"lr": 0.02}, {"schedule": partial(StepLR, step_size=2, gamma=0.5)}),
+        ({"lr": 0.01, "momentum": 0.8, "weight_decay": 0.0}, {"clip_grad_norm": 0.5}),
+        ({"lr": 0.03}, {"schedule": partial(CosineAnnealingLR, T_max=40), "schedule_per": "step"}),
+        ({"lr": 0.01, "nesterov": False, "ns_steps": 3}, {}),
+        ({"lr": 0.002, "adjust_lr_fn": "match_rms_adamw"}, {"seed": 3}),
+    ]
+    return [
+        member(f"o{n}", model=model, optimizer=partial(packs.matrices, **numbers), **fields)
+        for n, (numbers, fields) in enumerate(forms)
+    ]
+
+
 def without_noise(one: Any, model: str) -> dict[str, Any]:
     """A member's state without the bias of attention's keys: its true gradient is nothing, and Adam makes noise as large as its rate."""
     found = state(one)
@@ -111,6 +126,20 @@ def test_in_float32_the_difference_is_that_of_the_network_itself(model: str) -> 
     longer = weights(alone, EPOCHS)
     control = difference(longer, weights(alone, EPOCHS, moved=1.0))
     assert difference(longer, weights(together, EPOCHS)) <= 3 * control
+
+
+def test_matrices_by_muon_and_the_rest_by_adamw() -> None:
+    wide = [replace(one, name=f"w{one.name}") for one in orthogonal(partial(packs.mlp, 0.2, 48))]
+    for members in (orthogonal(), wide):
+        (lives, history), (fused, found) = (
+            run(members, EPOCHS, ends={members[1].name: 4}) for run in (alone, together)
+        )
+        for one, other in zip(lives, fused, strict=True):
+            assert difference(state(one), state(other)) <= EXACT, one.member.name
+        assert difference(history, found) <= EXACT
+        assert found[members[2].name][-1]["val_loss"] < found[members[2].name][0]["val_loss"]
+        kernels = Fused.of([packs.live(one) for one in members]).kernels
+        assert sum(kernel.rows.stop - kernel.rows.start for kernel in kernels) == len(members)
 
 
 def nudged(model: Any, moved: float) -> nn.Module:
@@ -180,9 +209,9 @@ def test_bfloat16_rounds_as_alone() -> None:
     assert difference(history, found) < difference(exact, found)
 
 
-def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("members", [various(partial(packs.convnet, 0.2)), orthogonal()], ids=["various", "orthogonal"])
+def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path, members: list[Member]) -> None:
     """A file holds the member alone, not its neighbours; what goes on from it is what went on in memory."""
-    members = various(partial(packs.convnet, 0.2))
     lives = [packs.live(one) for one in members]
     program = Fused.of(lives)
     packs.train(program, 2)

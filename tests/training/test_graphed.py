@@ -12,7 +12,21 @@ import pytest
 import replays
 import torch
 from blocks import blocks
-from packs import ResNet, Transformer, alone, convnet, difference, live, member, mlp, samples, state, there, train
+from packs import (
+    ResNet,
+    Transformer,
+    alone,
+    convnet,
+    difference,
+    live,
+    matrices,
+    member,
+    mlp,
+    samples,
+    state,
+    there,
+    train,
+)
 from replays import recorded
 from torch import Tensor, nn
 from torch.nn import functional
@@ -64,6 +78,10 @@ PACKS: Mapping[str, Sequence[Member]] = {
         member("b", optimizer=partial(Adam, lr=0.02, weight_decay=0.1), schedule=lambda o: StepLR(o, 1, 0.5)),
         member("c", optimizer=partial(AdamW, lr=0.01, weight_decay=0.5), **per_step(ExponentialLR, 0.9)),
     ],
+    "lists": [
+        member("a", optimizer=partial(matrices, lr=0.01), **per_step(ExponentialLR, 0.9)),
+        member("b", optimizer=partial(matrices, lr=0.02, momentum=0.8, weight_decay=0.0), clip_grad_norm=0.5),
+    ],
     "batch norm": [member(f"m{n}", model=ResNet, optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2)],
     "shorter last batches": [member(f"m{n}", batch_size=20, optimizer=partial(Adam, lr=0.01 * n)) for n in (1, 2)],
     "micro-batches": [member(f"m{n}", accumulate=2, optimizer=partial(Adam, lr=0.01 * n)) for n in (1, 2)],
@@ -98,6 +116,7 @@ def test_a_captured_pack_is_each_of_its_members_alone(pack: str, device: str) ->
 SINGLES: Mapping[str, Member] = {
     "sgd": member("m"),
     "adam, clipped": member("m", optimizer=partial(Adam, lr=0.01, weight_decay=0.1), clip_grad_norm=0.1),
+    "a list": member("m", optimizer=partial(matrices, lr=0.01, nesterov=False)),
     "a schedule": member("m", optimizer=partial(AdamW, lr=0.01), **per_step(ExponentialLR, 0.9)),
     "dropout": member("m", model=partial(convnet, dropout=0.3)),
     "batch norm": member("m", model=ResNet, optimizer=partial(Adam, lr=0.01), batch_size=20),

@@ -11,12 +11,13 @@ import pytest
 import studies
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
 from argosy.training.optim.one_pass import one_pass, takes_one_pass
+from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs import solo
 
 Factory = Callable[[Any], Optimizer]
@@ -51,7 +52,15 @@ def difference(one: Any, other: Any) -> float:
     )
 
 
+def listed(parameters: Any) -> Optimizer:
+    weights = list(parameters)
+    return OptimizerList(
+        [Muon([p for p in weights if p.dim() == 2]), Adam([p for p in weights if p.dim() == 1], lr=0.01)]
+    )
+
+
 KINDS: dict[str, Factory] = {
+    "a list": listed,
     "SGD": partial(SGD, lr=0.1),
     "SGD that decays": partial(SGD, lr=0.1, weight_decay=0.01),
     "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),

@@ -82,7 +82,7 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise StudyError(
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
-            "torch.optim.Optimizer over the parameters that it is given."
+            "torch.optim.Optimizer over the parameters that it is given, or a list of several."
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

@@ -42,6 +42,7 @@ from argosy.training.member.tally import Tally, total_of
 from argosy.training.member.twins import twins
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["Best", "BatchLengths", "LiveMember", "build", "fill_buffers", "seed_of"]
 
@@ -461,8 +462,11 @@ def build(
 def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
-    optimizer = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
-    check_optimizer(member, model, optimizer)
+    made = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
+    parts = made if isinstance(made, list | tuple) and made else [made]
+    for part in parts:
+        check_optimizer(member, model, part)
+    optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
     schedule = None if member.schedule is None else member.schedule(optimizer)
     check_schedule(member, optimizer, schedule)
     return optimizer, schedule

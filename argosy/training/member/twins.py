@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from argosy.training.member.own import OwnOptimizers
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["twins"]
 
@@ -25,4 +26,6 @@ def twins(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, A
 
 
 def _several(optimizer: Any) -> list[Any]:
-    return list(optimizer.by_name.values()) if isinstance(optimizer, OwnOptimizers) else [optimizer]
+    if isinstance(optimizer, OwnOptimizers):
+        return list(optimizer.by_name.values())
+    return [optimizer, *optimizer.parts] if isinstance(optimizer, OptimizerList) else [optimizer]

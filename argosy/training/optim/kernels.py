@@ -1,11 +1,12 @@
-"""Fused optimizer steps: torch's SGD, Adam and AdamW for many members at once, on the rows of a parameter buffer.
+"""Fused optimizer steps: torch's SGD, Adam, AdamW and Muon for many members at once, on the rows of a parameter buffer.
 
 Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as usual. So is the state:
 `optimizer.state` holds views of the matrices here, in torch's own shapes, so the optimizer itself can make any step as well.
 
 On a CPU the steps are those of torch's fused kernels, as for a single member (`argosy.training.optim.one_pass`), and have the same bits:
 one call for all rows with equal numbers, over the tensors where vector instructions begin and end at the same elements. Elsewhere the
-arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once.
+arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once. Muon's is that of `torch/optim/_muon.py` everywhere, and each of its
+products is one of all rows.
 
 The numbers that the host reads from the optimizers for a step are kept apart from the device's work: a captured step
 (`argosy.training.programs.graphed.graphed`) takes them from static memory.
@@ -18,16 +19,22 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim import optimizer as torch_optimizer
+from torch.optim._muon import _adjust_lr
 
 from argosy.stream.batches import sent
+from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
 __all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sgd_numbers"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
+OF_MUON = ("ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
+"""Options of Muon that its rows have in common."""
+SMALL = 16**3
+"""Multiplications of a product up to which torch computes it on a CPU in another way by itself than among several."""
 Move = Callable[[], None]
 """Moves weights and state, and allocates no memory."""
 Numbers = Sequence[tuple[float, ...]]
@@ -36,13 +43,12 @@ Numbers = Sequence[tuple[float, ...]]
 
 def kind_of(optimizer: Optimizer) -> Hashable:
     """Return the kind, which has one kernel; None for optimizers that make their steps themselves."""
+    if isinstance(optimizer, OptimizerList):
+        kinds = [kind_of(part) for part in optimizer.parts]
+        return None if None in kinds or is_unusual(optimizer) else tuple(kinds)
     if type(optimizer) not in RULES or is_unusual(optimizer):
         return None
-    groups = optimizer.param_groups
-    return (
-        type(optimizer),
-        *((group.get("nesterov"), _has_momentum(group), _decoupled(optimizer)) for group in groups),
-    )
+    return type(optimizer), *(_kind_of_group(type(optimizer), group) for group in optimizer.param_groups)
 
 
 def is_unusual(optimizer: Optimizer) -> bool:
@@ -61,6 +67,8 @@ def is_unusual(optimizer: Optimizer) -> bool:
 class Tile:
     """One parameter group of members with optimizers of one kind."""
 
+    kind: type[Optimizer]
+    """Type of optimizer that steps the group."""
     groups: Sequence[dict[str, Any]]
     """The parameter group of each row's optimizer."""
     momentum: bool
@@ -69,6 +77,8 @@ class Tile:
     """Whether weight decay is decoupled from gradients, as in AdamW."""
     pieces: Sequence[slice]
     """Columns of each weight, within those of the group."""
+    shapes: Sequence[torch.Size]
+    """Shape of each weight."""
     columns: slice
     weights: Tensor
     """``[rows, columns]``."""
@@ -98,8 +108,6 @@ class Kernel:
         self._optimizers = optimizers
         self.rows = rows
         self._tiles = tuple(tiles)
-        self._rule = RULES[type(optimizers[0])]
-        self._of_momentum = type(optimizers[0]) is SGD
         self._stepped = False
 
     @classmethod
@@ -112,19 +120,21 @@ class Kernel:
         usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
         if not usual or any(_steps_differ(optimizer) for optimizer in optimizers):
             return None
-        tiles = []
-        for number, pieces in enumerate(parameter_buffer.groups):
+        tiles, kinds = [], kinds_of_groups(optimizers[0])
+        for number, (kind, pieces) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
             if pieces:
                 groups = [optimizer.param_groups[number] for optimizer in optimizers]
                 columns = slice(pieces[0].start, pieces[-1].stop)
                 weights = parameter_buffer.weights[rows, columns]
-                state = _state(optimizers, groups, pieces, weights)
+                state = _state(kind, optimizers, groups, pieces, weights)
                 tiles.append(
                     Tile(
+                        kind=kind,
                         groups=groups,
                         momentum=_has_momentum(groups[0]),
-                        decoupled=_decoupled(optimizers[0]),
+                        decoupled=_decoupled(kind, groups[0]),
                         pieces=[slice(piece.start - columns.start, piece.stop - columns.start) for piece in pieces],
+                        shapes=[piece.shape for piece in pieces],
                         columns=columns,
                         weights=weights,
                         state=state,
@@ -140,7 +150,7 @@ class Kernel:
         """
         if self._changed:
             return None
-        moves = [self._rule.ready(tile, gradients[:, tile.columns]) for tile in self._tiles]
+        moves = [RULES[tile.kind].ready(tile, gradients[:, tile.columns]) for tile in self._tiles]
 
         def move() -> None:
             self.note_step()
@@ -151,11 +161,12 @@ class Kernel:
 
     @property
     def _changed(self) -> bool:
-        return self._of_momentum and any(_has_momentum(g) != tile.momentum for tile in self._tiles for g in tile.groups)
+        of_momentum = [tile for tile in self._tiles if tile.kind is SGD]
+        return any(_has_momentum(group) != tile.momentum for tile in of_momentum for group in tile.groups)
 
     def numbers(self) -> Sequence[Numbers] | None:
         """Return the numbers of the coming step by parameter group; None where a schedule switched momentum on or off."""
-        return None if self._changed else [self._rule.numbers(tile) for tile in self._tiles]
+        return None if self._changed else [RULES[tile.kind].numbers(tile) for tile in self._tiles]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
         """Do the device's part of a step, and no other, along gradients ``[rows, columns]``, which it may write into.
@@ -163,7 +174,7 @@ class Kernel:
         Numbers are by parameter group, each ``[rows, numbers]``.
         """
         for tile, own in zip(self._tiles, numbers, strict=True):
-            self._rule.move(tile, gradients[:, tile.columns], own)()
+            RULES[tile.kind].move(tile, gradients[:, tile.columns], own)()
 
     def note_step(self) -> None:
         """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
@@ -279,6 +290,62 @@ def _sgd_ready(tile: Tile, gradients: Tensor) -> Move:
     return partial(_all, moves)
 
 
+def _muon_numbers(tile: Tile) -> Numbers:
+    """Return each row's own numbers; the last ones are the rates of each weight."""
+    own = []
+    for group in tile.groups:
+        lr, momentum = group["lr"], group["momentum"]
+        rates = [-_adjust_lr(lr, group["adjust_lr_fn"], shape) for shape in tile.shapes]
+        own.append((1 - momentum, momentum, 1 - lr * group["weight_decay"], *rates))
+    return own
+
+
+def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
+    fresh, momentum, decay, *rates = numbers.unsqueeze(2).unbind(1)
+    group, mean = tile.groups[0], tile.state["momentum_buffer"]
+    moved = torch.lerp(mean, gradients, fresh)
+    ways = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
+    updates = [
+        _orthogonal(ways[:, columns].view(len(ways), *shape), group).flatten(1)
+        for columns, shape in zip(tile.pieces, tile.shapes, strict=True)
+    ]
+
+    def move() -> None:
+        mean.copy_(moved)
+        tile.weights.mul_(decay)
+        for columns, update, rate in zip(tile.pieces, updates, rates, strict=True):
+            tile.weights[:, columns].addcmul_(update, rate)
+
+    return move
+
+
+def _muon_ready(tile: Tile, gradients: Tensor) -> Move:
+    return _muon(tile, gradients, tile.placed(_muon_numbers(tile)))
+
+
+def _orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return matrices ``[rows, m, n]`` made orthogonal by Newton-Schulz, in 16 bits, as torch's Muon does it for each by itself."""
+    a, b, c = group["ns_coefficients"]
+    tall = ways.size(1) > ways.size(2)
+    made = ways.bfloat16().mT if tall else ways.bfloat16()
+    made = made / torch.linalg.vector_norm(made, dim=(1, 2), keepdim=True).clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = _product(torch.mm, torch.bmm, made, made.mT)
+        update = _product(
+            partial(torch.addmm, beta=b, alpha=c), partial(torch.baddbmm, beta=b, alpha=c), gram, gram, gram
+        )
+        made = _product(partial(torch.addmm, beta=a), partial(torch.baddbmm, beta=a), made, update, made)
+    return made.mT if tall else made
+
+
+def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """Return the products of the last two of these ``[rows, m, n]``, each with the bits that it has alone."""
+    left, right = matrices[-2:]
+    if left.device.type == "cpu" and left[0].numel() * right.size(2) <= SMALL:
+        return torch.stack([one(*of_row) for of_row in zip(*matrices, strict=True)])
+    return all_rows(*matrices)
+
+
 class Alike(NamedTuple):
     """Rows with equal numbers, and what one call of torch's kernel takes for them."""
 
@@ -366,7 +433,19 @@ RULES: dict[type[Optimizer], Rule] = {
     SGD: Rule(_sgd_numbers, _sgd, _sgd_ready),
     Adam: Rule(_adam_numbers, _adam, _adam_ready),
     AdamW: Rule(_adam_numbers, _adam, _adam_ready),
+    Muon: Rule(_muon_numbers, _muon, _muon_ready),
 }
+
+
+def kinds_of_groups(optimizer: Optimizer) -> Sequence[type[Optimizer]]:
+    """Return the type of optimizer that steps each parameter group."""
+    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else [optimizer]
+    return [type(part) for part in parts for _ in part.param_groups]
+
+
+def _kind_of_group(kind: type[Optimizer], group: dict[str, Any]) -> Hashable:
+    of_muon = [group[option] for option in OF_MUON] if kind is Muon else []
+    return group.get("nesterov"), _has_momentum(group), _decoupled(kind, group), *of_muon
 
 
 def _has_momentum(group: dict[str, Any]) -> bool:
@@ -384,23 +463,29 @@ def _counts_on_device(group: dict[str, Any]) -> bool:
     return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
 
 
-def _decoupled(optimizer: Optimizer) -> bool:
-    return type(optimizer) is AdamW or any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)
+def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
+    return kind is AdamW or bool(group.get("decoupled_weight_decay"))
 
 
 def _steps_differ(optimizer: Optimizer) -> bool:
-    """Whether some weights have made more steps than others."""
-    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return len({float(optimizer.state.get(parameter, {}).get("step", 0)) for parameter in trained}) > 1
+    """Whether some weights of a group have made more steps than others."""
+    return any(
+        len({float(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"] if p.requires_grad}) > 1
+        for group in optimizer.param_groups
+    )
 
 
 def _state(
-    optimizers: Sequence[Optimizer], groups: Sequence[dict[str, Any]], pieces: Sequence[Piece], weights: Tensor
+    kind: type[Optimizer],
+    optimizers: Sequence[Optimizer],
+    groups: Sequence[dict[str, Any]],
+    pieces: Sequence[Piece],
+    weights: Tensor,
 ) -> dict[str, Tensor]:
     """Return matrices that hold the optimizers' state from here on: existing state is copied in, missing state is zero."""
     state: dict[str, Tensor] = {}
-    names = ["momentum_buffer"] if _has_momentum(groups[0]) else []
-    if type(optimizers[0]) is not SGD:
+    names = ["momentum_buffer"] if kind is Muon or _has_momentum(groups[0]) else []
+    if kind in (Adam, AdamW):
         state["step"] = torch.zeros(len(groups), len(pieces))
         names = ["exp_avg", "exp_avg_sq"]
     state |= {name: torch.zeros_like(weights, memory_format=torch.contiguous_format) for name in names}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from argosy.training.optim.kernels import adam_numbers, is_unusual, sgd_numbers
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["one_pass", "takes_one_pass"]
 
@@ -25,7 +26,10 @@ Move = Callable[[], None]
 
 
 def takes_one_pass(optimizer: Any) -> bool:
-    """Whether `one_pass` may make steps of an optimizer."""
+    """Whether `one_pass` may make steps of an optimizer, or of some of a list."""
+    if isinstance(optimizer, OptimizerList):
+        of_rules = [part for part in optimizer.parts if type(part) in RULES]
+        return bool(of_rules) and not is_unusual(optimizer) and all(map(takes_one_pass, of_rules))
     if type(optimizer) not in RULES or is_unusual(optimizer):
         return False
     places = {(weight.device.type, weight.dtype) for group in optimizer.param_groups for weight in group["params"]}
@@ -35,6 +39,12 @@ def takes_one_pass(optimizer: Any) -> bool:
 @torch.no_grad()
 def one_pass(optimizer: Optimizer) -> bool:
     """Make a step; False, with nothing done, where the optimizer has to make it itself."""
+    if isinstance(optimizer, OptimizerList):
+        for part in optimizer.parts:
+            if not (type(part) in RULES and one_pass(part)):
+                part.step()
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
+        return True
     rule, moves = RULES[type(optimizer)], []
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]

@@ -1,0 +1,194 @@
+"""Unlike MLPs as one program, against as many alike ones as one, the same one after another, and padded to the widest and deepest.
+
+64 members with widths, depths, activations, dropout, optimizers and rates of their own, on one CPU thread and in interleaved rounds.
+"Alike" are 64 members of that width and depth which has as many weights as the unlike ones on average, with the same rates of dropout
+and the same optimizers, as Argosy's fused program steps them. "One after another" is what Argosy does with unlike members. "Grouped" is
+a program that is none of Argosy's yet: products of one shape at one depth are one call (`unlike_sides.py`), and it does what a trainer
+asks of a program. "Padded" is what TabPack does with PyTorch alone, and keeps nothing of a step.
+
+Equality is checked in the same run, in float64: grouped members against the same alone, and padded ones without dropout, which draw
+otherwise. "Least" is what every way of making these steps has to do, by itself: the products, and the draws of dropout.
+"""
+
+import itertools
+import random
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from measuring import arguments, finish, hardware, quartiles, target
+from packing_networks import Workload
+from packing_sides import Task, fused, one_after_another
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from unlike_sides import Grouped, Padded
+
+from argosy.stream.blocks import Block
+from argosy.training.device.heap import keep_freed_memory
+
+MEMBERS, INPUTS, CLASSES, STEPS = 64, 32, 10, 8
+WIDTHS, DEPTHS, RATES = (32, 48, 64, 96, 128), (1, 2, 3, 4), (0.0, 0.1, 0.2)
+ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh)
+WARM = 1
+"""Rounds that do not count."""
+
+
+class Shape(NamedTuple):
+    """What a member's network is made of."""
+
+    width: int
+    depth: int
+    rate: float
+    activation: type[nn.Module]
+
+    @property
+    def weights(self) -> int:
+        """Numbers that it trains."""
+        inner = (self.depth - 1) * (self.width + 1) * self.width
+        return (INPUTS + 1) * self.width + inner + (self.width + 1) * CLASSES
+
+
+def mlp(shape: Shape) -> nn.Module:
+    """Hidden layers of one width, each with activation and dropout."""
+    sizes = [INPUTS, *[shape.width] * shape.depth]
+    hidden = [
+        (nn.Linear(size, width), shape.activation(), nn.Dropout(shape.rate))
+        for size, width in itertools.pairwise(sizes)
+    ]
+    return nn.Sequential(*itertools.chain(*hidden), nn.Linear(shape.width, CLASSES))
+
+
+def unlike() -> list[Shape]:
+    """The members' shapes, drawn."""
+    dice = random.Random(0)
+    return [Shape(*map(dice.choice, (WIDTHS, DEPTHS, RATES, ACTIVATIONS))) for _ in range(MEMBERS)]  # type: ignore[arg-type]
+
+
+def alike(shapes: Sequence[Shape]) -> list[Shape]:
+    """As many of one shape, which has as many weights as these on average."""
+    mean = statistics.mean(shape.weights for shape in shapes)
+    every = [Shape(width, depth, 0.0, nn.ReLU) for width in WIDTHS for depth in DEPTHS]
+    nearest = min(every, key=lambda shape: abs(shape.weights - mean))
+    return [nearest._replace(rate=shape.rate) for shape in shapes]
+
+
+def optimizer(number: int, parameters: Any) -> Optimizer:
+    """Of a member, with numbers of its own."""
+    lr = 1e-3 * (number % 16 + 1)
+    made: list[Callable[[], Optimizer]] = [
+        lambda: Adam(parameters, lr=lr),
+        lambda: AdamW(parameters, lr=lr, weight_decay=0.01 * (number % 5)),
+        lambda: SGD(parameters, lr=10 * lr, momentum=0.8 + 0.01 * (number % 16)),
+    ]
+    return made[number % 3]()
+
+
+def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.float32) -> Task:
+    """The members and their samples."""
+    models = [partial(mlp, shape) for shape in shapes]
+    task = Task(
+        Workload(models=models, inputs=INPUTS, batch=batch, steps=STEPS, wanted={}), len(shapes), "cpu:0", dtype
+    )
+    task.members = [replace(one, optimizer=partial(optimizer, n)) for n, one in enumerate(task.members)]
+    return task
+
+
+class Least(NamedTuple):
+    """What a step cannot do without; its weights stay where they are."""
+
+    side: Grouped
+
+    def prepare(self, epoch: int) -> None:
+        """See `Side.prepare`."""
+        self.side.prepare(epoch)
+
+    def run(self, block: Block) -> None:
+        """See `Side.run`."""
+        self.side.least(block)
+
+
+def seconds_of(side: Any, task: Task, epoch: int) -> float:
+    """Of the thread, for all steps of a round."""
+    block = task.block(epoch)
+    assert block.sums  # made once for all members of a device
+    side.prepare(epoch)
+    began = time.thread_time()
+    side.run(block)
+    return time.thread_time() - began
+
+
+def rounds_of(batch: int, options: Namespace) -> Mapping[str, Sequence[float]]:
+    """Seconds of each side in each of the interleaved rounds."""
+    shapes = unlike()
+    different, same = task_of(shapes, batch), task_of(alike(shapes), batch)
+    least = Grouped(different)
+    seconds_of(least, different, 0)  # allocates
+    sides: dict[str, tuple[Task, Any]] = {
+        "alike, fused": (same, fused(same)),
+        "alike, grouped": (same, Grouped(same)),
+        "one after another": (different, one_after_another(different)),
+        "grouped": (different, Grouped(different)),
+        "padded": (different, Padded(different)),
+        "least": (different, Least(least)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    dice = random.Random(batch)
+    for epoch in range(WARM + options.rounds):
+        for name in dice.sample(list(sides), len(sides)):
+            task, side = sides[name]
+            times[name].append(seconds_of(side, task, epoch))
+    return {name: found[WARM:] for name, found in times.items()}
+
+
+def unequal(side: Callable[[Task], Any], shapes: Sequence[Shape], epochs: int) -> float:
+    """The largest difference between weights of the members and of the same alone, in float64."""
+    task = task_of(shapes, 64, torch.float64)
+    alone, together = one_after_another(task), side(task)
+    for epoch in range(epochs):
+        for each in (alone, together):
+            seconds_of(each, task, epoch)
+    if isinstance(together, Padded):
+        together.show()
+    models = zip(alone.models, together.models, strict=True)
+    pairs = (pair for a, b in models for pair in zip(a.parameters(), b.parameters(), strict=True))
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--batches", type=int, nargs="+", default=(64, 256))
+    options = parser.parse_args()
+    print(hardware())
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    shapes = unlike()
+    still = [shape._replace(rate=0.0) for shape in shapes]
+    targets = [
+        target("grouped, difference from alone in float64", [unequal(Grouped, shapes, 2)], at_most=1e-10),
+        target("padded, without dropout, difference from alone", [unequal(Padded, still, 1)], at_most=1e-8),
+    ]
+    figures: dict[str, Any] = {}
+    for batch in options.batches:
+        times = rounds_of(batch, options)
+        figures[str(batch)] = {name: [one / STEPS for one in found] for name, found in times.items()}
+        for name, found in figures[str(batch)].items():
+            low, median, high = quartiles(found)
+            print(
+                f"batches of {batch}, {name}: {1e3 * median:.1f} ms a step of all ({1e3 * low:.1f} to {1e3 * high:.1f})"
+            )
+
+        def against(other: str, times: Mapping[str, Sequence[float]] = times) -> list[float]:
+            return [theirs / own for theirs, own in zip(times[other], times["grouped"], strict=True)]
+
+        for other, least in (("alike, fused", 0.7), ("one after another", 3.0), ("padded", 1.0)):
+            targets.append(target(f"batches of {batch}, grouped against {other}", against(other), at_least=least))
+    finish("unlike", figures, targets, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
