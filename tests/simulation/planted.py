@@ -230,4 +230,28 @@ PLANTED = (
         "",
         7,
     ),
+    Planted(
+        "a member that has failed on one rank is said to train when another rank has started it",
+        Driver._reported,
+        "if self.members.state(event.member) is not State.ENDED:",
+        "if True:",
+        "fbae0dc",
+        689,
+    ),
+    Planted(
+        "a rank steps the next members on the block that it had for a member that ended elsewhere",
+        Trainer._board,
+        "self.at_hand = None",
+        "pass",
+        "6502672",
+        989,
+    ),
+    Planted(
+        "sums are timed over the one device that is left",
+        Measurements._time_sums,
+        "len(devices) < 2 or",
+        "",
+        "2d760f5",
+        899,
+    ),
 )
