@@ -20,6 +20,7 @@ from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
+from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.training.member.files import KeptFiles
 from argosy.training.trainer.trainer import Trainer
@@ -50,7 +51,7 @@ class Planted:
         code = compile(source.replace(self.mended, self.before), f"<planted: {self.what}>", "exec", dont_inherit=True)
         exec(code, self.function.__globals__, scope)
         (changed,) = scope.values()
-        sound, self.function.__code__ = self.function.__code__, changed.__code__
+        sound, self.function.__code__ = self.function.__code__, getattr(changed, "__func__", changed).__code__
         try:
             yield
         finally:
@@ -244,6 +245,14 @@ PLANTED = (
         "self.at_hand = None",
         "pass",
         "6502672",
+        1369,
+    ),
+    Planted(
+        "the file that members were added from is not on the disk yet when that is journaled",
+        StudyCopy.take.__func__,
+        "durable=True",
+        "durable=False",
+        "a50c22b",
         989,
     ),
     Planted(
