@@ -232,7 +232,7 @@ class Measurements:
     def _welcome(self) -> None:
         """New members whose like is known wait at once, the others are to be measured."""
         if self.members.new:
-            self.measuring.want(map(self.run.study.member, self.members.new))
+            self.measuring.want(map(self.run.study.member, sorted(self.members.new, key=self.positions.number)))
             self._welcome_known()
 
     def _welcome_known(self) -> None:
