@@ -221,7 +221,7 @@ PLANTED = (
         "os.fdatasync(descriptor)",
         "pass",
         "",
-        44,
+        238,
     ),
     Planted(
         "a command that comes while blocks are kept makes a trainer forget them",
@@ -253,7 +253,7 @@ PLANTED = (
         "durable=True",
         "durable=False",
         "a50c22b",
-        989,
+        1601,
     ),
     Planted(
         "sums are timed over the one device that is left",

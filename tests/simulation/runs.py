@@ -369,8 +369,8 @@ def _terms(scenario: Scenario) -> Terms:
 
 
 def _digest(directory: Path) -> str:
-    """Of all that does not tell of this process."""
-    lines = (directory / "journal.jsonl").read_text().splitlines()
+    """Of all that does not tell of this process and of where it is."""
+    lines = (directory / "journal.jsonl").read_text().replace(str(directory), "").splitlines()
     return hashlib.sha256("\n".join(line for line in lines if not line.startswith(OF_PROCESSES)).encode()).hexdigest()
 
 
