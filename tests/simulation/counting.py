@@ -147,6 +147,18 @@ class CountingMember:
         """On a batch."""
         self.trips(self)
         self.spend(rows * self.row_seconds)
+        self.commit(start, rows)
+
+    def evaluate(self, block: CountingBlock) -> Iterator[None]:
+        """On a block of validation samples."""
+        stop = block.place.start + block.place.rows
+        if self.val.rows < stop:  # else it was left for a command behind it
+            self.spend(block.place.rows * self.row_seconds / 3)
+            self.val.rows = stop
+            yield
+
+    def commit(self, start: int, rows: int) -> None:
+        """A batch was stepped on."""
         if self.best_is_current:
             self.best_is_current, self.best_weight = False, self.weight
         self.weight = stepped(self.weight, self.stream_epoch, start, rows)
@@ -245,11 +257,7 @@ class Counted:
 
     def evaluate(self, block: CountingBlock) -> Iterator[None]:
         """See `Program.evaluate`."""
-        stop = block.place.start + block.place.rows
-        if self.live.val.rows < stop:  # else it was left for a command behind it
-            self.live.spend(block.place.rows * self.live.row_seconds / 3)
-            self.live.val.rows = stop
-            yield
+        return self.live.evaluate(block)
 
     def release(self) -> None:
         """See `Program.release`."""

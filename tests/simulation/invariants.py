@@ -1,7 +1,7 @@
 """What holds of a run after every round of its driver, and at its end."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from argosy.running.control.legs import Gate
 from argosy.running.control.members import LEAVES, State
 from argosy.running.directory.journal import read_journal
 from argosy.stream.schedule import section_stop
+from argosy.study import Study
 from simulation.counting import weight_after
 from simulation.scenario import Scenario
 
@@ -48,31 +49,46 @@ def holds(driver: Driver) -> dict[str, State]:
     waiting = [leg.number for leg in driver.legs.live if leg.gate is Gate.REGROUPING and leg.starting]
     assert not waiting, f"assignments of legs that regroup wait to start: {waiting}"
     workers: Any = driver.pool.workers
-    stepped = [name for one in workers.there.values() if hasattr(one, "trainer") for name in one.trainer.assigned]
-    assert len(stepped) == len(set(stepped)), f"two trainers have one member: {stepped}"
-    if driver.run.phase.name in ("OPENING", "OVER"):
+    stepped = [
+        name
+        for one in workers.there.values()
+        if hasattr(one, "trainer")
+        for name, its in one.trainer.assigned.items()
+        if its.leads
+    ]
+    assert len(stepped) == len(set(stepped)), f"two trainers save one member: {stepped}"
+    if not driver.run.begun or driver.run.phase.name == "OVER":
         return {}
     assert sorted(driver.members.having(*State)) == sorted(driver.run.study.names), "the table has other members"
     return {name: agrees(driver, name) for name in driver.run.study.names}
 
 
-def ends_well(scenario: Scenario, directory: Path, names: Collection[str], excused: set[str]) -> Iterator[str]:
+def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[str]) -> Iterator[str]:
     """What does not hold of a run that has ended: each member was stepped on its stream epochs, on each batch once."""
     state = RunState.of(read_journal(directory))
     if state.ended is None or state.ended.status != "done":
         yield f"the run ended as {state.ended}"
-    batches = {f"m{number}": batch for number, batch in enumerate(scenario.batches)}
+    answered = [answer.file for answer in state.answered]
+    if len(answered) != len(set(answered)):
+        yield f"a command is answered twice: {answered}"
+    names = {
+        name for answer in state.answered if answer.answer.startswith("added") for name in answer.answer[6:].split(", ")
+    }
+    if names - set(study.names):
+        yield f"{names - set(study.names)} were added, and are not there"
     epochs, ends = (
         {f"m{number}": count for number, count in enumerate(counts)} for counts in (scenario.epochs, scenario.ends)
     )
-    for name in names:
-        member = state.members[name]
-        source = name
-        while source not in batches:
+    for one in study.members:
+        member, name, source = state.members[one.name], one.name, one.name
+        while state.members[source].source:
             source = state.members[source].source
         if member.status == "done":
-            wanted = [(epoch, section) for epoch in range(epochs[source]) for section in range(scenario.per_epoch)]
-            yield from _trained(scenario, directory, member, wanted[: ends.get(name) or None], batches[source])
+            most = epochs.get(source, max(scenario.epochs))
+            wanted = [(epoch, section) for epoch in range(most) for section in range(scenario.per_epoch)]
+            # How far a trial of a search goes its scheduler says.
+            last = len(member.sections) if scenario.scheduler not in ("", "random") else ends.get(name)
+            yield from _trained(scenario, directory, member, wanted[: last or None], one.batch_size)
         elif not excused & {name, source} or member.status not in ENDED:
             yield f"{name} ended as {member.status}: {member.reason}"
 

@@ -20,6 +20,7 @@ from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
+from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
 from argosy.training.member.files import KeptFiles
 from argosy.training.trainer.trainer import Trainer
@@ -50,7 +51,7 @@ class Planted:
         code = compile(source.replace(self.mended, self.before), f"<planted: {self.what}>", "exec", dont_inherit=True)
         exec(code, self.function.__globals__, scope)
         (changed,) = scope.values()
-        sound, self.function.__code__ = self.function.__code__, changed.__code__
+        sound, self.function.__code__ = self.function.__code__, getattr(changed, "__func__", changed).__code__
         try:
             yield
         finally:
@@ -220,7 +221,7 @@ PLANTED = (
         "os.fdatasync(descriptor)",
         "pass",
         "",
-        44,
+        238,
     ),
     Planted(
         "a command that comes while blocks are kept makes a trainer forget them",
@@ -229,5 +230,37 @@ PLANTED = (
         "if number > assignment + 1 or self.kept:",
         "",
         7,
+    ),
+    Planted(
+        "a member that has failed on one rank is said to train when another rank has started it",
+        Driver._reported,
+        "if self.members.state(event.member) is not State.ENDED:",
+        "if True:",
+        "fbae0dc",
+        689,
+    ),
+    Planted(
+        "a rank steps the next members on the block that it had for a member that ended elsewhere",
+        Trainer._board,
+        "self.at_hand = None",
+        "pass",
+        "6502672",
+        1369,
+    ),
+    Planted(
+        "the file that members were added from is not on the disk yet when that is journaled",
+        StudyCopy.take.__func__,
+        "durable=True",
+        "durable=False",
+        "a50c22b",
+        1601,
+    ),
+    Planted(
+        "sums are timed over the one device that is left",
+        Measurements._time_sums,
+        "len(devices) < 2 or",
+        "",
+        "2d760f5",
+        899,
     ),
 )

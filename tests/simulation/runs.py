@@ -8,24 +8,27 @@ what goes wrong is in the script (`script`); what must hold is in `invariants`.
 import gc
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest import mock
 
+import optuna
 import torch
 
 import argosy
+from argosy import api
 from argosy.cluster import Cluster, Device, Node
 from argosy.disk.cached import Cached
 from argosy.errors import DiskError
@@ -33,24 +36,29 @@ from argosy.errors.system import refusals_told
 from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
+from argosy.running.control import additions, positions, resume
 from argosy.running.control import driver as driving
-from argosy.running.control import resume
+from argosy.running.control.rehearsal import Rehearsed
 from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.directory import inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch.launcher import Job
+from argosy.running.search.tuner import Tuner
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.study import Study
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
-from argosy.training.trainer import descriptors, guard, trials, units
+from argosy.training.trainer import descriptors, guard, ranks, trainer, trials, units
+from argosy.tuning.search import Search, Store
 from simulation.counting import Counted, CountingBlock, CountingMember
 from simulation.disk import Disk
 from simulation.invariants import ends_well, holds
 from simulation.scenario import Scenario
 from simulation.script import Script
+from simulation.split import CountingShard, Group
 from simulation.world import Killed, SimulatedWorkers, Terms, World, measured
 
 __all__ = ["Outcome", "play"]
@@ -111,7 +119,7 @@ def play(scenario: Scenario) -> Outcome:
     try:
         with _replaced(world, script, disk):
             _drivers(scenario, directory, world, script, disk, outcome)
-            outcome.wrong += ends_well(scenario, directory, script.driver.run.study.names, script.excused)
+            outcome.wrong += ends_well(scenario, directory, script.driver.run.study, script.excused)
             outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
     except AssertionError as error:
         outcome.wrong.append(str(error))
@@ -144,7 +152,6 @@ def _drivers(scenario: Scenario, directory: Path, world: World, script: Script, 
 
 def _drive(scenario: Scenario, directory: Path, world: World, script: Script, outcome: Outcome) -> bool:
     """One driver's life; whether there is something left to do."""
-    study, cluster = _study(scenario), _cluster(scenario)
     rests, ends = (dict(enumerate(given)) for given in (scenario.rests, scenario.ends))
     judges = [Waits(rests, ends)] if any(rests.values()) or any(ends.values()) else []
 
@@ -153,24 +160,53 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
         driver.outcome = outcome
         return driver
 
+    place = Place(world, script, scenario)
+    with mock.patch.object(driving, "Driver", watched):
+        if scenario.scheduler:
+            with mock.patch.multiple(api, load=mock.DEFAULT, SearchReport=mock.DEFAULT):
+                api.run_search(
+                    _search(scenario), _settings(scenario), directory, store=Store(), launcher=place, view=None
+                )
+        else:
+            _train(scenario, directory, place, judges)
+    assert not place.workers.there, f"workers are left: {list(place.workers.there)}"
+    return bool(script.driver.run.positions.unfinished())
+
+
+def _train(scenario: Scenario, directory: Path, place: "Place", judges: Sequence["Waits"]) -> None:
     with (
         refusals_told(directory),
         Lock(directory / "run.lock") as lock,
         Journal(directory / "journal.jsonl") as journal,
-        mock.patch.object(driving, "Driver", watched),
     ):
         state = RunState.of(read_journal(directory))
         job = Job(
-            study=study,
+            study=_study(scenario),
             settings=_settings(scenario),
             directory=directory,
             lock=lock.descriptor,
             process_state=PROCESS_STATE,
         )
-        workers = SimulatedWorkers(world, script, job, _terms(scenario))
-        driving.drive(job, cluster, workers, journal, state, Silent(), judges=judges)
-    assert not workers.there, f"workers are left: {list(workers.there)}"
-    return bool(script.driver.run.positions.unfinished())
+        driving.drive(job, place.discover(job.settings), place.open(job), journal, state, Silent(), judges=judges)
+
+
+class Place:
+    """The launcher of one driver."""
+
+    def __init__(self, world: World, script: Script, scenario: Scenario) -> None:
+        self.world, self.script, self.scenario = world, script, scenario
+
+    def discover(self, settings: Settings) -> Cluster:
+        """See `Launcher.discover`."""
+        return _cluster(self.scenario)
+
+    def open(self, job: Job) -> SimulatedWorkers:
+        """See `Launcher.open`."""
+        self.workers = SimulatedWorkers(self.world, self.script, job, _terms(self.scenario))
+        return self.workers
+
+    def close(self) -> None:
+        """See `Launcher.close`."""
 
 
 class Watched(driving.Driver):
@@ -250,18 +286,44 @@ def optimizer(parameters: Any, lr: float) -> Any:
 @lru_cache(maxsize=4)
 def _study(scenario: Scenario) -> Study:
     """Its members have different networks, but for those that are alike."""
-    train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
-    val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
     members = [
         _member(number, number // scenario.alike, batch, epochs)
         for number, (epochs, batch) in enumerate(zip(scenario.epochs, scenario.batches, strict=True))
     ]
     return argosy.Study(
-        data=argosy.Data(arrays=train) if val is None else argosy.Data(arrays=train, val=val),
+        data=_data(scenario),
         members=members,
         stop=argosy.MaxEpochs(1),
         objective="train_loss",
         validations_per_epoch=scenario.per_epoch,
+    )
+
+
+def _data(scenario: Scenario) -> argosy.Data:
+    train = [torch.zeros(scenario.length, 1), torch.zeros(scenario.length)]
+    val = [torch.zeros(scenario.val, 1), torch.zeros(scenario.val)] if scenario.val else None
+    return argosy.Data(arrays=train) if val is None else argosy.Data(arrays=train, val=val)
+
+
+def _search(scenario: Scenario) -> Search:
+    """Its trials are of the kinds that members are, and train for as many epochs as the longest of these at most."""
+
+    def build(parameters: Mapping[str, Any]) -> argosy.Member:
+        kind = parameters["kind"]
+        return replace(_member(kind, kind, scenario.batches[kind], 1), name="trial", stop=None)
+
+    return Search(
+        build=build,
+        space={"kind": optuna.distributions.IntDistribution(0, len(scenario.batches) - 1)},
+        data=_data(scenario),
+        max_epochs=max(scenario.epochs),
+        scheduler=scenario.scheduler,
+        eta=2,
+        n_trials=len(scenario.epochs),
+        objective="train_loss",
+        sampler=optuna.samplers.RandomSampler,
+        validations_per_epoch=scenario.per_epoch,
+        warm=scenario.warm,
     )
 
 
@@ -289,7 +351,8 @@ def _cluster(scenario: Scenario) -> Cluster:
 def _settings(scenario: Scenario) -> Settings:
     return Settings(
         policy=scenario.policy,
-        numerics="exact",
+        numerics="equivalent" if scenario.splits else "exact",
+        packing="interleaved" if scenario.splits else "auto",
         checkpoint_seconds=scenario.checkpoint_seconds,
         hang_seconds=20.0,
         sharing="local" if len(scenario.nodes) > 1 else "auto",
@@ -306,20 +369,57 @@ def _terms(scenario: Scenario) -> Terms:
 
 
 def _digest(directory: Path) -> str:
-    """Of all that does not tell of this process."""
-    lines = (directory / "journal.jsonl").read_text().splitlines()
+    """Of all that does not tell of this process and of where it is."""
+    lines = (directory / "journal.jsonl").read_text().replace(str(directory), "").splitlines()
     return hashlib.sha256("\n".join(line for line in lines if not line.startswith(OF_PROCESSES)).encode()).hexdigest()
 
 
 # ---- what stands in the place of the real things
 
 
-def _measuring(live: CountingMember, block: CountingBlock, backend: Any, **how: Any) -> Iterator[None]:
+def _measuring(live: CountingMember, block: CountingBlock, backend: Any, *, groups: int, **how: Any) -> Iterator[None]:
     """See `argosy.training.choice.measure.measuring`."""
     for _ in range(3):
         live.spend(live.member.batch_size * live.row_seconds)
         yield
-    return measured(live)  # as that one does
+    return measured(live, groups)  # as that one does
+
+
+class _Reads:
+    """In the place of a `Rehearsal`: takes its time, and refuses one file in ten."""
+
+    def __init__(self, world: World, copies: Mapping[str, StudyCopy]) -> None:
+        self._world, self._files = world, tuple(copies)
+        self._until = world.now + world.random.uniform(0.01, 0.5)
+
+    def results(self) -> dict[str, Rehearsed] | None:
+        """See `Rehearsal.results`."""
+        if self._world.now < self._until:
+            return None
+        problems = ("" if self._world.random.random() < 0.9 else "it raises" for _ in self._files)
+        return {file: Rehearsed(problem=problem) for file, problem in zip(self._files, problems, strict=True)}
+
+    def close(self) -> None:
+        """See `Rehearsal.close`."""
+
+
+def _added(scenario: Scenario, copy: StudyCopy) -> Study:
+    """The study of a file that was added: it has one member, or two, and the file says no more than a number."""
+    copy.check()
+    number = int(copy.path.read_text())
+    batch = scenario.batches[number % len(scenario.batches)]
+    member = _member(100 + number % 3, 100 + number % 3, batch, max(scenario.epochs))
+    members = [replace(member, name=f"{name}{number}") for name in ("a", "b")[: 1 + number % 2]]
+    return replace(_study(scenario), members=members)
+
+
+def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) -> tuple[float, float]:
+    """See `argosy.training.programs.shard.parallel.time_sums`; now and then the others do not come."""
+    if world.random.random() < 0.1:
+        world.spend(20.0)
+        return math.inf, math.inf
+    world.spend(world.random.uniform(1e-3, 0.1))
+    return 1e-5, 1e-3
 
 
 def _written(state: Any, path: Path) -> str:
@@ -388,9 +488,16 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (trials, "measuring", _measuring),
         (trials, "kept_by", lambda member: nullcontext()),
         (units, "Solo", Counted),
+        (units, "Shard", CountingShard),
+        (units, "Group", SimpleNamespace(form=partial(Group.form, world))),
+        (ranks, "POLL_SECONDS", 0.02),
+        (trainer, "time_sums", partial(_time_sums, world)),
         (guard, "has_batch_norm", lambda model: False),
         (descriptors, "_lowest_free", int),
         (guard, "memory_returned", lambda backend, patience: False),
+        (additions.Rehearsal, "start", partial(_Reads, world)),
+        *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),
+        (Tuner, "show", lambda tuner, directory, store: None),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "LOOK_SECONDS", 0.02),

@@ -67,11 +67,18 @@ class Scenario:
     per_epoch: int = 1
     policy: str = "balanced"
     checkpoint_seconds: float = 300.0
+    splits: bool = False
+    """Whether members may be split over devices."""
+    scheduler: str = ""
+    """Of a search, whose trials are of the kinds of these members and as many; empty where they are the members themselves."""
+    warm: bool = True
+    """Whether its trials go on in their rungs, or begin anew."""
     faults: tuple[Fault, ...] = ()
 
 
 def drawn(seed: int, *, faults: bool = True) -> Scenario:
-    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average; every second pair of seeds has more."""
+    """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average; every second pair of seeds has more, one in twenty
+    has members that may be split, and one in twenty is a search; to these, members are added."""
     r = random.Random(seed)
     members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
     most = 8 // per_epoch
@@ -95,7 +102,27 @@ def drawn(seed: int, *, faults: bool = True) -> Scenario:
         checkpoint_seconds=r.choice([0.05, 1.0, 300.0, 300.0]),
         faults=tuple(_fault(r) for _ in range(r.choice([0, 1, 2, 3, 3, 4, 5, 6]) if faults else 0)),
     )
+    other = _OTHERS.get(seed % 40)
+    if other is not None:
+        scenario = other(r, scenario)
+        adds = r.choice([0, 0, 1, 2]) if faults else 0
+        added = tuple(Fault(kind="add", at="round", count=r.randint(1, 60)) for _ in range(adds))
+        scenario = replace(scenario, faults=(*added, *scenario.faults))
     return _with_more(r, scenario) if faults and seed % 4 > 1 else scenario
+
+
+def _split(r: random.Random, scenario: Scenario) -> Scenario:
+    return replace(scenario, splits=True, policy=r.choice(["balanced", "fleet", "fleet", "solo"]))
+
+
+def _search(r: random.Random, scenario: Scenario) -> Scenario:
+    scheduler, epochs = r.choice(["random", "asha", "hyperband", "hyperband"]), r.choice([1, 2, 4])
+    warm = scheduler != "hyperband" or r.random() < 0.7
+    return replace(scenario, scheduler=scheduler, warm=warm, rests=(), epochs=(epochs,) * len(scenario.epochs))
+
+
+_OTHERS = {9: _split, 19: _split, 1: _search, 11: _search}
+"""By remainder of the seed; all others play what they did before there were these."""
 
 
 def _with_more(r: random.Random, scenario: Scenario) -> Scenario:

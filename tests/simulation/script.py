@@ -181,6 +181,10 @@ class Script:
         elif kind in ("clone", "warm clone"):
             command = {"member": chance.choice(names), "name": f"c{self._number()}", "set": {"optimizer.lr": 0.2}}
             leave(driver.run.directory, {"command": "clone", "warm": kind == "warm clone", **command})
+        elif kind == "add":
+            file = driver.run.directory / f"added{self._number()}.py"
+            file.write_text(str(self._numbered))
+            leave(driver.run.directory, {"command": "add", "study": str(file)})
         elif kind == "node goes":
             there = [node.name for node in driver.run.cluster.nodes if node.name not in workers.gone_nodes]
             if len(there) > 1:

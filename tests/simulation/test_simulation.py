@@ -26,7 +26,7 @@ def test_whatever_happens_to_it_a_run_ends_as_without(first: int, end: int) -> N
 
 
 def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
-    told = "from simulation.runs import play; from simulation.scenario import drawn; print([play(drawn(s)).journal for s in range(20)])"
+    told = "from simulation.runs import play; from simulation.scenario import drawn; print([play(drawn(s)).journal for s in (*range(20), 44, 89, 91)])"
     runs = [
         subprocess.run(
             [sys.executable, "-c", told],
@@ -34,7 +34,7 @@ def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
             capture_output=True,
             check=True,
         ).stdout
-        for seed in ("1", "2")
+        for seed in ("2", "7")
     ]
     assert runs[0] == runs[1]
     assert b"''" not in runs[0], "each has a journal"

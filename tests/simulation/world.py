@@ -7,8 +7,9 @@ passes only where somebody spends it, so a run of minutes takes milliseconds, an
 import heapq
 import itertools
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -22,12 +23,13 @@ from argosy.running.launch.worker import without_feeder
 from argosy.stream.blocks import Layout
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
-from argosy.stream.heartbeat import SLOT_BYTES, Heartbeat
+from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 from simulation.counting import CountingBlock, CountingMember
+from simulation.split import Meeting
 
 __all__ = ["Killed", "SimulatedWorkers", "Terms", "World", "measured"]
 
@@ -50,6 +52,8 @@ class World:
         self.random = random.Random(seed)
         self.story: list[tuple[float, str, str, Any]] = []
         """(when, who, does what, with what)."""
+        self.meetings: defaultdict[str, Meeting] = defaultdict(Meeting)
+        """By rendezvous, those of members that several trainers carry."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         """(when, number, what is done then); numbers keep the order of those at one time."""
         self._numbers = itertools.count()
@@ -77,6 +81,7 @@ class World:
     def forget(self) -> None:
         """Nothing of what was to happen does."""
         self._events.clear()
+        self.meetings.clear()
 
 
 class _Line:
@@ -122,6 +127,20 @@ class _Line:
         return len(self._under_way)
 
 
+class _Shown(Heartbeat):
+    """Shows that its worker waits until that has its next turn: others look at it meanwhile."""
+
+    def waiting(self, doing: str) -> AbstractContextManager[None]:
+        """See `Heartbeat.waiting`."""
+        self._write(WAITING, 0, doing.encode())
+        return nullcontext()
+
+    def look_up(self) -> None:
+        """The worker has a turn."""
+        if self._doing[0] == WAITING:
+            self.rest()
+
+
 class _Worker:
     """One process."""
 
@@ -129,7 +148,7 @@ class _Worker:
         self.workers, self.world, self.name, self.node = workers, workers.world, name, node
         self.alive = True
         self.hung = False
-        self.heartbeat = Heartbeat(memoryview(bytearray(2 * SLOT_BYTES)))
+        self.heartbeat = _Shown(memoryview(bytearray(2 * SLOT_BYTES)))
         self.birth = workers.births = workers.births + 1
         self.heartbeat._words[0] = self.birth  # one that follows another of its name has another beat
         self.ears = _Line(self.world, self._hear)
@@ -360,6 +379,7 @@ class _Trainer(_Worker):
 
     def act(self) -> bool:
         """As `argosy.running.launch.worker` serves a trainer: a block, then all commands."""
+        self.heartbeat.look_up()
         took = self._give()
         self._release()
         obeyed = bool(self.commands)
@@ -441,6 +461,9 @@ class _Trainer(_Worker):
     def end(self) -> None:
         """See `_Worker.end`."""
         super().end()
+        for unit in self.trainer.units:
+            if unit.shard is not None:
+                unit.shard.group.leave()
         if self.feeder is not None and self.feeder.alive:
             self.world.later(0.001, partial(self.feeder.lose, self))
 
@@ -574,18 +597,19 @@ class SimulatedWorkers:
         self.arrived.append(("", Came(node=node)))
 
 
-def measured(live: CountingMember) -> Measured:
-    """What a trainer finds of a member."""
+def measured(live: CountingMember, groups: int) -> Measured:
+    """What a trainer finds of a member, and of its shares in groups of up to so many devices."""
+    batch_seconds = live.member.batch_size * live.row_seconds
     return Measured(
         member=live.member.name,
         samples_per_second=1.0 / live.row_seconds,
-        shard_seconds=(),
+        shard_seconds=tuple(batch_seconds / devices for devices in range(2, groups + 1)),
         memory_bytes=10**6,
         activation_bytes=10**5,
         state_bytes=10**5,
         gradient_bytes=8,
         parameter_shapes="one weight",
         batch_norm=False,
-        whole="it only counts",
+        whole="" if groups > 1 else "it only counts",
         notes=(),
     )

@@ -108,6 +108,6 @@ def inherit(directory: Path, cloned: Cloned) -> None:
     try:
         os.link(there / name, here / name)
     except PermissionError:
-        with opened(there / name) as file, replacing(here / name) as copy:
+        with opened(there / name) as file, replacing(here / name, durable=True) as copy:
             shutil.copyfileobj(file, copy)  # a file system without links
     flush_folder(here)

@@ -53,7 +53,7 @@ from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.members import Members
+from argosy.running.control.members import Members, State
 from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
@@ -260,13 +260,16 @@ class Driver:
                 self.outcomes.left(event.member)
             elif isinstance(event, MemberEnded):
                 self.outcomes.end(event.member, event.status, event.reason)
+            elif isinstance(event, MemberStarted):
+                # Another rank of a split member may have said before that it failed.
+                if self.members.state(event.member) is not State.ENDED:
+                    run.record(event)
+                    self.predictions.started(event.member)
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
                     run.choices.keep_programs(event)
                 run.record(event)
-                if isinstance(event, MemberStarted):
-                    self.predictions.started(event.member)
         if report.section is not None:
             self.barriers.section_ended(worker, report.section)
 

@@ -138,9 +138,11 @@ class Measurements:
 
     def _time_sums(self) -> bool:
         """Find out what sums over devices take, where a member may be split; whether that is still to be waited for."""
-        if self.timing.over or self.measuring.link is not None or not self.measuring.may_split:
+        devices = self.pool.devices
+        # Of several nodes one may be left, with one device.
+        if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
-        self.timing.ask(self.pool.devices)
+        self.timing.ask(devices)
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
@@ -230,7 +232,7 @@ class Measurements:
     def _welcome(self) -> None:
         """New members whose like is known wait at once, the others are to be measured."""
         if self.members.new:
-            self.measuring.want(map(self.run.study.member, self.members.new))
+            self.measuring.want(map(self.run.study.member, sorted(self.members.new, key=self.positions.number)))
             self._welcome_known()
 
     def _welcome_known(self) -> None:

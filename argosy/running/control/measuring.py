@@ -157,7 +157,7 @@ class Measuring:
 
     def _stands_for_others(self, name: str) -> None:
         work = self._works.get(name)
-        for other in [other for other in self.missing if work is not None and self._works[other] == work]:
+        for other in [other for other in sorted(self.missing) if work is not None and self._works[other] == work]:
             self.measured[other] = replace(self.measured[name], member=other)
             self._changed()
             self.missing.discard(other)

@@ -111,6 +111,6 @@ def leave(directory: Path, command: dict[str, Any]) -> str:
         file = Path(command["study"])
         command = StudyCopy.take(file, folder / f"{at}-{file.name}").to_command(file)
     name = f"{at}-{command['command']}.json"
-    with replacing(folder / name) as unfinished:
+    with replacing(folder / name, durable=True) as unfinished:
         unfinished.write(json.dumps(command).encode())
     return name

@@ -48,7 +48,8 @@ class AssignedMember:
         cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int
     ) -> "AssignedMember":
         """Assign a member that was just built."""
-        live.member = replace(live.member, accumulate=start.accumulate)
+        if live.member.accumulate != start.accumulate:
+            live.member = replace(live.member, accumulate=start.accumulate)
         live.private, live.randomness.uses_others = PRIVATE in start.notes, NUMPY_RANDOM in start.notes
         position = 0
         if start.checkpoint is not None:

@@ -345,6 +345,8 @@ class Trainer:
                 started.append(boarded)
         self.trials.forget(assignment_of_its_own=True)
         self.copies.boarded()
+        # It is of an earlier assignment, which no member has left to step on: a rank does not wait until its first one has saved.
+        self.at_hand = None
         if started:
             self.emit(SectionReport(events=tuple(started)))
         self._follow(command.assignment)

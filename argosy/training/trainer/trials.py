@@ -115,7 +115,9 @@ class Trials:
         if live is None:
             self._done_with(name)
             return
-        live.member = replace(live.member, accumulate=command.accumulate.get(name, live.member.accumulate))
+        accumulate = command.accumulate.get(name, live.member.accumulate)
+        if live.member.accumulate != accumulate:
+            live.member = replace(live.member, accumulate=accumulate)
         self.built[name] = live
 
     def _done_with(self, name: str) -> None:
