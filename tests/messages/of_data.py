@@ -33,6 +33,14 @@ class Numbers:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
 
 
+def rows_from(shard: str, row: int) -> Any:
+    return (torch.tensor(float(n)) for n in range(row, 3 if shard == "a" else 0))
+
+
+def drawn_from(shard: str, row: int) -> Any:
+    return (torch.tensor(random.random()) for _ in range(row, 3))
+
+
 def read(stream: Any, **cache: Any) -> None:
     open_sources(Data(train=stream), seed=0, cache=RowCache(Path("rows"), **cache))
 
@@ -85,7 +93,14 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    "a stream that is not to be kept": lambda: open_sources(Data(train=Numbers(3), keep=False), seed=0),
+    "no shards": lambda: data.from_shards([], read=rows_from),
+    "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
+    "a shard that is shorter than it was": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
+    ),
+    "a stream that draws and is not kept": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
+    ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws": lambda: read(Numbers(3, draws=True)),
     "a stream without room": lambda: read(Numbers(3), most_bytes=4),

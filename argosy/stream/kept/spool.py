@@ -1,5 +1,7 @@
 """Data that can only be had one after another, as an IterableDataset, are read once into kept rows and are any other data from then on.
 
+Where they are not to be kept, their shards are counted, and read in each epoch (`argosy.stream.shards`).
+
 Contract. Reading takes one pass, in one process, before training begins. The order of the pass gives samples their indices; the stream
 shuffles them like those of any Dataset, so a resume is exact whatever the workers, devices and nodes. Nothing may be drawn in that
 pass: what was drawn would be the same in each epoch.
@@ -28,6 +30,7 @@ from argosy.stream.order import OPENING, sample_seed
 from argosy.stream.padding import given
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
+from argosy.stream.shards import next_of, opened_shard, shard_count
 from argosy.stream.trees import unflatten
 
 __all__ = ["ReadOnce", "Spool"]
@@ -36,7 +39,7 @@ FEW_BYTES = 2**26
 """Room that is asked for at first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Spool:
     """One split that is read from beginning to end."""
 
@@ -44,14 +47,11 @@ class Spool:
     split: str
     seed: int
     heartbeat: Heartbeat
+    lengths: tuple[int, ...] = ()
+    """Of its shards, once they are known; where it is kept, they need not be."""
 
-    def facts(self, cache: RowCache | None) -> Facts:
+    def facts(self, cache: RowCache) -> Facts:
         """Return what is known of it once it was read, here or by an earlier run."""
-        if cache is None:
-            raise StudyError(
-                f"Data.{self.split} is an iterable-style {self._kind}, which is read once into a file, and Data(keep=False) keeps "
-                "none. Leave keep out, or give a map-style Dataset."
-            )
         try:
             return self._facts(cache)
         except OSError as error:  # of the folder of kept rows: what the stream raises is told as its sample's
@@ -84,18 +84,40 @@ class Spool:
         """Yield the number, the leaves and the structure of one sample after another."""
         self._seed()
         number = 0
+        for shard in range(shard_count(self.stream) or 1):
+            for leaves, tree in self._samples_of(shard, number):
+                yield number, leaves, tree
+                number += 1
+
+    def _samples_of(self, shard: int, first: int) -> Iterator[tuple[list[torch.Tensor], Any]]:
+        """Yield the leaves and the structure of each sample of a shard, of which the first one has this number."""
+        number = first
         try:
             with RECORDER.watching():
-                samples = iter(self.stream)
-            for number in itertools.count():
+                _, samples = opened_shard(self.stream, shard)
+            for number in itertools.count(first):
                 self.heartbeat.beat(number)
                 with RECORDER.watching():
-                    sample = next(samples)
-                yield (number, *sample_leaves(sample))
+                    sample = next_of(self.stream, shard, samples)
+                yield sample_leaves(sample)
         except StopIteration:
             return
         except THROWN as error:  # the user's code
             raise refusal(error, self.split, number) from error
+
+    def counted(self) -> tuple[int, ...]:
+        """Return the lengths of its shards; where nothing tells them, it is read to its end for that."""
+        self.lengths = self.lengths or tuple(getattr(given(self.stream), "shard_lengths", None) or ()) or self._counts()
+        return self.lengths
+
+    def _counts(self) -> tuple[int, ...]:
+        self._seed()
+        counts: list[int] = []
+        for shard in range(shard_count(self.stream) or 1):
+            counts.append(sum(1 for _ in self._samples_of(shard, sum(counts))))
+        if not sum(counts):
+            raise self._empty()
+        return tuple(counts)
 
     def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
         """Return the facts of rows that were kept, where the first samples are still the same."""
@@ -133,7 +155,7 @@ class Spool:
                     column.write(bytes_of(leaf))
                 count, last = number + 1, leaves
             if layout is None:
-                raise StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
+                raise self._empty()
             self._check_drawn()
             Rows.assemble(folder, layout, count, columns)
             Witnesses(folder / NOTES, key.roots).add()
@@ -164,6 +186,9 @@ class Spool:
                 f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
                 "Let Data(then=...) do what draws, and leave shuffling to the study."
             )
+
+    def _empty(self) -> StudyError:
+        return StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
 
 
 @dataclass(frozen=True, slots=True)
