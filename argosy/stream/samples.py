@@ -99,7 +99,7 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, Unfit) else traceback.format_exception_only(error)[-1].strip()
 
 
-def refusal(error: BaseException, split: str, index: int) -> StudyError:
+def refusal(error: BaseException, split: str, index: int | str) -> StudyError:
     """Return the error that ends a study because of this sample."""
     if isinstance(error, Unfit):
         return StudyError(f"Data.{split}: sample {index} {error}")

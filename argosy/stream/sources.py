@@ -325,11 +325,12 @@ def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
 
 
 def open_splits(
-    data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]]
+    data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]], readers: int = 1
 ) -> dict[str, Any]:
     """Return by split its Dataset, or its source where it is arrays; factories are called here.
 
-    A Dataset that is given for both is opened once, and is one object. `shards` are their lengths where they are known.
+    A Dataset that is given for both is opened once, and is one object. `shards` are their lengths where they are known;
+    so many `readers` read a stream at a time.
     """
     opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
     if data.has_val:
@@ -337,7 +338,7 @@ def open_splits(
         opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, heartbeat=heartbeat)
     for name, split in opened.items():
         if isinstance(split, Spool):
-            split.lengths = shards.get(name, split.lengths)
+            split.lengths, split.readers = shards.get(name, split.lengths), readers
     return opened
 
 

@@ -86,7 +86,7 @@ def open_for(
     if word is not None:
         return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
-    splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards)
+    splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
     def learn() -> tuple[dict[str, Source], _Word]:
         prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})

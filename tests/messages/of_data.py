@@ -1,6 +1,7 @@
 """What is wrong with data as people have them: folders, tables, lines, streams, frozen networks."""
 
 import importlib
+import os
 import random
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data, Member, Ragged, Study, data
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept import spool
 from argosy.stream.kept.cache import Location, RowCache
+from argosy.stream.kept.readers import by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.sources import open_sources
 
@@ -93,6 +96,9 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
+    "a reader of shards that dies": lambda: by_readers(
+        lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
+    ),
     "no shards": lambda: data.from_shards([], read=rows_from),
     "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
     "a shard that is shorter than it was": lambda: open_sources(

@@ -2,7 +2,7 @@
 
 Where they are not to be kept, their shards are counted, and read in each epoch (`argosy.stream.shards`).
 
-Contract. Reading takes one pass, in one process, before training begins. The order of the pass gives samples their indices; the stream
+Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of these and gives samples their indices; the stream
 shuffles them like those of any Dataset, so a resume is exact whatever the workers, devices and nodes. Nothing may be drawn in that
 pass: what was drawn would be the same in each epoch.
 """
@@ -11,7 +11,8 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +25,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.readers import Found, Grown, Read, by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
@@ -39,6 +41,20 @@ FEW_BYTES = 2**26
 """Room that is asked for at first."""
 
 
+@dataclass(kw_only=True, slots=True)
+class _Part:
+    """What was read of one shard."""
+
+    shard: int
+    layout: Layout | None = None
+    """None where it has no sample."""
+    samples: int = 0
+    files: list[Path] = field(default_factory=list)
+    """By leaf, where its samples lie."""
+    first: list[torch.Tensor] = field(default_factory=list)
+    last: list[torch.Tensor] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Spool:
     """One split that is read from beginning to end."""
@@ -49,6 +65,8 @@ class Spool:
     heartbeat: Heartbeat
     lengths: tuple[int, ...] = ()
     """Of its shards, once they are known; where it is kept, they need not be."""
+    readers: int = 1
+    """Processes that may read its shards at a time."""
 
     def facts(self, cache: RowCache) -> Facts:
         """Return what is known of it once it was read, here or by an earlier run."""
@@ -82,42 +100,45 @@ class Spool:
 
     def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
         """Yield the number, the leaves and the structure of one sample after another."""
-        self._seed()
-        number = 0
-        for shard in range(shard_count(self.stream) or 1):
-            for leaves, tree in self._samples_of(shard, number):
-                yield number, leaves, tree
-                number += 1
+        shards = range(shard_count(self.stream) or 1)
+        samples = itertools.chain.from_iterable(self._samples_of(shard, self.heartbeat) for shard in shards)
+        for number, (leaves, tree) in enumerate(samples):
+            yield number, leaves, tree
 
-    def _samples_of(self, shard: int, first: int) -> Iterator[tuple[list[torch.Tensor], Any]]:
-        """Yield the leaves and the structure of each sample of a shard, of which the first one has this number."""
-        number = first
+    def _samples_of(self, shard: int, heartbeat: Heartbeat) -> Iterator[tuple[list[torch.Tensor], Any]]:
+        """Yield the leaves and the structure of each sample of a shard."""
+        self._seed()
+        row = 0
         try:
             with RECORDER.watching():
                 _, samples = opened_shard(self.stream, shard)
-            for number in itertools.count(first):
-                self.heartbeat.beat(number)
+            for row in itertools.count():
+                heartbeat.beat(row)
                 with RECORDER.watching():
                     sample = next_of(self.stream, shard, samples)
                 yield sample_leaves(sample)
         except StopIteration:
             return
         except THROWN as error:  # the user's code
-            raise refusal(error, self.split, number) from error
+            raise refusal(error, self.split, self._place(shard, row)) from error
+
+    def _place(self, shard: int, row: int) -> str:
+        return str(row) if shard_count(self.stream) is None else f"{row} of shard {shard}"
 
     def counted(self) -> tuple[int, ...]:
         """Return the lengths of its shards; where nothing tells them, it is read to its end for that."""
-        self.lengths = self.lengths or tuple(getattr(given(self.stream), "shard_lengths", None) or ()) or self._counts()
+        told = tuple(getattr(given(self.stream), "shard_lengths", None) or ())
+        self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
+        if not sum(self.lengths):
+            raise self._empty()
         return self.lengths
 
-    def _counts(self) -> tuple[int, ...]:
-        self._seed()
-        counts: list[int] = []
-        for shard in range(shard_count(self.stream) or 1):
-            counts.append(sum(1 for _ in self._samples_of(shard, sum(counts))))
-        if not sum(counts):
-            raise self._empty()
-        return tuple(counts)
+    def _count(self, shard: int, heartbeat: Heartbeat, grown: Grown) -> int:
+        return sum(1 for _ in self._samples_of(shard, heartbeat))
+
+    def _by_readers(self, read: Read[Found], grown: Grown) -> list[Found]:
+        doing = f"reading sample {{number}} of {self.split}"
+        return by_readers(read, shard_count(self.stream) or 1, self.readers, self.heartbeat, grown, doing)
 
     def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
         """Return the facts of rows that were kept, where the first samples are still the same."""
@@ -138,37 +159,64 @@ class Spool:
 
     def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
         """Read all of it into rows."""
-        with cache.new() as folder, contextlib.ExitStack() as files:
-            columns: list[BinaryIO] = []
-            layout: Layout | None = None
-            count, room = 0, 0
-            for number, leaves, tree in self._samples():
-                if layout is None:
-                    layout, first = Layout.of(unflatten(leaves, tree)), leaves
-                    columns = [files.enter_context((folder / f"leaf{n}").open("w+b")) for n in range(len(leaves))]
-                self._check(layout, leaves, tree, number)
-                wanted = (number + 1) * layout.sample_bytes
-                if wanted > room:
-                    room = cache.room(2 * wanted + FEW_BYTES)
-                    self._check_room(number, wanted, room)
-                for column, leaf in zip(columns, leaves, strict=True):
-                    column.write(bytes_of(leaf))
-                count, last = number + 1, leaves
-            if layout is None:
+        with cache.new() as folder:
+            witnesses = Witnesses(folder / NOTES, key.roots)
+            found = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
+            parts = [part for part in found if part.layout is not None]
+            if not parts:
                 raise self._empty()
-            self._check_drawn()
-            Rows.assemble(folder, layout, count, columns)
-            Witnesses(folder / NOTES, key.roots).add()
-            fingerprint = fingerprint_of([first, last])
+            layout, count = parts[0].layout, sum(part.samples for part in parts)
+            assert layout is not None
+            for part in parts:
+                assert part.layout is not None
+                self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
+            Rows.assemble(folder, layout, count, [part.files for part in parts])
+            fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
             facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
             placed = cache.place(folder, key, header_of(key, facts, count))
             return _known(layout, count, fingerprint, placed, key, facts.keeping)
 
-    def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, number: int) -> None:
+    def _read_shard(
+        self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
+    ) -> "_Part":
+        """Write the samples of one shard into files, one for each leaf."""
+        with contextlib.ExitStack() as files:
+            columns: list[BinaryIO] = []
+            part = _Part(shard=shard)
+            for row, (leaves, tree) in enumerate(self._samples_of(shard, heartbeat)):
+                if part.layout is None:
+                    part.layout, part.first = Layout.of(unflatten(leaves, tree)), leaves
+                    part.files = [folder / f"shard{shard}-leaf{number}" for number in range(len(leaves))]
+                    columns = [files.enter_context(path.open("wb")) for path in part.files]
+                self._check(part.layout, leaves, tree, self._place(shard, row))
+                grown(shard, row + 1, (row + 1) * part.layout.sample_bytes)
+                for column, leaf in zip(columns, leaves, strict=True):
+                    column.write(bytes_of(leaf))
+                part.samples, part.last = row + 1, leaves
+        self._check_drawn()
+        witnesses.add()
+        return part
+
+    def _budget(self, cache: RowCache) -> Grown:
+        """Return what asks for room whenever more was read than there was room for."""
+        sizes: dict[int, tuple[int, int]] = {}
+        room = 0
+
+        def grown(shard: int, samples: int, size: int) -> None:
+            nonlocal room
+            sizes[shard] = samples, size
+            wanted = sum(size for _, size in sizes.values())
+            if wanted > room:
+                room = cache.room(2 * wanted + FEW_BYTES)
+                self._check_room(sum(samples for samples, _ in sizes.values()) - 1, wanted, room)
+
+        return grown
+
+    def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, place: str) -> None:
         try:
             layout.check(leaves, tree)
         except Unfit as error:
-            raise refusal(error, self.split, number) from error
+            raise refusal(error, self.split, place) from error
 
     def _check_room(self, number: int, wanted: int, room: int) -> None:
         if wanted > room:
