@@ -13,7 +13,7 @@ from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.padding import given
-from argosy.stream.samples import THROWN, generator_states, refusal
+from argosy.stream.samples import THROWN, Preparing, generator_states, refusal
 from argosy.stream.shards import Shards
 
 __all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe"]
@@ -83,7 +83,7 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
     for index in probes:
         first[index], drew[index] = leaves(index), sample.drew(index)
     started = time.perf_counter()
-    stream = isinstance(dataset, Shards)
+    stream = isinstance(dataset, Shards) and isinstance(sample, Preparing)  # not what `Data.then` makes of it
     again = {index: leaves(index) if drew[index] and not stream else elsewhere(index) for index in reversed(probes)}
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]

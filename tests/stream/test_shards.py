@@ -148,6 +148,18 @@ def test_of_unlike_length_and_then(tmp_path: Path) -> None:
     assert values.sum(1).tolist() == [2.0, 8.0, 4.0]
 
 
+def moved(sample: Any) -> Any:
+    return sample[0] + torch.rand(2), sample[1]
+
+
+def test_then_draws_for_a_sample_what_it_draws_wherever_reading_begins() -> None:
+    here, there = (opened(KINDS["a list"](), then=moved) for _ in range(2))
+    order = shard_order(5, 0, LENGTHS)
+    whole = [filled(here, order[start : start + 40]).leaves[0] for start in (0, 40)]
+    assert torch.equal(filled(there, order[20:60]).leaves[0], torch.cat(whole)[20:60])
+    assert not torch.equal(whole[0][:, 0], whole[0][:, 1])
+
+
 def drawing(shard: int, row: int) -> Iterator[Any]:
     return (torch.tensor(random.random()) for _ in range(row, 9))
 
