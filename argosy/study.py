@@ -84,7 +84,7 @@ class Data:
 
     train: Any = None
     """A Dataset, or a function without arguments that returns one (built where it is read), as ``partial(Pictures, "train")``. What has no
-    samples by index, as an IterableDataset, is read once into a file before training begins."""
+    samples by index, as an IterableDataset, is read once into a file before training begins; without `keep`, in each epoch."""
     val: Any = None
     """The same for validation. With one Dataset for both, as folds need it, samples are prepared once for both."""
     arrays: Sequence[Any] | None = None

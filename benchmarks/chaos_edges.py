@@ -47,8 +47,9 @@ BROKEN = {
     "nobody-new": "import studies\nstudy = studies.study(400, fleet=studies.members())",
 }
 """Files that `argosy add` is given; none of them has a member that could join."""
-DATA = ("drawn", "kept", "streamed", "ragged")
-"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream, texts of unlike length."""
+DATA = ("drawn", "kept", "streamed", "ragged", "sharded")
+"""Kinds of data, in turns: drawn anew in each epoch, kept with noise behind them, read once from a stream, texts of unlike length, read
+from shards in each epoch."""
 HOUR = 3600
 MOST_SECONDS = 3.0
 """The latest moment for a fault, behind the one before."""

@@ -47,6 +47,17 @@ class Lines(IterableDataset[tuple[Tensor, int]]):
         return (vectors[index] for index in range(self.length))
 
 
+def sharded(length: int) -> Any:
+    """The same in five shards, which are not kept."""
+    cuts = [length * n // 5 for n in range(6)]
+    vectors = Vectors(length, noise=0.0)
+
+    def read(shard: int, row: int) -> Iterator[tuple[Tensor, int]]:
+        return (vectors[index] for index in range(cuts[shard] + row, cuts[shard + 1]))
+
+    return argosy.data.from_shards(range(5), read=read)
+
+
 def noisy(sample: Any) -> Any:
     """For `Data.then`: noise from all three generators."""
     x, y = sample
@@ -55,7 +66,9 @@ def noisy(sample: Any) -> Any:
 
 
 def data(kind: str, length: int, val: int = 41) -> argosy.Data:
-    """Drawn anew in each epoch, kept with noise behind it, or read from a stream."""
+    """Drawn anew in each epoch, kept with noise behind it, read from a stream, or from shards in each epoch."""
+    if kind == "sharded":
+        return argosy.Data(train=sharded(length), val=sharded(val), then=noisy, keep=False)
     if kind == "drawn":
         return argosy.Data(train=Vectors(length), val=Vectors(val))
     sort = Lines if kind == "streamed" else partial(Vectors, noise=0.0)

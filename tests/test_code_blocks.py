@@ -12,6 +12,7 @@ import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def named(page: str, folder: Path) -> dict[str, Any]:
         "README.md": {"report": report},
         "docs/ensembling.md": {"report": report, "x": x[1200:], "x_test": x[1200:]},
         "docs/how-to.md": {"images": x[1200:1300]},
-        "docs/kept.md": {"Dataset": Dataset, "Path": Path, "torch": torch},
+        "docs/kept.md": {"Dataset": Dataset, "Path": Path, "islice": islice, "torch": torch},
         "docs/tables.md": {"X": x[:60, ::8].numpy(), "y": y[:60].numpy() % 2, "X_new": x[60:62, ::8].numpy()},
         "docs/libraries.md": {
             "Adam": Adam,

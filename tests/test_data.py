@@ -3,6 +3,7 @@
 import csv
 import json
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,37 @@ def test_a_name_in_each_row_is_no_feature() -> None:
 def test_what_python_alone_takes_for_a_number_is_a_word(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y\n1_000,0\n2_000,1\n")
     assert argosy.data.table(tmp_path / "t.csv", target="y").features == ("x=1_000", "x=2_000")
+
+
+def test_columns_of_an_arrow_table_are_arrays_and_numbers_in_one_piece_are_not_copied(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    images, kinds = np.arange(60, dtype=np.float32), np.arange(10) % 3
+    squares = arrow.FixedSizeListArray.from_arrays(arrow.FixedSizeListArray.from_arrays(arrow.array(images), 2), 3)
+    whole = arrow.table({"image": squares, "kind": kinds, "holed": [None, *range(9)], "word": ["a", "b"] * 5})
+    image, kind = argosy.data.columns(whole, "image", "kind")
+    assert image.tolist() == images.reshape(10, 3, 2).tolist()
+    assert np.shares_memory(kind, whole["kind"].chunk(0).to_numpy())
+    assert np.shares_memory(image, whole["image"].chunk(0).flatten().flatten().to_numpy())
+    assert argosy.Data(arrays=(image, kind)).arrays is not None
+    parquet.write_table(whole, tmp_path / "t.parquet", row_group_size=4)
+    for source in (tmp_path / "t.parquet", arrow.concat_tables([whole[:4], whole[4:]]), whole.to_batches()[0]):
+        found = argosy.data.columns(source, "image", "kind")
+        assert [column.tolist() for column in found] == [image.tolist(), kind.tolist()]
+    table = argosy.data.table(whole.drop_columns(["image", "holed"]), target="kind")
+    assert (table.features, table.classes) == (("word=a", "word=b"), (0, 1, 2))
+    with pytest.raises(StudyError, match="column 'holed' has no value in 1 of 10 rows, first in row 0"):
+        argosy.data.columns(whole, "holed")
+    with pytest.raises(StudyError, match=r"there is no column 'kinds' \(did you mean 'kind'\?\)"):
+        argosy.data.columns(tmp_path / "t.parquet", "kinds")
+    (tmp_path / "t.parquet").write_text("no")
+    for read in (partial(argosy.data.table, target="kind"), argosy.data.columns):
+        with pytest.raises(StudyError, match=r"t\.parquet cannot be read: .*Parquet file size is 2 bytes"):
+            read(tmp_path / "t.parquet")
+
+
+def test_columns_of_what_is_no_arrow_table() -> None:
+    x, y = argosy.data.columns({"x": [1.0, 2.0], "y": np.arange(2)}, "x", "y")
+    assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0, 1])
 
 
 def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from argosy.errors import StudyError
 from argosy.errors.spelling import meant
 
-__all__ = ["Table", "table"]
+__all__ = ["Table", "columns", "table"]
 
 Column = npt.NDArray[Any]
 MOST_WORDS = 1000
@@ -49,36 +49,77 @@ def table(source: str | Path | Any, *, target: str) -> Table:
     Raises:
         StudyError: where there is no such file or column, a value is missing, or a column holds what is neither numbers nor words.
     """
-    columns = _columns(source)
-    if target not in columns:
-        raise StudyError(
-            f"table: there is no column {target!r}{meant(target, columns)}; found {', '.join(map(repr, columns))}. Choose one of these."
-        )
-    for name, column in columns.items():
+    found = _columns(source)
+    _check_there(target, found)
+    for name, column in found.items():
         _check_none_missing(name, column)
     features: dict[str, Column] = {}
-    for name, column in columns.items():
+    for name, column in found.items():
         if name != target:
             features |= _features(name, column)
     if not features:
         raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
-    classes, targets = _targets(columns[target])
+    classes, targets = _targets(found[target])
     inputs = np.stack([column.astype(np.float32) for column in features.values()], axis=1)
     return Table(inputs=inputs, targets=targets, features=tuple(features), classes=classes)
+
+
+def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
+    """Return columns of an Arrow table, a ``.parquet`` file or what else `table` takes, for ``Data(arrays=columns(source, "image", "label"))``.
+
+    Numbers of an Arrow column in one piece are not copied; lists of one size are rows of that shape. A Parquet file is read once, and only these
+    columns of it.
+
+    Raises:
+        StudyError: where there is no such file or column, or a value is missing.
+    """
+    if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
+        source = _parquet(Path(source), names)
+    found = _columns(source) if isinstance(source, str | Path) else source
+    for name in names:
+        _check_there(name, _names(found))
+    return tuple(_rows(name, found[name]) for name in names)
+
+
+def _rows(name: str, column: Any) -> Column:
+    """Return a column as an array, lists of one size as rows."""
+    if not hasattr(column, "null_count"):
+        return np.asarray(column)
+    whole = column.chunk(0) if getattr(column, "num_chunks", 0) == 1 else column
+    whole = whole.combine_chunks() if hasattr(whole, "chunks") else whole
+    shape = [len(whole)]
+    _check_filled(name, np.flatnonzero(whole.is_null()).tolist(), shape[0])
+    while hasattr(whole.type, "list_size"):
+        shape.append(whole.type.list_size)
+        whole = whole.flatten()
+        inside = np.flatnonzero(whole.is_null()) // (len(whole) // shape[0])
+        _check_filled(name, np.unique(inside).tolist(), shape[0])
+    return np.asarray(whole).reshape(shape)
+
+
+def _names(source: Any) -> list[str]:
+    found = getattr(source, "column_names", None) or (source if isinstance(source, Mapping) else source.columns)
+    return list(map(str, found))
+
+
+def _check_there(name: str, found: Iterable[str]) -> None:
+    if name not in found:
+        raise StudyError(
+            f"table: there is no column {name!r}{meant(name, found)}; found {', '.join(map(repr, found))}. Choose one of these."
+        )
 
 
 def _columns(source: Any) -> dict[str, Column]:
     if isinstance(source, str | Path):
         path = Path(source)
+        if path.suffix == ".parquet":
+            return _columns(_parquet(path))
         try:
-            found = _parquet(path) if path.suffix == ".parquet" else _csv(path)
-        except OSError as error:
-            raise StudyError(
-                f"table: {path} cannot be read: {error.strerror}. Give a .csv or .parquet file."
-            ) from error
+            found = _csv(path)
+        except (OSError, UnicodeError) as error:
+            raise _unreadable(path, error) from error
     else:
-        names = getattr(source, "column_names", None) or (source if isinstance(source, Mapping) else source.columns)
-        found = {str(name): np.asarray(source[name]) for name in names}
+        found = {name: np.asarray(source[name]) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
         raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
     return found
@@ -95,12 +136,24 @@ def _csv(path: Path) -> dict[str, Column]:
     return {name: _parsed([row[place].strip() for row in rows]) for place, name in enumerate(names)}
 
 
-def _parquet(path: Path) -> dict[str, Column]:
+def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
+    """Return the Arrow table of a file, with the columns of these names that it has."""
     try:
         from pyarrow import parquet
     except ImportError as error:
         raise StudyError(f"table: {path} needs pyarrow: pip install pyarrow.") from error
-    return _columns(parquet.read_table(path))
+    try:
+        if names is not None:
+            there = parquet.read_schema(path).names
+            names = [name for name in names if name in there] or there
+        return parquet.read_table(path, columns=names)
+    except (OSError, ValueError) as error:  # what Arrow says of a damaged file is a ValueError
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> StudyError:
+    why = getattr(error, "strerror", None) or str(error).strip().rstrip(".")
+    return StudyError(f"table: {path} cannot be read: {why}. Give a .csv or .parquet file.")
 
 
 def _parsed(values: list[str]) -> Column:
@@ -114,14 +167,18 @@ def _parsed(values: list[str]) -> Column:
 
 def _check_none_missing(name: str, column: Column) -> None:
     missing = [n for n, value in enumerate(column.tolist()) if value is None or value == "" or value != value]
-    if missing:
-        raise StudyError(
-            f"table: column {name!r} has no value in {len(missing)} of {len(column)} rows, first in row {missing[0]}. Fill them, or leave out "
-            "the rows or the column."
-        )
+    _check_filled(name, missing, len(column))
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         raise StudyError(
             f"table: column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers."
+        )
+
+
+def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
+    if missing:
+        raise StudyError(
+            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]}. Fill them, or leave out the rows or "
+            "the column."
         )
 
 

@@ -380,6 +380,8 @@ class DataOpened(Event):
 
     keeping: Mapping[str, str]
     """By split, what is kept of its prepared samples, or why nothing is, in words; none for arrays."""
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By split, the lengths of the shards of a stream that is not kept, on which the order of its samples depends."""
 
 
 @dataclass(frozen=True, kw_only=True)

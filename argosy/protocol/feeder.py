@@ -1,7 +1,7 @@
 """Messages from the driver to feeders, and their answers apart from journaled events: values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
@@ -26,6 +26,9 @@ __all__ = [
 class Open:
     """Message to a feeder: open the data; answered by Opened."""
 
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By split, the lengths of its shards, where an earlier driver's feeder has told them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
@@ -41,6 +44,8 @@ class Opened:
     """Time from the command until now."""
     keeping: Mapping[str, str]
     """By split, what is kept of its samples, or why nothing is, in words."""
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By split, the lengths of the shards of a stream that is not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

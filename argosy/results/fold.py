@@ -189,6 +189,7 @@ class RunState:
     constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """What the constraints of a search say, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
@@ -318,7 +319,7 @@ class RunState:
             key = (event.split, event.epoch, event.section)
             self.discarded[key] = self.discarded.get(key, 0) + event.samples
         elif isinstance(event, DataOpened):
-            self.keeping = event.keeping
+            self.keeping, self.shards = event.keeping, event.shards
         elif isinstance(event, Skipped):
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):

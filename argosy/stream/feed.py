@@ -234,7 +234,12 @@ class _Feeder:
         if earlier is not None:
             # The trainer was told to connect again, or replaces another of its name.
             self._lose_reader(earlier)
-        self.ring.lend(peer, {split: source.layout for split, source in self.sources.items()}, self.course.lengths)
+        self.ring.lend(
+            peer,
+            {split: source.layout for split, source in self.sources.items()},
+            self.course.lengths,
+            self.orders.shards,
+        )
         self.readers[name] = peer
         self._watch(peer, partial(self._released, name, peer))
 
@@ -371,7 +376,13 @@ def feed(
     count = settings.loader_workers if settings.loader_workers is not None else min(cores, MOST_LOADERS)
     with heartbeat.busy("opening the data", opaque=True):
         sources = open_for(
-            count, data, seed=seed, heartbeat=heartbeat, hang_up=driver.close, most_kept=settings.keep_bytes
+            count,
+            data,
+            seed=seed,
+            heartbeat=heartbeat,
+            hang_up=driver.close,
+            most_kept=settings.keep_bytes,
+            shards=command.shards,
         )
     keep(sources, keep_bytes)
     block_size = settings.block_size or choose_block_size(sources["train"].layout)
@@ -388,6 +399,7 @@ def feed(
             seconds_per_sample=sources["train"].facts.seconds_per_sample,
             opening_seconds=time.monotonic() - began,
             keeping={name: source.facts.keeping for name, source in sources.items() if source.facts.keeping},
+            shards={name: source.facts.shards for name, source in sources.items() if source.facts.shards},
         )
     )
     _Feeder(
@@ -396,7 +408,7 @@ def feed(
         ring,
         sources,
         course,
-        Orders(seed, lengths),
+        Orders(seed, lengths, shards=sources["train"].facts.shards),
         heartbeat,
         files=(*files, *(file for source in sources.values() for file in source.facts.files)),
         wanted_loaders=count if parallel else 0,

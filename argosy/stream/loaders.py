@@ -33,7 +33,7 @@ TASKS_AHEAD = 2
 """Tasks per worker at a time, so that none waits for the feeder between two."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """Some rows of one block."""
 
@@ -41,6 +41,8 @@ class Task:
     place: Place
     low: int
     indices: Indices
+    shard: int | None = None
+    """Shard of a stream that is not kept, to which all of them belong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 __all__ = [
     "OPENING",
+    "SIDE_BY_SIDE",
     "Digest",
     "Indices",
     "Selection",
@@ -21,6 +22,7 @@ __all__ = [
     "permutation",
     "running_sums",
     "sample_seed",
+    "shard_order",
     "split_order",
     "used_elements",
     "window_elements",
@@ -37,6 +39,10 @@ OPENING = -1
 """Used in place of a sample's index, in the seed under which a split is opened or read from beginning to end."""
 WINDOW = 64
 """Full batches in a window, within which samples of unlike length are sorted: their lengths then differ by a 64th of all there are."""
+SIDE_BY_SIDE = 8
+"""Shards of a stream that is not kept which an epoch reads at a time."""
+RUN = 8
+"""Samples of one shard that follow each other, so that a loader worker is asked for several at once."""
 SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
 """Parts of preparation that draw, each under seeds of its own."""
 
@@ -61,9 +67,34 @@ def window_elements(batch_size: int) -> int:
     return WINDOW * batch_size
 
 
-def split_order(seed: int, split: str, epoch: int, length: int) -> Indices:
-    """Return the order in which the samples of one split go through the stream in one epoch."""
-    return permutation(seed, epoch, length) if split == "train" else np.arange(length, dtype=np.int64)
+def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
+    """Return the order of one epoch of a stream that can only be read forward, in shards of these lengths, int64 ``[sum(shards)]``.
+
+    The shards are shuffled; so many of them at a time are dealt out in runs, in which each shard's samples keep their order.
+    """
+    lengths = np.asarray(shards, dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
+    shuffled = state.permutation(len(lengths))
+    found = [np.zeros(0, dtype=np.int64)]
+    for first in range(0, len(shuffled), SIDE_BY_SIDE):
+        beside = shuffled[first : first + SIDE_BY_SIDE]
+        runs = np.repeat(beside, -(-lengths[beside] // RUN))
+        state.shuffle(runs)
+        row = np.zeros(len(runs), dtype=np.int64)
+        for shard in beside.tolist():
+            its = np.flatnonzero(runs == shard)
+            row[its] = RUN * np.arange(len(its))
+        rows = row[:, None] + np.arange(RUN)
+        found.append((starts[runs][:, None] + rows)[rows < lengths[runs][:, None]])
+    return np.concatenate(found)
+
+
+def split_order(seed: int, split: str, epoch: int, length: int, shards: Sequence[int] = ()) -> Indices:
+    """Return the order in which the samples of one split go through the stream in one epoch; `shards` are those of a stream that is not kept."""
+    if split != "train":
+        return np.arange(length, dtype=np.int64)
+    return shard_order(seed, epoch, shards) if shards else permutation(seed, epoch, length)
 
 
 def mix64(value: int) -> int:

@@ -159,7 +159,11 @@ class PaddedStream:
     ragged: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return (padded(sample, self.ragged) for sample in self.dataset)
+        return self.padded(iter(self.dataset))
+
+    def padded(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Return samples of its own padded."""
+        return (padded(sample, self.ragged) for sample in samples)
 
 
 def padding(dataset: Any, ragged: Any) -> Any:

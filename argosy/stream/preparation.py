@@ -6,10 +6,12 @@ feeder does the tasks itself, one at a time.
 """
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+
+import numpy as np
 
 from argosy.errors import WorkerError
 from argosy.protocol.events import Discarded
@@ -17,8 +19,9 @@ from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.loaders import Done, Loader, Task, run_task, start_loader
-from argosy.stream.order import Indices
+from argosy.stream.order import SIDE_BY_SIDE, Indices
 from argosy.stream.ring import Ring
+from argosy.stream.shards import shards_of
 from argosy.stream.sharing import Hop
 from argosy.stream.sources import Source
 from argosy.stream.wire import Peer
@@ -81,18 +84,24 @@ class Preparation:
         self.filling: deque[Filling] = deque()
         self.abandoned: list[Filling] = []
         self._tries: dict[tuple[int, int], int] = {}
+        self._readers: dict[str, dict[int, Loader]] = {}
+        """By split, the workers that read the shards which were read last."""
 
     # ---- blocks
 
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
         """Begin a block of this node, in a slot that is free."""
         size = min(CHUNK, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else CHUNK
-        at_once = not self.sources[place.split].parallel
+        source = self.sources[place.split]
+        at_once = not source.parallel
         if at_once:
             size = place.rows
         slot = self.free.pop()
-        starts = range(0, place.rows, max(size, 1))
-        todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
+        if source.facts.shards:
+            todo = deque(_tasks_of_shards(slot, place, order, source.facts.shards))
+        else:
+            starts = range(0, place.rows, max(size, 1))
+            todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
         self.filling.append(Filling(slot, place, todo, len(todo), at_once=at_once, hops=hops))
 
     def expect(self, place: Place, hops: tuple[Hop, ...]) -> None:
@@ -133,8 +142,29 @@ class Preparation:
                 idle = [loader for loader in self.loaders if loader.idle]
                 if not idle:
                     return False
-                min(idle, key=lambda loader: len(loader.tasks)).give(filling.todo.popleft())
+                given = self._given(filling.todo, idle)
+                if given is None:
+                    break
+                given[1].give(given[0])
+                filling.todo.remove(given[0])
         return False
+
+    def _given(self, todo: Iterable[Task], idle: Sequence[Loader]) -> tuple[Task, Loader] | None:
+        """Return the first task that an idle worker may have, and that worker; a shard is read by one worker as long as that lives."""
+        for task in todo:
+            if task.shard is None:
+                return task, min(idle, key=lambda loader: len(loader.tasks))
+            of_split = self._readers.setdefault(task.place.split, {})
+            loader = of_split.pop(task.shard, None)
+            if loader not in self.loaders:
+                busy = Counter(reader.number for reader in of_split.values())
+                loader = min(self.loaders, key=lambda loader: busy[loader.number])
+            of_split[task.shard] = loader  # last: of those that are read, the first one was read longest ago
+            if len(of_split) > SIDE_BY_SIDE:
+                del of_split[next(iter(of_split))]
+            if loader in idle:
+                return task, loader
+        return None
 
     def _comes_too_early(self, filling: Filling) -> bool:
         """Return whether some of its samples may be under preparation for an earlier pass, and will be kept."""
@@ -217,6 +247,15 @@ class Preparation:
             loader.connection.close()
         for loader in self.loaders:
             loader.end()
+
+
+def _tasks_of_shards(slot: int, place: Place, order: Indices, shards: tuple[int, ...]) -> Iterator[Task]:
+    """Yield tasks of consecutive samples of one shard each."""
+    of = shards_of(order, shards)
+    cuts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
+    for begin, end in itertools.pairwise([*cuts, place.rows]):
+        for low in range(begin, end, CHUNK):
+            yield Task(slot, place, low, order[low : min(low + CHUNK, end)], int(of[low]))
 
 
 def _pass(place: Place) -> tuple[str, int]:

@@ -13,7 +13,8 @@ from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
 from argosy.stream.padding import given
-from argosy.stream.samples import THROWN, generator_states, refusal
+from argosy.stream.samples import THROWN, Preparing, generator_states, refusal
+from argosy.stream.shards import Shards
 
 __all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe"]
 
@@ -27,7 +28,7 @@ class Facts:
     length: int
     layout: Layout
     fingerprint: str
-    """SHA-256 over two prepared samples, the first and the last: part of a study's identity on disk."""
+    """SHA-256 over two prepared samples, the first and the last of those that are probed: part of a study's identity on disk."""
     gathers: bool = False
     """Whether whole lists of samples may be asked for with ``__getitems__``."""
     seconds_per_sample: float = 0.0
@@ -44,6 +45,8 @@ class Facts:
     """Layout of the Dataset's own samples, where `Data.then` makes others of them."""
     files: tuple[MappedFile, ...] = ()
     """Files that samples are read from by maps, those that the first samples have opened among them."""
+    shards: tuple[int, ...] = ()
+    """Lengths of the shards of a stream that is not kept."""
 
     @property
     def kept_layout(self) -> Layout:
@@ -68,21 +71,28 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
     """Learn the facts of a Dataset.
 
     A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own. Where
-    nothing was drawn for a sample, it is prepared under another seed the second time.
+    nothing was drawn for a sample, it is prepared under another seed the second time, and so are those of a stream that is not kept: its
+    samples may draw nothing that shows.
     """
     length = length_of(dataset, split)
     layout = _first_layout(sample, length, split, skip_errors=skip_errors)
     leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
     elsewhere = _leaves_of(sample.elsewhere, split, layout, skip_errors=skip_errors)
-    probes = sorted({0, length // 2, length - 1})
+    probes = _probes(dataset, length)
     first, drew = {}, {}
     for index in probes:
         first[index], drew[index] = leaves(index), sample.drew(index)
     started = time.perf_counter()
-    again = {index: leaves(index) if drew[index] else elsewhere(index) for index in reversed(probes)}
+    stream = isinstance(dataset, Shards) and isinstance(sample, Preparing)  # not what `Data.then` makes of it
+    again = {index: leaves(index) if drew[index] and not stream else elsewhere(index) for index in reversed(probes)}
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]
     for index in differ:
+        if stream:
+            raise StudyError(
+                f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample {index} when it is read again, so that what it gives "
+                "depends on where reading begins. Let Data(then=...) do what draws, and leave shuffling to the study."
+            )
         if drew[index] or not same_bits(first[index], leaves(index)):
             raise StudyError(
                 f"Data.{split} ({type(given(dataset)).__name__}) prepared sample {index} twice from the same seeds, and the "
@@ -92,7 +102,7 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
     return Facts(
         length=length,
         layout=layout,
-        fingerprint=fingerprint_of([first[0], first[length - 1]]),
+        fingerprint=fingerprint_of([first[probes[0]], first[probes[-1]]]),
         gathers=all(first.values()) and _gathers(dataset, first),
         seconds_per_sample=seconds,
         constant=not differ and any(first[index] and not drew[index] for index in probes),
@@ -120,12 +130,17 @@ def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any]
     """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
     leaves = _leaves_of(sample, split, facts.layout, skip_errors=skip_errors)
     length = length_of(dataset, split)
-    if length != facts.length or fingerprint_of([leaves(0), leaves(length - 1)]) != facts.fingerprint:
+    probes = _probes(dataset, length)
+    if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(
             f"Data.{split}: the {type(given(dataset)).__name__} is another one whenever it is opened (here of {length} samples, "
             f"before of {facts.length}), and each loader worker opens its own, because it leaves files or connections open. Let "
             "it give the same samples in the same order: sort what it lists, and seed what it draws."
         )
+
+
+def _probes(dataset: Any, length: int) -> list[int]:
+    return dataset.probes if isinstance(dataset, Shards) else sorted({0, length // 2, length - 1})
 
 
 def fingerprint_of(samples: Iterable[Leaves]) -> str:

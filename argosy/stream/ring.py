@@ -11,7 +11,7 @@ end-of-file, which gives back all it held.
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -40,10 +40,14 @@ class Ring:
         """Return the bytes of one slot, writable."""
         return self._memory[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def lend(self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int]) -> None:
+    def lend(
+        self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int], shards: Sequence[int] = ()
+    ) -> None:
         """Send a reader the memory and what it needs to read it; a dead one is noticed by its end-of-file."""
         # By value: a sample may be a named tuple of the user's script.
-        peer.send(cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths))), [self.descriptor])
+        peer.send(
+            cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards))), [self.descriptor]
+        )
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -60,7 +64,8 @@ class RingReader:
         self.slot_bytes: int
         self.layouts: dict[str, Layout]
         self.lengths: dict[str, int]
-        self.slots, self.slot_bytes, self.layouts, self.lengths = cloudpickle.loads(words)
+        self.shards: tuple[int, ...]
+        self.slots, self.slot_bytes, self.layouts, self.lengths, self.shards = cloudpickle.loads(words)
         descriptor = peer.descriptors.popleft()
         self._memory = _map(descriptor)
         os.close(descriptor)

@@ -15,6 +15,7 @@ from argosy.stream.blocks import Layout, Unfit
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
+from argosy.stream.shards import Shards
 from argosy.stream.trees import unflatten
 
 __all__ = ["THROWN", "Preparing", "generator_states", "reason", "refusal", "seed_everything"]
@@ -42,6 +43,8 @@ class Preparing:
         self.heartbeat.beat(index)
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
         with self.watching():
+            if isinstance(self.dataset, Shards):
+                return self.dataset.read(index, self.heartbeat.beat)
             return self.dataset[index]
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
@@ -96,7 +99,7 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, Unfit) else traceback.format_exception_only(error)[-1].strip()
 
 
-def refusal(error: BaseException, split: str, index: int) -> StudyError:
+def refusal(error: BaseException, split: str, index: int | str) -> StudyError:
     """Return the error that ends a study because of this sample."""
     if isinstance(error, Unfit):
         return StudyError(f"Data.{split}: sample {index} {error}")

@@ -1,6 +1,6 @@
 """Which blocks go through the stream, one after another: the training samples of a section, then all validation samples."""
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -40,9 +40,13 @@ def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, b
 class Orders:
     """The order of each split's current epoch, cached; asked for blocks in the order of a leg."""
 
-    def __init__(self, seed: int, lengths: Mapping[str, int], *, by_length: bool = False) -> None:
+    def __init__(
+        self, seed: int, lengths: Mapping[str, int], *, shards: Sequence[int] = (), by_length: bool = False
+    ) -> None:
         self.seed = seed
         self.lengths = lengths
+        self.shards = shards
+        """Lengths of the shards that training samples are read from, where they are not kept."""
         self.by_length = by_length
         """Whether members cut batches of samples of like length."""
         self._at_hand: dict[str, tuple[int, Indices]] = {}
@@ -51,7 +55,7 @@ class Orders:
     def epoch(self, split: str, epoch: int) -> Indices:
         """Return the whole order of an epoch, int64 ``[length]``."""
         if self._at_hand.get(split, (None,))[0] != epoch:
-            self._at_hand[split] = (epoch, split_order(self.seed, split, epoch, self.lengths[split]))
+            self._at_hand[split] = (epoch, split_order(self.seed, split, epoch, self.lengths[split], self.shards))
         return self._at_hand[split][1]
 
     def windows(self, split: str, epoch: int, *cut_by: int | None) -> MutableMapping[int, Any]:

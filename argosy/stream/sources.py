@@ -25,8 +25,9 @@ from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import OPENING, Indices, sample_seed
 from argosy.stream.padding import PaddedThen, padding
-from argosy.stream.probing import Facts, confirm, fingerprint_of
+from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
 from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
+from argosy.stream.shards import Shards
 from argosy.study import Data
 
 __all__ = [
@@ -43,6 +44,9 @@ __all__ = [
     "reopened",
     "told",
 ]
+
+
+READ_AGAIN = "read in each epoch, shard by shard, as it is not kept"
 
 
 class Filled(NamedTuple):
@@ -272,11 +276,16 @@ class DatasetSource(Source):
 
 
 def open_sources(
-    data: Data, *, seed: int, heartbeat: Heartbeat | None = None, cache: RowCache | None = None
+    data: Data,
+    *,
+    seed: int,
+    heartbeat: Heartbeat | None = None,
+    cache: RowCache | None = None,
+    shards: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, Source]:
     """Open and probe the splits of a study's data, by name, in this process; the heartbeat defaults to a private one."""
     heartbeat = heartbeat or Heartbeat.private()
-    splits = open_splits(data, seed=seed, heartbeat=heartbeat)
+    splits = open_splits(data, seed=seed, heartbeat=heartbeat, shards=shards or {})
     prover = Prover(cache, skip_errors=data.on_error == "skip", keys={})
     found = probed_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
     prover.note_use(splits.values())
@@ -327,15 +336,21 @@ def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
     return Rows.in_memory(facts.kept_layout, count) if count else None
 
 
-def open_splits(data: Data, *, seed: int, heartbeat: Heartbeat) -> dict[str, Any]:
+def open_splits(
+    data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]], readers: int = 1
+) -> dict[str, Any]:
     """Return by split its Dataset, or its source where it is arrays; factories are called here.
 
-    A Dataset that is given for both is opened once, and is one object.
+    A Dataset that is given for both is opened once, and is one object. `shards` are their lengths where they are known;
+    so many `readers` read a stream at a time.
     """
     opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
     if data.has_val:
         again = data.val is data.train and not isinstance(opened["train"], ArraySource)
         opened["val"] = opened["train"] if again else open_split(data, "val", seed=seed, heartbeat=heartbeat)
+    for name, split in opened.items():
+        if isinstance(split, Spool):
+            split.lengths, split.readers = shards.get(name, split.lengths), readers
     return opened
 
 
@@ -375,11 +390,7 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
     if isinstance(opened, ArraySource):
         return opened
     if isinstance(opened, Spool):
-        with heartbeat.busy(f"reading sample {{number}} of {split} into a file"):
-            facts = opened.facts(prover.cache)
-        read = ReadOnce(facts)
-        preparing = _preparing(read, split, data, seed=seed, heartbeat=heartbeat)
-        return told(read, split, prover.finished(preparing, facts), data, seed=seed, heartbeat=heartbeat)
+        return _probed_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
     preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
     # Opaque: what a dataset does once, it does for its first samples.
     with heartbeat.busy(_doing(split), opaque=True):
@@ -387,9 +398,34 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
     return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
+def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
+    """Return the source of a stream that was read into a file, or of one that is not kept, of which the shards were counted."""
+    if prover.cache is not None:
+        with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
+            facts = spool.facts(prover.cache)
+        preparing = _preparing(ReadOnce(facts), spool.split, data, seed=seed, heartbeat=heartbeat)
+        facts = prover.finished(preparing, facts)
+    else:
+        with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
+            lengths = spool.counted()
+        preparing = _preparing(Shards(spool.stream, lengths), spool.split, data, seed=seed, heartbeat=heartbeat)
+        with heartbeat.busy(_doing(spool.split), opaque=True):
+            facts = probe(preparing.dataset, spool.split, preparing, skip_errors=prover.skip_errors)
+            facts = replace(prover.finished(preparing, facts), shards=lengths, keeping=READ_AGAIN)
+        preparing.dataset.close()
+    return told(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
+
+
+def _readable(opened: Any, facts: Facts) -> Any:
+    """Return a Dataset from what `open_split` has opened, of which these facts are known."""
+    if not isinstance(opened, Spool):
+        return opened
+    return Shards(opened.stream, facts.shards) if facts.shards else ReadOnce(facts)
+
+
 def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat) -> DatasetSource:
     """Return the source of a Dataset that was opened here, and probed here or in another process."""
-    preparing = _preparing(dataset, split, data, seed=seed, heartbeat=heartbeat)
+    preparing = _preparing(_readable(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
     return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
 
@@ -400,10 +436,10 @@ def reopened(
 
     def open_own(heartbeat: Heartbeat) -> Preparing:
         given = data()
-        dataset = open_split(given, split, seed=seed, heartbeat=heartbeat)
-        if isinstance(dataset, Spool):
-            return _preparing(ReadOnce(facts), split, given, seed=seed, heartbeat=heartbeat)
+        dataset = _readable(open_split(given, split, seed=seed, heartbeat=heartbeat), facts)
         preparing = _preparing(dataset, split, given, seed=seed, heartbeat=heartbeat)
+        if isinstance(dataset, ReadOnce):
+            return preparing
         with heartbeat.busy(_doing(split), opaque=True):
             if facts.base is None:
                 sample: Callable[[int], Any] = preparing

@@ -71,21 +71,22 @@ def open_for(
     heartbeat: Heartbeat,
     hang_up: Callable[[], None],
     most_kept: int | None,
+    shards: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Source]:
     """Open the splits of a study's data, by name, for so many loader workers to be forked; may return in a spare.
 
     ``data`` unpacks them, anew each time. ``hang_up`` closes the connections at which others notice the caller's end.
-    ``most_kept`` is a limit for the bytes of kept rows on disk.
+    ``most_kept`` is a limit for the bytes of kept rows on disk, ``shards`` has lengths of shards that are known.
     """
     if not loaders:
         given = data()
-        return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept))
+        return open_sources(given, seed=seed, heartbeat=heartbeat, cache=cache_for(given, most_kept), shards=shards)
     before = held()
     empty, word = _Standby.fork()
     if word is not None:
         return _to_be_opened(data, word, seed=seed, heartbeat=heartbeat)
     given = data()
-    splits = open_splits(given, seed=seed, heartbeat=heartbeat)
+    splits = open_splits(given, seed=seed, heartbeat=heartbeat, shards=shards, readers=loaders)
 
     def learn() -> tuple[dict[str, Source], _Word]:
         prover = Prover(cache_for(given, most_kept), skip_errors=given.on_error == "skip", keys={})

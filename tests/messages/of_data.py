@@ -1,6 +1,7 @@
 """What is wrong with data as people have them: folders, tables, lines, streams, frozen networks."""
 
 import importlib
+import os
 import random
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from argosy import Data, Member, Ragged, Study, data
+from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept import spool
 from argosy.stream.kept.cache import Location, RowCache
+from argosy.stream.kept.readers import by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.sources import open_sources
 
@@ -31,6 +34,14 @@ class Numbers:
 
     def __iter__(self) -> Any:
         return (torch.tensor(float(n) + (random.random() if self.draws else 0.0)) for n in range(self.count))
+
+
+def rows_from(shard: str, row: int) -> Any:
+    return (torch.tensor(float(n)) for n in range(row, 3 if shard == "a" else 0))
+
+
+def drawn_from(shard: str, row: int) -> Any:
+    return (torch.tensor(random.random()) for _ in range(row, 3))
 
 
 def read(stream: Any, **cache: Any) -> None:
@@ -85,7 +96,17 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    "a stream that is not to be kept": lambda: open_sources(Data(train=Numbers(3), keep=False), seed=0),
+    "a reader of shards that dies": lambda: by_readers(
+        lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
+    ),
+    "no shards": lambda: data.from_shards([], read=rows_from),
+    "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
+    "a shard that is shorter than it was": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
+    ),
+    "a stream that draws and is not kept": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
+    ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws": lambda: read(Numbers(3, draws=True)),
     "a stream without room": lambda: read(Numbers(3), most_bytes=4),

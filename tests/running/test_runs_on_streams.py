@@ -5,39 +5,54 @@ from pathlib import Path
 
 import evidence
 import forked
+import pytest
 
 import argosy
-from argosy.protocol.events import Fed, Saved
+from argosy.protocol.events import DataOpened, Fed, Saved
 from argosy.results.fold import RunState
 from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import read_journal
 
 SCRIPT = """
-import sys, argosy, studies, torch
+import argosy, os, studies, sys, torch
 from torch.utils.data import IterableDataset
+
+def line(words):
+    return torch.full((12,), float(words) / 300), int(words) % 10
 
 class Numbers(IterableDataset):
     def __init__(self, path):
         self.path = path
 
     def __iter__(self):
-        for line in open(self.path):
-            yield torch.full((12,), float(line) / 300), int(line) % 10
+        for words in open(self.path):
+            yield line(words)
 
-directory, path, launcher, devices, workers, nodes = sys.argv[1:]
+def read(path, row):
+    with open("reads.txt", "a", buffering=1) as reads:
+        for number, words in list(enumerate(open(path)))[row:]:
+            reads.write(f"{path} {number}\\n")
+            yield line(words)
+
+directory, path, keep, launcher, devices, workers, nodes = sys.argv[1:]
+if keep == "keep":
+    data = argosy.Data(train=Numbers(path), val=Numbers(path))
+else:
+    shards = argosy.data.from_shards(sorted(os.listdir("shards")), read=lambda name, row: read(f"shards/{name}", row))
+    data = argosy.Data(train=shards, val=shards, keep=False)
 fleet = [studies.member("a", augment=studies.dawdle, batch_size=5), studies.member("b", augment=studies.dawdle, batch_size=8)]
-study = argosy.Study(data=argosy.Data(train=Numbers(path), val=Numbers(path)), members=fleet, stop=argosy.MaxEpochs(2), seed=5)
+study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(2), seed=5)
 argosy.train(study, directory=directory, launcher=launcher, devices=devices, loader_workers=int(workers), nodes=int(nodes),
-             numerics="exact", checkpoint_seconds=0.0)
+             numerics="exact", checkpoint_seconds=0.0, block_size=16)
 """
 PLACES = [("cpu:2", 2, 1), ("cpu:1", 1, 1), ("cpu:1", 3, 2)]
 """Devices of each node, loader workers and nodes of the runs that are killed."""
 
 
 def begun(
-    directory: Path, path: Path, devices: str, workers: int, nodes: int, launcher: str = "processes"
+    directory: Path, path: Path, keep: str, devices: str, workers: int, nodes: int, launcher: str = "processes"
 ) -> forked.Forked:
-    words = [str(directory), str(path), launcher, devices, str(workers), str(nodes)]
+    words = [str(directory), str(path), keep, launcher, devices, str(workers), str(nodes)]
     return forked.script(SCRIPT, *words, err=2)
 
 
@@ -46,23 +61,38 @@ def saved(directory: Path) -> int:
     return sum(isinstance(event, Saved) for event in read_journal(directory)) if journal.exists() else 0
 
 
-def test_three_kills_in_one_epoch_and_none_of_them_can_be_told(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.txt"
-    path.write_text("".join(f"{n}\n" for n in range(300)))
-    assert begun(tmp_path / "whole", path, "cpu:1", 0, 1, "inline").wait() == 0
+@pytest.mark.parametrize("keep", ["keep", "not kept"])
+def test_three_kills_in_one_epoch_and_none_of_them_can_be_told(
+    keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, lines = tmp_path / "numbers.txt", [f"{n}\n" for n in range(300)]
+    path.write_text("".join(lines))
+    (tmp_path / "shards").mkdir()
+    for number, start in enumerate((0, 40, 41, 120, 200, 270)):
+        stop = (40, 41, 120, 200, 270, 300)[number]
+        (tmp_path / "shards" / f"{number}").write_text("".join(lines[start:stop]))
+    assert begun(tmp_path / "whole", path, keep, "cpu:1", 0, 1, "inline").wait() == 0
     run = tmp_path / "run"
     for place in PLACES:
-        before, process = saved(run), begun(run, path, *place)
+        before, process = saved(run), begun(run, path, keep, *place)
         while saved(run) < before + 8 and process.poll() is None:
             time.sleep(0.02)
         assert process.poll() is None, "it was over before it was killed"
         process.kill()
         process.wait()
+        if keep != "keep":
+            opened = [event for event in read_journal(run) if isinstance(event, DataOpened)]
+            assert opened[-1].shards == dict.fromkeys(("train", "val"), (40, 1, 79, 80, 70, 30))
     sections = [member.sections for member in RunState.of(read_journal(run)).members.values()]
     assert not any(sections), "the kills were to be within the first epoch"
-    assert begun(run, path, "cpu:2", 2, 1).wait() == 0
+    assert begun(run, path, keep, "cpu:2", 2, 1).wait() == 0
     assert evidence.results(run) == evidence.results(tmp_path / "whole")
     assert audit(run) == []
-    # Nothing was prepared: a stream is read once, whoever goes on with it.
-    assert sum(event.samples for event in read_journal(run) if isinstance(event, Fed)) == 0
-    assert argosy.load(run).keeping["train"] == "read by an earlier run"
+    told = argosy.load(run).keeping["train"]
+    if keep == "keep":
+        # Nothing was prepared: a stream is read once, whoever goes on with it.
+        assert sum(event.samples for event in read_journal(run) if isinstance(event, Fed)) == 0
+        assert told == "read by an earlier run"
+    else:
+        assert told == "read in each epoch, shard by shard, as it is not kept"

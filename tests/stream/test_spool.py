@@ -176,13 +176,6 @@ def test_a_folder_that_cannot_be_made_is_said(lines: Path, tmp_path: Path) -> No
         open_sources(Data(train=Lines(lines)), seed=3, cache=RowCache(lines / "rows"))
 
 
-def test_nothing_is_read_that_is_not_to_be_kept(lines: Path) -> None:
-    with pytest.raises(
-        StudyError, match="iterable-style Lines, which is read once into a file, and Data\\(keep=False\\) keeps"
-    ):
-        open_sources(Data(train=Lines(lines), keep=False), seed=3)
-
-
 def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lines: Path) -> None:
     RowCache().folder.mkdir(parents=True, mode=0o700)
     (RowCache().folder / ".0123").mkdir()

@@ -306,7 +306,7 @@ class Driver:
         run.identity.check(run.study, **run.known_of_study())
         costs = launching.preparation_rate, launching.opening_seconds
         run.record(run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs))
-        run.record(DataOpened(keeping=opened.keeping))
+        run.record(DataOpened(keeping=opened.keeping, shards=opened.shards))
         if run.positions.retried:
             run.record(Retried(members=run.positions.retried))
         if self.anew is not None:
@@ -322,7 +322,7 @@ class Driver:
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
         known = self.run.data = self.run.data or opened
-        for what in ("lengths", "fingerprints", "block_size"):
+        for what in ("lengths", "shards", "fingerprints", "block_size"):
             here, there = getattr(opened, what), getattr(known, what)
             if here != there:
                 raise StudyError(

@@ -72,7 +72,7 @@ class _Bench:
         self._backend = backend
         self._copies = Copies(backend, study.data.on_device)
         self._source = open_sources(study.data, seed=study.seed)["train"]
-        self._orders = Orders(study.seed, {"train": self._source.length})
+        self._orders = Orders(study.seed, {"train": self._source.length}, shards=self._source.facts.shards)
         largest = max(member.batch_size for member in study.members)
         self._rows = min(self._source.length, max(choose_block_size(self._source.layout), BATCHES * largest))
         self._epochs = itertools.count()

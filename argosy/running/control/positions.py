@@ -209,7 +209,8 @@ class Positions:
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
         """The stretch of the stream that these members need together."""
-        return leg_for(self.study, [self._points[name] for name in members], lengths, number=number)
+        shards = self.state.shards.get("train", ())
+        return leg_for(self.study, [self._points[name] for name in members], lengths, shards, number=number)
 
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
         """Samples of the stream from where the least advanced of these goes on to where a section begins."""

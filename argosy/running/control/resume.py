@@ -1,6 +1,6 @@
 """Where members go on: the newest sound checkpoint of each, and where in the stream that is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,12 +106,14 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
                 (folder / saved.file).unlink()
 
 
-def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], *, number: int) -> Leg:
+def leg_for(
+    study: Study, points: Iterable[Resume], lengths: Mapping[str, int], shards: Sequence[int], *, number: int
+) -> Leg:
     """The stream from where the least advanced of these members goes on."""
     points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
     section = min(point.stream_epoch * per_epoch + point.section for point in points)
     positions = [
-        _stream_position(study, point, length) for point in points if point.stream_epoch == section // per_epoch
+        _stream_position(study, point, length, shards) for point in points if point.stream_epoch == section // per_epoch
     ]
     return Leg(number=number, section=section, position=min(positions))
 
@@ -124,11 +126,11 @@ def last_section(study: Study, point: Resume) -> int | None:
     return point.stream_epoch * per_epoch + sections_in(bound, per_epoch) - point.epoch * per_epoch
 
 
-def _stream_position(study: Study, point: Resume, length: int) -> int:
+def _stream_position(study: Study, point: Resume, length: int, shards: Sequence[int]) -> int:
     start = section_start(point.section, length, study.validations_per_epoch)
     if point.checkpoint is None or point.at_an_epochs_end:
         return start
-    order = split_order(study.seed, "train", point.stream_epoch, length)
+    order = split_order(study.seed, "train", point.stream_epoch, length, shards)
     positions = Selection.of(study.member(point.member).subset, length).positions(order)
     if positions is None:
         return point.elements

@@ -82,7 +82,7 @@ class Run:
         self.positions: Positions = Positions(job, state, self.judges)
         self.members: Members = Members(self.positions)
         self.legs: Legs = Legs()
-        self.pool: WorkerPool = WorkerPool(workers, cluster)
+        self.pool: WorkerPool = WorkerPool(workers, cluster, state.shards)
         self.measuring = measuring
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         name = self.settings.policy

@@ -1,7 +1,7 @@
 """The driver's picture of its workers: which feeders are open, and which trainers read from which of them."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,8 +37,10 @@ class WorkerPool:
     The feeders that feed a leg together, one on each node that it needs, are its team.
     """
 
-    def __init__(self, workers: Workers, cluster: Cluster) -> None:
+    def __init__(self, workers: Workers, cluster: Cluster, shards: Mapping[str, tuple[int, ...]]) -> None:
         self.workers = workers
+        self.shards = shards
+        """By split, the lengths of shards as an earlier driver has journaled them."""
         self.node_of: dict[str, str] = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
@@ -110,7 +112,7 @@ class WorkerPool:
             self._feeder_counts[node] += 1
             self.feeders[name] = Feeder(name, node)
             self.workers.start_feeder(name, node)
-            self.workers.send(name, Open())
+            self.workers.send(name, Open(shards=self.shards))
 
     def admit(self, node: Node) -> None:
         """A further node: a feeder on it, and its trainers."""

@@ -1,6 +1,7 @@
 """Recompute from the study alone what every member must have stepped on, and compare it with the journal."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,17 @@ def audit(directory: Path) -> list[str]:
             f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
         )
     _check_lengths(directory, state, summary)
-    found = []
+    found, shards = [], state.shards.get("train", ())
     for name, described in summary["members"].items():
-        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes)
+        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes, shards)
     return found
 
 
 def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) -> None:
     """Raise RunError if ``study.json`` and the journal differ in lengths, on which orders depend."""
     lengths = summary["lengths"]
-    if state.started is not None and lengths != (journaled := dict(state.started.lengths)):
+    counted = {split: sum(shards) for split, shards in state.shards.items()}
+    if state.started is not None and lengths != (journaled := {**state.started.lengths, **counted}):
         raise RunError(
             f"{directory / 'study.json'} tells of {lengths} samples, and the journal beside it of {journaled}: one of them was "
             "changed. Put back a copy of it."
@@ -49,6 +51,7 @@ def _audit_member(
     described: dict[str, Any],
     summary: dict[str, Any],
     holes: dict[tuple[str, int], set[int]],
+    shards: Sequence[int],
 ) -> list[str]:
     found, per_epoch = [], summary["validations_per_epoch"]
     numbers = [row.epoch * per_epoch + row.section for row in member.sections]
@@ -76,7 +79,7 @@ def _audit_member(
                 )
                 continue
             selection = Selection.of(subset, length)
-            order = split_order(summary["seed"], split, ended.stream_epoch, length)
+            order = split_order(summary["seed"], split, ended.stream_epoch, length, shards)
             elements = selection.length
             if split == "train":
                 stop = section_stop(ended.section, length, per_epoch)

@@ -132,7 +132,7 @@ class InlineWorkers:
         elif isinstance(command, Attach):
             feeder = self.feeders[command.feeder]
             layouts = {split: source.layout for split, source in feeder.sources.items()}
-            self.trainers[worker].know(feeder.course.lengths, layouts)
+            self.trainers[worker].know(feeder.course.lengths, layouts, feeder.orders.shards)
         elif isinstance(command, Exit):
             self.said.append((worker, self.trainers.pop(worker).used(cpu_seconds=0.0)))
             self.said.append((worker, Lost(detail="it was told to exit")))
@@ -160,7 +160,7 @@ class _InlineFeeder:
     def obey(self, command: Any) -> list[Any]:
         """Carry out a command of the driver; returns the answers."""
         if isinstance(command, Open):
-            return [self._open()]
+            return [self._open(command)]
         if isinstance(command, Feed):
             return list(self.course.begin(command.leg))
         if isinstance(command, Credit):
@@ -189,14 +189,16 @@ class _InlineFeeder:
         if fed is not None:
             yield fed
 
-    def _open(self) -> Opened:
+    def _open(self, command: Open) -> Opened:
         began, study, settings = time.monotonic(), self.job.study, self.job.settings
         given = files_of(study.data)
-        self.sources = open_sources(study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes))
+        self.sources = open_sources(
+            study.data, seed=study.seed, cache=cache_for(study.data, settings.keep_bytes), shards=command.shards
+        )
         self.files = (*given, *(file for source in self.sources.values() for file in source.facts.files))
         keep(self.sources, memory_to_keep_in(settings.nodes))
         lengths = {split: source.length for split, source in self.sources.items()}
-        self.orders = Orders(study.seed, lengths)
+        self.orders = Orders(study.seed, lengths, shards=self.sources["train"].facts.shards)
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
         self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
         return Opened(
@@ -206,6 +208,7 @@ class _InlineFeeder:
             seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
             opening_seconds=time.monotonic() - began,
             keeping={split: source.facts.keeping for split, source in self.sources.items() if source.facts.keeping},
+            shards={split: source.facts.shards for split, source in self.sources.items() if source.facts.shards},
         )
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:

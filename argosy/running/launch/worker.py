@@ -251,7 +251,7 @@ class _Blocks:
         self.arrived.clear()
         with self.heartbeat.busy("waiting for its feeder", opaque=True), contextlib.suppress(EOFError):
             self.reader = RingReader(feeder, pin=self.backend.pin)
-            self.trainer.know(self.reader.lengths, self.reader.layouts)
+            self.trainer.know(self.reader.lengths, self.reader.layouts, self.reader.shards)
             self.receive()
 
     def receive(self) -> None:

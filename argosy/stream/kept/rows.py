@@ -15,7 +15,6 @@ import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -85,16 +84,17 @@ class Rows:
         (folder / BOOT).write_text(_kernel())
 
     @classmethod
-    def assemble(cls, folder: Path, layout: Layout, count: int, columns: Sequence[BinaryIO]) -> None:
-        """Write the files of rows of which all are there, one leaf in each file; these files go. Raises OSError."""
+    def assemble(cls, folder: Path, layout: Layout, count: int, parts: Sequence[Sequence[Path]]) -> None:
+        """Write the files of rows from files in which all are there, parts one after another with a file for each leaf; these go. Raises OSError."""
         cls.create(folder, layout, count)
         offsets = layout.offsets(count)
         with (folder / ROWS).open("r+b") as rows:
-            for column, offset in zip(columns, offsets, strict=True):
-                column.seek(0)
+            for files, offset in zip(zip(*parts, strict=True), offsets, strict=True):
                 rows.seek(offset)
-                shutil.copyfileobj(column, rows, CHUNK)
-                Path(column.name).unlink()
+                for file in files:
+                    with file.open("rb") as column:
+                        shutil.copyfileobj(column, rows, CHUNK)
+                    file.unlink()
         (folder / MARKS).write_bytes(bytes([WRITTEN]) * count)
 
     @classmethod

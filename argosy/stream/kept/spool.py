@@ -1,6 +1,8 @@
 """Data that can only be had one after another, as an IterableDataset, are read once into kept rows and are any other data from then on.
 
-Contract. Reading takes one pass, in one process, before training begins. The order of the pass gives samples their indices; the stream
+Where they are not to be kept, their shards are counted, and read in each epoch (`argosy.stream.shards`).
+
+Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of these and gives samples their indices; the stream
 shuffles them like those of any Dataset, so a resume is exact whatever the workers, devices and nodes. Nothing may be drawn in that
 pass: what was drawn would be the same in each epoch.
 """
@@ -9,7 +11,8 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,12 +25,14 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import NOTES, Entry, Location, RowCache, header_of
 from argosy.stream.kept.keys import Key, key_of
 from argosy.stream.kept.proof import PROVED
+from argosy.stream.kept.readers import Found, Grown, Read, by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
 from argosy.stream.padding import given
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
+from argosy.stream.shards import next_of, opened_shard, shard_count
 from argosy.stream.trees import unflatten
 
 __all__ = ["ReadOnce", "Spool"]
@@ -36,7 +41,21 @@ FEW_BYTES = 2**26
 """Room that is asked for at first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, slots=True)
+class _Part:
+    """What was read of one shard."""
+
+    shard: int
+    layout: Layout | None = None
+    """None where it has no sample."""
+    samples: int = 0
+    files: list[Path] = field(default_factory=list)
+    """By leaf, where its samples lie."""
+    first: list[torch.Tensor] = field(default_factory=list)
+    last: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Spool:
     """One split that is read from beginning to end."""
 
@@ -44,14 +63,13 @@ class Spool:
     split: str
     seed: int
     heartbeat: Heartbeat
+    lengths: tuple[int, ...] = ()
+    """Of its shards, once they are known; where it is kept, they need not be."""
+    readers: int = 1
+    """Processes that may read its shards at a time."""
 
-    def facts(self, cache: RowCache | None) -> Facts:
+    def facts(self, cache: RowCache) -> Facts:
         """Return what is known of it once it was read, here or by an earlier run."""
-        if cache is None:
-            raise StudyError(
-                f"Data.{self.split} is an iterable-style {self._kind}, which is read once into a file, and Data(keep=False) keeps "
-                "none. Leave keep out, or give a map-style Dataset."
-            )
         try:
             return self._facts(cache)
         except OSError as error:  # of the folder of kept rows: what the stream raises is told as its sample's
@@ -82,20 +100,45 @@ class Spool:
 
     def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
         """Yield the number, the leaves and the structure of one sample after another."""
+        shards = range(shard_count(self.stream) or 1)
+        samples = itertools.chain.from_iterable(self._samples_of(shard, self.heartbeat) for shard in shards)
+        for number, (leaves, tree) in enumerate(samples):
+            yield number, leaves, tree
+
+    def _samples_of(self, shard: int, heartbeat: Heartbeat) -> Iterator[tuple[list[torch.Tensor], Any]]:
+        """Yield the leaves and the structure of each sample of a shard."""
         self._seed()
-        number = 0
+        row = 0
         try:
             with RECORDER.watching():
-                samples = iter(self.stream)
-            for number in itertools.count():
-                self.heartbeat.beat(number)
+                _, samples = opened_shard(self.stream, shard)
+            for row in itertools.count():
+                heartbeat.beat(row)
                 with RECORDER.watching():
-                    sample = next(samples)
-                yield (number, *sample_leaves(sample))
+                    sample = next_of(self.stream, shard, samples)
+                yield sample_leaves(sample)
         except StopIteration:
             return
         except THROWN as error:  # the user's code
-            raise refusal(error, self.split, number) from error
+            raise refusal(error, self.split, self._place(shard, row)) from error
+
+    def _place(self, shard: int, row: int) -> str:
+        return str(row) if shard_count(self.stream) is None else f"{row} of shard {shard}"
+
+    def counted(self) -> tuple[int, ...]:
+        """Return the lengths of its shards; where nothing tells them, it is read to its end for that."""
+        told = tuple(getattr(given(self.stream), "shard_lengths", None) or ())
+        self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
+        if not sum(self.lengths):
+            raise self._empty()
+        return self.lengths
+
+    def _count(self, shard: int, heartbeat: Heartbeat, grown: Grown) -> int:
+        return sum(1 for _ in self._samples_of(shard, heartbeat))
+
+    def _by_readers(self, read: Read[Found], grown: Grown) -> list[Found]:
+        doing = f"reading sample {{number}} of {self.split}"
+        return by_readers(read, shard_count(self.stream) or 1, self.readers, self.heartbeat, grown, doing)
 
     def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
         """Return the facts of rows that were kept, where the first samples are still the same."""
@@ -116,37 +159,64 @@ class Spool:
 
     def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
         """Read all of it into rows."""
-        with cache.new() as folder, contextlib.ExitStack() as files:
-            columns: list[BinaryIO] = []
-            layout: Layout | None = None
-            count, room = 0, 0
-            for number, leaves, tree in self._samples():
-                if layout is None:
-                    layout, first = Layout.of(unflatten(leaves, tree)), leaves
-                    columns = [files.enter_context((folder / f"leaf{n}").open("w+b")) for n in range(len(leaves))]
-                self._check(layout, leaves, tree, number)
-                wanted = (number + 1) * layout.sample_bytes
-                if wanted > room:
-                    room = cache.room(2 * wanted + FEW_BYTES)
-                    self._check_room(number, wanted, room)
-                for column, leaf in zip(columns, leaves, strict=True):
-                    column.write(bytes_of(leaf))
-                count, last = number + 1, leaves
-            if layout is None:
-                raise StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
-            self._check_drawn()
-            Rows.assemble(folder, layout, count, columns)
-            Witnesses(folder / NOTES, key.roots).add()
-            fingerprint = fingerprint_of([first, last])
+        with cache.new() as folder:
+            witnesses = Witnesses(folder / NOTES, key.roots)
+            found = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
+            parts = [part for part in found if part.layout is not None]
+            if not parts:
+                raise self._empty()
+            layout, count = parts[0].layout, sum(part.samples for part in parts)
+            assert layout is not None
+            for part in parts:
+                assert part.layout is not None
+                self._check(layout, part.first, part.layout.tree, self._place(part.shard, 0))
+            Rows.assemble(folder, layout, count, [part.files for part in parts])
+            fingerprint = fingerprint_of([parts[0].first, parts[-1].last])
             facts = _known(layout, count, fingerprint, folder, key, f"read once into a file: {why}")
             placed = cache.place(folder, key, header_of(key, facts, count))
             return _known(layout, count, fingerprint, placed, key, facts.keeping)
 
-    def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, number: int) -> None:
+    def _read_shard(
+        self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
+    ) -> "_Part":
+        """Write the samples of one shard into files, one for each leaf."""
+        with contextlib.ExitStack() as files:
+            columns: list[BinaryIO] = []
+            part = _Part(shard=shard)
+            for row, (leaves, tree) in enumerate(self._samples_of(shard, heartbeat)):
+                if part.layout is None:
+                    part.layout, part.first = Layout.of(unflatten(leaves, tree)), leaves
+                    part.files = [folder / f"shard{shard}-leaf{number}" for number in range(len(leaves))]
+                    columns = [files.enter_context(path.open("wb")) for path in part.files]
+                self._check(part.layout, leaves, tree, self._place(shard, row))
+                grown(shard, row + 1, (row + 1) * part.layout.sample_bytes)
+                for column, leaf in zip(columns, leaves, strict=True):
+                    column.write(bytes_of(leaf))
+                part.samples, part.last = row + 1, leaves
+        self._check_drawn()
+        witnesses.add()
+        return part
+
+    def _budget(self, cache: RowCache) -> Grown:
+        """Return what asks for room whenever more was read than there was room for."""
+        sizes: dict[int, tuple[int, int]] = {}
+        room = 0
+
+        def grown(shard: int, samples: int, size: int) -> None:
+            nonlocal room
+            sizes[shard] = samples, size
+            wanted = sum(size for _, size in sizes.values())
+            if wanted > room:
+                room = cache.room(2 * wanted + FEW_BYTES)
+                self._check_room(sum(samples for samples, _ in sizes.values()) - 1, wanted, room)
+
+        return grown
+
+    def _check(self, layout: Layout, leaves: list[torch.Tensor], tree: Any, place: str) -> None:
         try:
             layout.check(leaves, tree)
         except Unfit as error:
-            raise refusal(error, self.split, number) from error
+            raise refusal(error, self.split, place) from error
 
     def _check_room(self, number: int, wanted: int, room: int) -> None:
         if wanted > room:
@@ -164,6 +234,9 @@ class Spool:
                 f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
                 "Let Data(then=...) do what draws, and leave shuffling to the study."
             )
+
+    def _empty(self) -> StudyError:
+        return StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")
 
 
 @dataclass(frozen=True, slots=True)

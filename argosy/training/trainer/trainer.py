@@ -10,7 +10,7 @@ the driver alone counts them.
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -142,9 +142,10 @@ class Trainer:
 
     # ---- commands
 
-    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
-        """Set the number of samples of each split, and their layouts."""
-        self.orders = Orders(self.terms.seed, lengths, by_length=form_of(layouts["train"].tree) is not None)
+    def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout], shards: Sequence[int] = ()) -> None:
+        """Set the number of samples of each split, their layouts, and the shards that decide the order of training samples."""
+        by_length = form_of(layouts["train"].tree) is not None
+        self.orders = Orders(self.terms.seed, lengths, shards=shards, by_length=by_length)
         self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
 
     def enlist(self, members: Iterable[Member]) -> None:

@@ -1,0 +1,58 @@
+"""A stream in shards, of which each can be read from any of its samples on."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from argosy.errors import StudyError
+
+__all__ = ["FromShards", "from_shards"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromShards(IterableDataset[Any]):
+    """Samples ``read(shard, row)`` of one shard after another."""
+
+    shards: tuple[Any, ...]
+    read: Callable[[Any, int], Iterable[Any]]
+    shard_lengths: tuple[int, ...] | None
+    """Samples of each shard; None where they are to be counted."""
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards."""
+        return len(self.shards)
+
+    def read_from(self, shard: int, row: int) -> Iterator[Any]:
+        """Return the samples of a shard from this one on."""
+        return iter(self.read(self.shards[shard], row))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give the samples of all shards, or those of this loader worker."""
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for shard in range(first, len(self.shards), step):
+            yield from self.read_from(shard, 0)
+
+
+def from_shards(
+    shards: Iterable[Any], *, read: Callable[[Any, int], Iterable[Any]], lengths: Sequence[int] | None = None
+) -> FromShards:
+    """Return a stream for `Data`: ``read(shard, row)`` gives the samples of a shard, as of a file, from its sample `row` on.
+
+    With ``Data(keep=False)`` an epoch reads eight shards at a time, and a resume begins in the middle of them. `lengths`, the samples of each
+    shard, then spare the pass in which they are counted.
+
+    Raises:
+        StudyError: where there is no shard, or another number of lengths.
+    """
+    found = tuple(shards)
+    if not found:
+        raise StudyError("from_shards: there are 0 shards. Give at least 1, as a list of files.")
+    if lengths is not None and len(lengths) != len(found):
+        raise StudyError(
+            f"from_shards: there are {len(found)} shards and {len(lengths)} lengths. Give one length for each shard."
+        )
+    return FromShards(shards=found, read=read, shard_lengths=None if lengths is None else tuple(map(int, lengths)))

@@ -1,0 +1,130 @@
+"""Several processes that read one stream, each whole shards of it.
+
+Contract. Reader k of n reads shards k, k + n, k + 2n, …; which of them reads a shard cannot be told from what it finds there. A reader says how
+far it is, and of each shard what it has found. It dies with the caller, which ends all readers before it returns.
+"""
+
+import gc
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import NamedTuple, TypeVar
+
+import cloudpickle
+
+from argosy.errors import StudyError, WorkerError
+from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.heartbeat import Heartbeat
+
+__all__ = ["Found", "Grown", "Read", "by_readers"]
+
+Grown = Callable[[int, int, int], None]
+"""Called with a shard, how many of its samples were read, and how many bytes they have."""
+Found = TypeVar("Found")
+Read = Callable[[int, Heartbeat, Grown], Found]
+"""Reads a shard to its end."""
+
+TOLD_BYTES = 2**20
+"""A reader says how far it is whenever it has read so much more."""
+LOOK_SECONDS = 1.0
+
+
+class _Reader(NamedTuple):
+    """The caller's end of one reader."""
+
+    pid: int
+    shards: set[int]
+    """Those that it has not read to their ends."""
+    heartbeat: Heartbeat
+
+
+def by_readers(
+    read: Read[Found], shards: int, readers: int, heartbeat: Heartbeat, grown: Grown, doing: str
+) -> list[Found]:
+    """Return what `read` finds in each shard, read by so many processes; raises what one of them raises."""
+    if min(readers, shards) < 2:
+        return [read(shard, heartbeat, grown) for shard in range(shards)]
+    found: dict[int, Found] = {}
+    with _started(read, shards, min(readers, shards), heartbeat, doing) as processes:
+        while len(found) < shards:
+            heartbeat.beat(len(found))  # each reader has a heartbeat of its own
+            for connection in wait(list(processes), LOOK_SECONDS):
+                assert isinstance(connection, Connection)
+                try:
+                    shard, *told = connection.recv()
+                except EOFError:
+                    if processes[connection].shards:
+                        raise WorkerError(
+                            "A process that reads shards of a stream died. Try --loader-workers 0: one process reads all of them then, and a crash "
+                            "in native code shows."
+                        ) from None
+                    _end(processes.pop(connection))
+                    continue
+                if isinstance(told[0], Exception):
+                    raise told[0]
+                if isinstance(told[0], bytes):
+                    found[shard] = cloudpickle.loads(told[0])
+                    processes[connection].shards.discard(shard)
+                else:
+                    grown(shard, *told)
+    return [found[shard] for shard in range(shards)]
+
+
+@contextmanager
+def _started(
+    read: Read[Found], shards: int, count: int, heartbeat: Heartbeat, doing: str
+) -> Iterator[dict[Connection, _Reader]]:
+    processes: dict[Connection, _Reader] = {}
+    gc.freeze()  # as for loader workers
+    caller = os.getpid()
+    try:
+        for number in range(count):
+            own, its = heartbeat.slot(number + 1), range(number, shards, count)
+            ours, theirs = Pipe(duplex=False)
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_work(caller, own, theirs, read, its, doing))
+            theirs.close()
+            processes[ours] = _Reader(pid, set(its), own)
+        yield processes
+    finally:
+        for connection, reader in processes.items():
+            connection.close()
+            os.kill(reader.pid, signal.SIGKILL)
+            _end(reader)
+
+
+def _end(reader: _Reader) -> None:
+    os.waitpid(reader.pid, 0)
+    reader.heartbeat.rest()
+
+
+def _work(
+    caller: int, heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str
+) -> int:
+    die_with_parent(caller)
+    name_process("reader")
+    told = 0
+
+    def grown(shard: int, samples: int, size: int) -> None:
+        nonlocal told
+        if size >= told + TOLD_BYTES:
+            told = size
+            connection.send((shard, samples, size))
+
+    for shard in shards:
+        told = 0
+        try:
+            with heartbeat.busy(doing):
+                found = read(shard, heartbeat, grown)
+        except (StudyError, OSError) as error:
+            connection.send((shard, error))
+            return 1
+        except Exception as error:  # process boundary: whatever it is, the caller must learn of it
+            connection.send((shard, StudyError("".join(traceback.format_exception(error)))))
+            return 1
+        connection.send((shard, cloudpickle.dumps(found)))
+    return 0

@@ -1,0 +1,187 @@
+"""A stream that is not kept: each sample once in an epoch, wherever reading begins and whichever process reads."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import argosy
+from argosy import Data
+from argosy.data import from_shards
+from argosy.errors import StudyError
+from argosy.stream.blocks import Block, Place
+from argosy.stream.order import RUN, SIDE_BY_SIDE, shard_order
+from argosy.stream.sources import Source, open_sources
+
+LENGTHS = (30, 0, 7, 64, 1, 18, 25, 9, 40, 12, 33)
+TOTAL = sum(LENGTHS)
+
+
+class Counted:
+    """A reader of shards that notes what it has read."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[int, int]] = []
+
+    def __call__(self, shard: int, row: int) -> Iterator[Any]:
+        for number in range(row, LENGTHS[shard]):
+            self.read.append((shard, number))
+            index = sum(LENGTHS[:shard]) + number
+            yield torch.full((2,), float(index)), index
+
+
+class ByWorker(IterableDataset[Any]):
+    """Shards as Hugging Face's streams have them: those of a loader worker."""
+
+    num_shards = len(LENGTHS)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        for shard in range(worker.id, len(LENGTHS), worker.num_workers) if worker else range(len(LENGTHS)):
+            yield from Counted()(shard, 0)
+
+
+class Whole(IterableDataset[Any]):
+    """One shard, that does not say so."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for shard in range(len(LENGTHS)):
+            yield from Counted()(shard, 0)
+
+
+KINDS = {
+    "a list": lambda: from_shards(range(len(LENGTHS)), read=Counted()),
+    "lengths": lambda: from_shards(range(len(LENGTHS)), read=Counted(), lengths=LENGTHS),
+    "by worker": ByWorker,
+    "whole": Whole,
+}
+
+
+def opened(stream: Any, **data: Any) -> Source:
+    return open_sources(Data(train=stream, keep=False, **data), seed=3)["train"]
+
+
+def filled(source: Source, indices: Any) -> Block:
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
+    block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
+    assert source.fill(block, 0, np.asarray(indices, dtype=np.int64)).holes == []
+    return block
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_the_same_wherever_reading_begins(kind: str) -> None:
+    source = opened(KINDS[kind]())
+    assert source.length == TOTAL
+    assert sum(source.facts.shards) == TOTAL
+    order = shard_order(5, 1, source.facts.shards)
+    for start in (0, 100, 17, 230):
+        block = filled(source, order[start : start + 40])
+        assert torch.equal(block.leaves[1], torch.from_numpy(order[start : start + 40]))
+
+
+@pytest.mark.parametrize("shards", [LENGTHS, (5,), (0, 3), (8,) * 40, tuple(range(20))])
+def test_an_epoch_has_each_sample_once_and_reads_few_shards_forward(shards: tuple[int, ...]) -> None:
+    orders = [shard_order(7, epoch, shards) for epoch in range(3)]
+    starts = np.cumsum([0, *shards])
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(sum(shards)))
+        shard = np.searchsorted(starts[1:], order, side="right")
+        for one in np.unique(shard):
+            assert (np.diff(order[shard == one]) == 1).all()
+        begun = {int(one): int(np.flatnonzero(shard == one)[0]) for one in np.unique(shard)}
+        ended = {int(one): int(np.flatnonzero(shard == one)[-1]) for one in np.unique(shard)}
+        for at in range(len(order)):
+            assert sum(begun[one] <= at <= ended[one] for one in begun) <= SIDE_BY_SIDE
+    assert len(shards) < 3 or len({tuple(order) for order in orders}) == 3
+
+
+def test_runs_of_shards_mix() -> None:
+    shard = shard_order(1, 0, (800,) * 16) // 800
+    changes = np.flatnonzero(np.diff(shard))
+    assert 0.8 < len(changes) / (16 * 800 / RUN) <= 1  # of runs in a row, an eighth is of one shard
+    assert len(set(shard[:400].tolist())) == SIDE_BY_SIDE
+
+
+def test_an_epoch_in_order_reads_each_sample_once() -> None:
+    read = Counted()
+    source = opened(from_shards(range(len(LENGTHS)), read=read, lengths=LENGTHS))
+    read.read.clear()
+    order = shard_order(0, 0, LENGTHS)
+    for start in range(0, TOTAL, 32):
+        filled(source, order[start : start + 32])
+    assert sorted(read.read) == [(shard, row) for shard, length in enumerate(LENGTHS) for row in range(length)]
+
+
+def test_to_begin_in_the_middle_reads_nothing_that_is_not_wanted() -> None:
+    read = Counted()
+    source = opened(from_shards(range(len(LENGTHS)), read=read, lengths=LENGTHS))
+    read.read.clear()
+    filled(source, shard_order(0, 0, LENGTHS)[140:180])
+    assert len(read.read) == 40
+
+
+def test_the_samples_of_a_loader_are_those_of_the_stream() -> None:
+    stream = from_shards(range(len(LENGTHS)), read=Counted())
+    found = [y for _, y in DataLoader(stream, batch_size=None)]
+    assert sorted(found) == list(range(TOTAL))
+
+
+def test_of_unlike_length_and_then(tmp_path: Path) -> None:
+    def texts(shard: int, row: int) -> Iterator[Any]:
+        return ((torch.ones(1 + number % 5), number) for number in range(row, 20))
+
+    source = opened(
+        from_shards(range(3), read=texts),
+        ragged=(argosy.Ragged(8), None),
+        then=lambda sample: (sample[0] * 2, sample[1]),
+    )
+    block = filled(source, [0, 23, 41])
+    values, lengths = block.leaves[0], block.leaves[1]
+    assert lengths.tolist() == [1, 4, 2]
+    assert values.sum(1).tolist() == [2.0, 8.0, 4.0]
+
+
+def moved(sample: Any) -> Any:
+    return sample[0] + torch.rand(2), sample[1]
+
+
+def test_then_draws_for_a_sample_what_it_draws_wherever_reading_begins() -> None:
+    here, there = (opened(KINDS["a list"](), then=moved) for _ in range(2))
+    order = shard_order(5, 0, LENGTHS)
+    whole = [filled(here, order[start : start + 40]).leaves[0] for start in (0, 40)]
+    assert torch.equal(filled(there, order[20:60]).leaves[0], torch.cat(whole)[20:60])
+    assert not torch.equal(whole[0][:, 0], whole[0][:, 1])
+
+
+def drawing(shard: int, row: int) -> Iterator[Any]:
+    return (torch.tensor(random.random()) for _ in range(row, 9))
+
+
+def told(shard: int, row: int) -> Iterator[Any]:
+    return ((random.random(), torch.tensor(float(number)))[1] for number in range(row, 9))
+
+
+def shrinking(lengths: Iterator[int], shard: int, row: int) -> Iterator[Any]:
+    return (torch.tensor(float(number)) for number in range(row, next(lengths)))
+
+
+def test_what_cannot_be_read_again_is_said() -> None:
+    with pytest.raises(StudyError, match="gives another sample 0 when it is read again, so that what it gives depends"):
+        opened(from_shards([0, 1], read=drawing))
+    with pytest.raises(StudyError, match="gives another sample 0 when it is read again"):
+        opened(from_shards([0, 1], read=drawing, lengths=(9, 9)))
+    with pytest.raises(StudyError, match=r"Data\.train is empty: the FromShards gives no sample"):
+        opened(from_shards([0, 1], read=lambda *_: iter(())))
+    assert opened(from_shards([0, 1], read=told)).length == 18  # what is drawn does not show
+    source = opened(from_shards([0], read=partial(shrinking, itertools.chain([9, 9, 9, 9], itertools.repeat(5)))))
+    with pytest.raises(
+        StudyError, match=r"sample 7 is missing: shard 0 of the FromShards has fewer than the 9 samples"
+    ):
+        filled(source, [7])
