@@ -20,7 +20,7 @@ class Outlook:
     """The members that wait, by how long they may last."""
 
     longest_first: tuple[Profile, ...]
-    """None of them may be split where a stream a device can be fed and the longest is expected to end, whole, before all is done."""
+    """None may be split where limits are known, the longest is expected to end whole before all is done, and each device can be fed."""
     seconds: tuple[float, ...]
     """Time that each of them needs at most, on a device of its own."""
     horizon_seconds: float
@@ -32,7 +32,8 @@ class Outlook:
         seconds = dict(zip((p.member for p in waiting), alone_seconds(waiting, situation), strict=True))
         longest_first = tuple(sorted(waiting, key=lambda p: (-seconds[p.member], -p.seconds_per_sample, p.member)))
         horizon = horizon_seconds(situation, seconds.values())
-        if EXPECTED * seconds[longest_first[0].member] <= horizon and feeds_all_devices(longest_first, situation):
+        in_time = bool(situation.epochs_left) and EXPECTED * seconds[longest_first[0].member] <= horizon
+        if in_time and feeds_all_devices(longest_first, situation):
             # Split, they would take more of all devices and end no sooner; the last ones may be split when the others have stopped.
             longest_first = tuple(replace(profile, splittable=False) for profile in longest_first)
         return cls(
