@@ -34,8 +34,6 @@ from argosy.training.device.recorders import records
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 
-__all__ = ["SECTIONS"]
-
 NEAR = 1e-9
 """How far float64 weights may be from those of members alone, as a share of the largest."""
 NEAR_AFTER_A_RUN = 1e-6
@@ -198,10 +196,11 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
     }
     if records(backend_of(site.device)):
         sides |= {
-            "S2 loop, graphed": Graphed(task),
             "captured one after another": captured_one_after_another(task),
             "P2 fused, captured": captured(task),
         }
+    if site.device.startswith("cuda"):
+        sides["S2 loop, graphed"] = Graphed(task)
     epoch = 0
     while epoch < 3 or (not sides["A chosen"].settled and epoch < 60):  # type: ignore[attr-defined]
         for side in sides.values():
@@ -294,14 +293,3 @@ def sums_are_made_on_the_device(site: Site) -> Outcome:
     return Outcome(
         holds=holds, figures={"on": str(on), "seconds": round(seconds, 4), "broken": str(group.broken or "")}
     )
-
-
-SECTIONS: tuple[Callable[[Site], Outcome], ...] = (
-    packs_are_their_members_one_after_another,
-    resumed_packs_are_uninterrupted,
-    a_pack_beyond_memory_trains_all,
-    captured_steps_are_plain_ones,
-    the_ladder,
-    unlike_members_step_side_by_side,
-    sums_are_made_on_the_device,
-)

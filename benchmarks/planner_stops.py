@@ -1,8 +1,9 @@
 """Work that is not the planner's own: jobs of unlike rates that stop when nobody expects it, against plain lists.
 
-    python benchmarks/planner_stops.py [--seeds 3] [--jobs 100,1000] [--json]
+    python benchmarks/planner_stops.py [--seeds 3] [--jobs 100,1000] [--split] [--json]
 
-No job may be split. Rates are spread over a factor of 10 to 10,000, and a job stops anywhere between a tenth and all of its
+No job may be split; with ``--split`` all may, along the curves of FLEET's published networks, and along linear ones, while lists
+split none. Rates are spread over a factor of 10 to 10,000, and a job stops anywhere between a tenth and all of its
 epochs; the policy sees rates and the limit that all jobs have, so the list "lowest measured rate first, a stream per device"
 knows as much. The rules of ``balanced`` were made on the family *even*; *bunched* was not looked at: lognormal rates, and half
 of the jobs stop within the first third. Preparation is free, cheap or dear: preparing every job apart would take half of, or
@@ -13,6 +14,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from claims import Target, report
@@ -21,7 +23,7 @@ from argosy.cli.plan import cluster_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from planning.stops import PREPARATION, Draw, Outcome, compare, over_bound
+from planning.stops import CURVES, PREPARATION, Draw, Outcome, compare, over_bound
 
 SPREADS, DEVICES = (10, 100, 1_000, 10_000), (8, 32, 128)
 FAMILIES = ("even", "bunched")
@@ -29,21 +31,21 @@ SECONDS = {100: 10.0, 1000: 60.0}
 """What a simulated run may take, by number of jobs."""
 
 
-def draws_of(jobs: int, seeds: int) -> Iterator[Draw]:
+def draws_of(jobs: int, seeds: int, curves: str) -> Iterator[Draw]:
     """Every family, spread and seed."""
     for family in FAMILIES:
         for spread in SPREADS:
             for seed in range(seeds):
-                yield Draw(family=family, jobs=jobs, spread=spread, seed=seed)
+                yield Draw(family=family, jobs=jobs, spread=spread, seed=seed, curves=curves)
 
 
 def targets_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]]) -> list[Target]:
     """What must hold."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        groups[f"{outcome.draw.jobs} jobs, {outcome.devices} devices, preparation {outcome.preparation}"].append(
-            outcome
-        )
+        draw = outcome.draw
+        name = f"{draw.jobs} jobs ({draw.curves}), {outcome.devices} devices, preparation {outcome.preparation}"
+        groups[name].append(outcome)
     targets = []
     for name, group in groups.items():
         by_rate, solo = max(o.over(o.rate_first) for o in group), max(o.over(o.solo) for o in group)
@@ -67,6 +69,7 @@ def figures_of(outcomes: Sequence[Outcome], full: Mapping[str, Sequence[float]])
             "family": o.draw.family,
             "jobs": o.draw.jobs,
             "spread": o.draw.spread,
+            "curves": o.draw.curves,
             "seed": o.draw.seed,
             "devices": o.devices,
             "preparation": o.preparation,
@@ -90,17 +93,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seeds", type=int, default=3, help="draws of a hundred jobs a family and spread; one of a thousand"
     )
     parser.add_argument("--jobs", default="100,1000", help="numbers of jobs")
+    parser.add_argument("--split", action="store_true", help="all jobs may be split, along two families of curves")
     parser.add_argument("--json", action="store_true", help="end in one line, one object")
     options = parser.parse_args(arguments)
     clusters = [cluster_of(count, 8, 80.0).devices for count in DEVICES]
+    families = [name for name in CURVES if (name != "whole") == options.split]
     outcomes: list[Outcome] = []
     full: dict[str, list[float]] = defaultdict(list)
     for jobs in map(int, options.jobs.split(",")):
-        for draw in draws_of(jobs, options.seeds if jobs <= 100 else 1):
+        seeds = options.seeds if jobs <= 100 else 1
+        for draw in chain.from_iterable(draws_of(jobs, seeds, curves) for curves in families):
             for devices in clusters:
                 outcomes += [compare(draw, devices, preparation) for preparation in PREPARATION]
                 if (ratio := over_bound(draw, devices)) is not None:
-                    full[f"{jobs} jobs, {len(devices)} devices"].append(ratio)
+                    full[f"{jobs} jobs ({draw.curves}), {len(devices)} devices"].append(ratio)
     return report("planner_stops", figures_of(outcomes, full), targets_of(outcomes, full), as_json=options.json)
 
 

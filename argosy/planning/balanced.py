@@ -9,10 +9,10 @@ from argosy.planning.best_fit import best_flotilla
 from argosy.planning.bins import Bin
 from argosy.planning.homes import settle
 from argosy.planning.memory import require_fit
-from argosy.planning.outlook import Outlook
+from argosy.planning.outlook import Outlook, preparation_left
 from argosy.planning.policy import Situation
 from argosy.planning.rebalancing import gives_way, keeps_unless_it_pays
-from argosy.planning.streams import members_apart, preparation_left
+from argosy.planning.streams import members_apart
 from argosy.planning.units import gathered
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
@@ -39,7 +39,7 @@ class Balanced:
             return _a_stream_each(outlook.longest_first, situation)
         free = list(situation.free)
         own = [Flotilla(placements=(Placement.whole(p, _seat(p, free, situation)),)) for p in apart]
-        others = [profile for profile in fitting if profile not in apart]
+        others = [profile for profile in outlook.longest_first if profile not in apart]
         return (*own, *self._together(others, free, situation))
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from argosy.planning.policy import Situation
 from argosy.profiles import Profile
 
-__all__ = ["EXPECTED", "Outlook", "alone_seconds"]
+__all__ = ["EXPECTED", "Outlook", "alone_seconds", "feeds_all_devices", "horizon_seconds", "preparation_left"]
 
 EXPECTED = 0.5
 """The part of what is left until its limit that a member is expected to train: it may stop anywhere before."""
@@ -20,6 +20,7 @@ class Outlook:
     """The members that wait, by how long they may last."""
 
     longest_first: tuple[Profile, ...]
+    """None may be split where limits are known, the longest is expected to end whole before all is done, and each device can be fed."""
     seconds: tuple[float, ...]
     """Time that each of them needs at most, on a device of its own."""
     horizon_seconds: float
@@ -30,10 +31,15 @@ class Outlook:
         """Return the outlook of these members in a situation."""
         seconds = dict(zip((p.member for p in waiting), alone_seconds(waiting, situation), strict=True))
         longest_first = tuple(sorted(waiting, key=lambda p: (-seconds[p.member], -p.seconds_per_sample, p.member)))
+        horizon = horizon_seconds(situation, seconds.values())
+        in_time = bool(situation.epochs_left) and EXPECTED * seconds[longest_first[0].member] <= horizon
+        if in_time and feeds_all_devices(longest_first, situation):
+            # Split, they would take more of all devices and end no sooner; the last ones may be split when the others have stopped.
+            longest_first = tuple(replace(profile, splittable=False) for profile in longest_first)
         return cls(
             longest_first=longest_first,
             seconds=tuple(seconds[profile.member] for profile in longest_first),
-            horizon_seconds=horizon_seconds(situation, seconds.values()),
+            horizon_seconds=horizon,
         )
 
     @property
@@ -60,6 +66,20 @@ def horizon_seconds(situation: Situation, waiting_seconds: Iterable[float]) -> f
     )
     work = math.fsum(waiting_seconds) + running * situation.samples_per_epoch
     return EXPECTED * work / len(situation.devices)
+
+
+def feeds_all_devices(longest_first: Sequence[Profile], situation: Situation) -> bool:
+    """Return whether preparation can feed a stream on every free device."""
+    first = longest_first[: len(situation.free)]
+    return sum(profile.rate(1) for profile in first) <= preparation_left(situation)
+
+
+def preparation_left(situation: Situation) -> float:
+    """Return the samples per second that can be prepared beside what runs."""
+    available = situation.preparation_samples_per_second or 0.0
+    if math.isinf(available):
+        return available
+    return available - sum(flotilla.samples_per_second for flotilla in situation.running)
 
 
 def _furthest(situation: Situation) -> int:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from argosy.planning.outlook import EXPECTED, Outlook
+from argosy.planning.outlook import EXPECTED, Outlook, feeds_all_devices, preparation_left
 from argosy.planning.policy import Situation
 from argosy.profiles import Profile
 
-__all__ = ["members_apart", "preparation_left"]
+__all__ = ["members_apart"]
 
 UNSLOWED = 0.95
 """A member that trains at this part of its own rate is not held up by its stream."""
@@ -35,17 +35,9 @@ def members_apart(outlook: Outlook, situation: Situation) -> tuple[Profile, ...]
     needed, fed = sharing.needed, sharing.fed
     if needed is not None and fed == needed and sharing.is_worth_it(needed):
         return sharing.long[:needed]
-    if sharing.feeds_all_devices or len(situation.free) < sharing.fair_devices / 2:
+    if feeds_all_devices(outlook.longest_first, situation) or len(situation.free) < sharing.fair_devices / 2:
         return None
     return sharing.long[:fed]
-
-
-def preparation_left(situation: Situation) -> float:
-    """Return the samples per second that can be prepared beside what runs."""
-    available = situation.preparation_samples_per_second or 0.0
-    if math.isinf(available):
-        return available
-    return available - sum(flotilla.samples_per_second for flotilla in situation.running)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +126,6 @@ class _Sharing:
 
     def _demand(self, apart: int) -> float:
         return self._demand_apart[apart] + (1.0 / self.pace_seconds(apart) if self.shares(apart) else 0.0)
-
-    @property
-    def feeds_all_devices(self) -> bool:
-        """Whether preparation can feed a stream on every free device."""
-        first = self.outlook.longest_first[: len(self.situation.free)]
-        return sum(profile.rate(1) for profile in first) <= self._left
 
     @cached_property
     def _left(self) -> float:

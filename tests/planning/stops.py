@@ -1,10 +1,12 @@
 """Random jobs that stop when nobody expects it, and how ``balanced`` fares on them against lists: a few in tests, many in a benchmark."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
+from argosy.cli.plan import read_scaling
 from argosy.cluster import Device
 from argosy.planning import POLICIES
 from argosy.planning.outcomes import Charges, Simulation, Workload
@@ -16,6 +18,13 @@ LIMIT, SAMPLES, SLOWEST = 50, 30_000, 20.0
 PREPARATION = {"free": None, "cheap": 0.5, "dear": 4.0}
 """What preparing every job apart takes, in lower bounds of the makespan."""
 MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
+SCALING = Path(__file__).parents[2] / "benchmarks" / "data" / "fleet_fig9_scaling.csv"
+CURVES = {
+    "whole": [[1.0]],
+    "fleet": read_scaling(SCALING),
+    "linear": [[float(devices) for devices in range(1, 9)]],
+}
+"""Rates on 1, 2, … devices, of which each job has one: no job may be split, FLEET's published networks, or all that there is to gain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,18 +35,33 @@ class Draw:
     jobs: int
     spread: int
     seed: int
+    curves: str = "whole"
 
     @property
     def workload(self) -> Workload:
         """In random order."""
         random = Random(f"{self.family}/{self.jobs}/{self.spread}/{self.seed}")
-        profiles = tuple(_job(f"job{number:04d}", self._rate(random), random) for number in range(self.jobs))
+        drawn = (_job(f"job{number:04d}", self._rate(random), random) for number in range(self.jobs))
+        profiles = self._scaled(drawn)
         return Workload(
             profiles=profiles,
             epochs={profile.member: max(1, round(LIMIT * self._stop(random))) for profile in profiles},
             samples_per_epoch=SAMPLES,
             epochs_known=False,
             limits={profile.member: LIMIT for profile in profiles},
+        )
+
+    def _scaled(self, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
+        """The same jobs whatever the curves, so that the lists take the same time."""
+        random = Random(f"curves/{self.seed}")
+        curves = [random.choice(CURVES[self.curves]) for _ in range(self.jobs)]
+        return tuple(
+            replace(
+                profile,
+                samples_per_second=tuple(profile.rate(1) * rate / curve[0] for rate in curve),
+                splittable=len(curve) > 1,
+            )
+            for profile, curve in zip(profiles, curves, strict=True)
         )
 
     def _rate(self, random: Random) -> float:
@@ -106,6 +130,6 @@ def over_bound(draw: Draw, devices: Sequence[Device]) -> float | None:
     workload = draw.workload
     workload = replace(workload, epochs=workload.limits)
     bound = lower_bound_seconds(workload, len(devices))
-    if bound <= LIMIT * SAMPLES / min(profile.rate(1) for profile in workload.profiles):
+    if bound <= LIMIT * SAMPLES / min(p.rate(p.largest_group(len(devices))) for p in workload.profiles):
         return None
     return simulate(POLICIES["balanced"], workload, devices, charges=Charges(moving=MOVING)).makespan_seconds / bound

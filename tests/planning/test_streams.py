@@ -136,6 +136,26 @@ def test_never_behind_a_list_by_rate_nor_behind_solo(spread: int, preparation: s
     assert max(outcome.over(outcome.rate_first), outcome.over(outcome.solo)) <= 1.01
 
 
+@pytest.mark.parametrize("curves", ["fleet", "linear"])
+def test_where_jobs_may_be_split_and_stop_early_splits_cost_nothing(curves: str) -> None:
+    outcome = compare(Draw(family="even", jobs=100, spread=10_000, seed=2, curves=curves), devices(8), "free")
+    assert max(outcome.over(outcome.rate_first), outcome.over(outcome.solo)) <= 1.01
+
+
+def test_a_member_that_would_outlast_all_others_is_split_and_one_that_would_not_is_not() -> None:
+    curve = (1.0, 1.8, 2.5, 3.1)
+    slow = profile("slow", *curve, splittable=True)
+    fast = [profile(f"m{number:02}", *(10 * rate for rate in curve), splittable=True) for number in range(40)]
+    for others, split in (
+        (fast, False),
+        (fast[:20], True),
+    ):  # On four devices, whole, all the work takes 1.25 and 0.75.
+        flotillas = Balanced().launch(situation_of((slow, *others), devices(4)))
+        assert any(placement.is_split for flotilla in flotillas for placement in flotilla.placements) is split
+    fed = situation_of((slow, *fast), devices(4))
+    assert len(Balanced().launch(fed)) > len(Balanced().launch(replace(fed, preparation_samples_per_second=5.0))) == 1
+
+
 def test_close_to_the_bound_where_all_train_all_their_epochs() -> None:
     ratio = over_bound(Draw(family="even", jobs=100, spread=10, seed=0), devices(32))
     assert ratio is not None and ratio <= 1.02

@@ -51,6 +51,32 @@ def test_sections_hold(devices: str, sections: list[str], tmp_path: Path) -> Non
     assert table.read_text().count("| yes |") == len(sections)
 
 
+def test_a_part_leaves_out_what_todays_results_say_holds(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(script, "hardware", lambda: "two cores")
+    site, other = (script.Site(devices=devices, folder=tmp_path) for devices in ("cuda:0", "cuda:1"))
+    path = script.results_of_today(site, tmp_path)
+    assert script.held_today(path, site) == set()
+    script.begin(path, site)
+    for number, (what, holds) in enumerate({"it runs": True, "it is fast": False}.items()):
+        script.write({"what": what, "holds": holds, "seconds": number, "figures": {"a | b": number}}, path)
+    assert script.held_today(path, site) == {"it runs"}
+    assert script.held_today(path, other) == set()
+
+
+def test_every_section_is_in_one_part(script: ModuleType) -> None:
+    sections = [section for part in script.PARTS for section in part]
+    there = [
+        value
+        for module in (script, script.gpu_packs)
+        for name, value in vars(module).items()
+        if getattr(value, "__annotations__", {}) == {"site": script.Site, "return": script.Outcome}
+    ]
+    assert {section.__name__ for section in sections} == {section.__name__ for section in there}
+    assert len(sections) == len(set(sections))
+
+
 @pytest.mark.parametrize(
     "section", ["together_is_alone", "resumed_is_uninterrupted", "a_killed_trainer_is_replaced"], ids=lambda name: name
 )

@@ -169,8 +169,8 @@ def test_a_block_is_stepped_on_without_a_wait_for_its_steps(late_trainer: Traine
 @pytest.mark.usefixtures("devices")
 def test_few_blocks_take_memory_of_a_device_that_is_behind(tmp_path: Path, said: list[Any], driver: Listening) -> None:
     """In a validation too, whose sums are not read before its end."""
-    member = studies.member("m", loss=late.Taking(0.02), batch_size=ROWS)
-    study = studies.study(3 * ROWS, fleet=[member], val=100 * ROWS)
+    member = studies.member("m", loss=late.Taking(0.15), batch_size=ROWS)
+    study = studies.study(3 * ROWS, fleet=[member], val=15 * ROWS)
     trainer = make(study, tmp_path, said, driver, device="late:0")
     trainer.obey(board(1, "m"))
     for block in stream(study):
