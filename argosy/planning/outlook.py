@@ -33,7 +33,9 @@ class Outlook:
         longest_first = tuple(sorted(waiting, key=lambda p: (-seconds[p.member], -p.seconds_per_sample, p.member)))
         horizon = horizon_seconds(situation, seconds.values())
         in_time = bool(situation.epochs_left) and EXPECTED * seconds[longest_first[0].member] <= horizon
-        if in_time and feeds_all_devices(longest_first, situation):
+        samples = EXPECTED * math.fsum(seconds[profile.member] * profile.rate(1) for profile in longest_first)
+        fed = feeds_all_devices(longest_first, situation) and samples <= preparation_left(situation) * horizon
+        if in_time and fed:  # Apart, each is prepared for by itself.
             # Split, they would take more of all devices and end no sooner; the last ones may be split when the others have stopped.
             longest_first = tuple(replace(profile, splittable=False) for profile in longest_first)
         return cls(
