@@ -96,6 +96,10 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
         raise StudyError(
             "features: the network is on an accelerator, and loader workers have none. Give network.cpu()."
         )
+    if unfreeze is not None and not (isinstance(unfreeze, Sequence) and unfreeze):
+        raise StudyError(
+            f"features: unfreeze is {unfreeze!r}; give how many last layers each member trains, as unfreeze=(0, 2)."
+        )
     cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
     for layers in cuts or ():
         _check_cut("features", network, layers)

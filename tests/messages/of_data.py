@@ -116,6 +116,7 @@ CASES = {
     "features of no network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
     "features of a network elsewhere": on_an_accelerator,
     "a trunk that cannot be cut": lambda: data.features(ROWS, nn.Linear(4, 2), unfreeze=(1,)),
+    "a trunk that is cut at no list of places": lambda: data.features(ROWS, nn.Sequential(nn.Linear(4, 2)), unfreeze=2),
     "a trunk that is cut nowhere": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), True, nn.Identity),
     "more layers than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
     "a folder without images": lambda: data.image_folder("photos", size=8),
