@@ -96,6 +96,9 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
+    "a shard that a reader cannot read": lambda: by_readers(
+        lambda shard, *_: {}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
+    ),
     "a reader of shards that dies": lambda: by_readers(
         lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),

@@ -65,6 +65,8 @@ def by_readers(
                     continue
                 if isinstance(told[0], Exception):
                     raise told[0]
+                if isinstance(told[0], str):
+                    raise StudyError(f"Shard {shard} of a stream cannot be read: {told[0]}Mend the stream.")
                 if isinstance(told[0], bytes):
                     found[shard] = cloudpickle.loads(told[0])
                     processes[connection].shards.discard(shard)
@@ -124,7 +126,7 @@ def _work(
             connection.send((shard, error))
             return 1
         except Exception as error:  # process boundary: whatever it is, the caller must learn of it
-            connection.send((shard, StudyError("".join(traceback.format_exception(error)))))
+            connection.send((shard, "".join(traceback.format_exception(error))))
             return 1
         connection.send((shard, cloudpickle.dumps(found)))
     return 0
