@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.stopping import Mode, better
@@ -463,7 +464,8 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
     made = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
-    parts = made if isinstance(made, list | tuple) and made else [made]
+    several = isinstance(made, list | tuple) and bool(made) and all(isinstance(part, Optimizer) for part in made)
+    parts = made if several else [made]
     for part in parts:
         check_optimizer(member, model, part)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
