@@ -2,9 +2,9 @@
 
 Where they are not to be kept, their shards are counted, and read in each epoch (`argosy.stream.shards`).
 
-Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of these and gives samples their indices; the stream
-shuffles them like those of any Dataset, so a resume is exact whatever the workers, devices and nodes. Nothing may be drawn in that
-pass: what was drawn would be the same in each epoch.
+Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of the
+shards, and that within each of them, gives samples their indices; the stream shuffles them like those of any Dataset, so a resume is exact
+whatever the workers, devices and nodes. Nothing may be drawn in that pass: what was drawn would be the same in each epoch.
 """
 
 import contextlib
