@@ -155,14 +155,17 @@ class Preparation:
             if task.shard is None:
                 return task, min(idle, key=lambda loader: len(loader.tasks))
             of_split = self._readers.setdefault(task.place.split, {})
-            loader = of_split.pop(task.shard, None)
+            loader = of_split.get(task.shard)
             if loader not in self.loaders:
                 busy = Counter(reader.number for reader in of_split.values())
                 loader = min(self.loaders, key=lambda loader: busy[loader.number])
-            of_split[task.shard] = loader  # last: of those that are read, the first one was read longest ago
-            if len(of_split) > SIDE_BY_SIDE:
-                del of_split[next(iter(of_split))]
             if loader in idle:
+                of_split.pop(task.shard, None)
+                of_split[task.shard] = loader  # last: of those that are read, the first one was read longest ago
+                if (
+                    len(of_split) > 2 * SIDE_BY_SIDE
+                ):  # while the last samples of these shards are read, the next ones are begun
+                    del of_split[next(iter(of_split))]
                 return task, loader
         return None
 
