@@ -20,7 +20,7 @@ class Outlook:
     """The members that wait, by how long they may last."""
 
     longest_first: tuple[Profile, ...]
-    """None may be split where limits are known, the longest is expected to end whole before all is done, and each device can be fed."""
+    """None may be split where limits are known, the longest is expected to end whole before all is done, and preparation for each apart keeps up."""
     seconds: tuple[float, ...]
     """Time that each of them needs at most, on a device of its own."""
     horizon_seconds: float

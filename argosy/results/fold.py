@@ -189,8 +189,9 @@ class RunState:
     constrained: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """What the constraints of a search say, by the name of a trial."""
     keeping: Mapping[str, str] = field(default_factory=dict)
-    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
+    shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By split, the lengths of the shards of a stream that is not kept."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)

@@ -282,7 +282,7 @@ class Elements:
 
     @cached_property
     def _few(self) -> bool:
-        """Whether the elements take little memory, so that they are gathered at once: by batches it takes twice as long."""
+        """Whether the elements take little memory, so that they are gathered at once: one call for each batch takes longer than what it copies."""
         row_bytes = sum(leaf.nbytes for leaf in self.block.leaves) / max(self.block.place.rows, 1)
         return row_bytes * len(self._index) <= FEW_BYTES
 
