@@ -15,7 +15,6 @@ from argosy.stream.blocks import Layout, Unfit
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
-from argosy.stream.shards import Shards
 from argosy.stream.trees import unflatten
 
 __all__ = ["THROWN", "Preparing", "generator_states", "reason", "refusal", "seed_everything"]
@@ -43,8 +42,6 @@ class Preparing:
         self.heartbeat.beat(index)
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
         with self.watching():
-            if isinstance(self.dataset, Shards):
-                return self.dataset.read(index, self.heartbeat.beat)
             return self.dataset[index]
 
     def watching(self) -> contextlib.AbstractContextManager[None]:

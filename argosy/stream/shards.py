@@ -67,9 +67,11 @@ def shards_of(indices: Indices, lengths: tuple[int, ...]) -> Indices:
 class Shards:
     """A stream with shards of these lengths."""
 
-    def __init__(self, stream: Any, lengths: tuple[int, ...]) -> None:
+    def __init__(self, stream: Any, lengths: tuple[int, ...], beat: Callable[[int], None]) -> None:
         self.stream = stream
         self.lengths = lengths
+        self._beat = beat
+        """Called with each sample that is read, those that are passed over included."""
         self._starts: list[int] = [0, *np.cumsum(lengths).tolist()]
         self._places: dict[int, tuple[int, Iterator[Any]]] = {}
         """By shard, the row that comes next, and what gives it; the shard that was read last is last."""
@@ -83,8 +85,7 @@ class Shards:
         begins = [start for start, length in zip(self._starts, self.lengths, strict=False) if length]
         return sorted({begins[0], begins[len(begins) // 2], begins[-1]})
 
-    def read(self, index: int, beat: Callable[[int], None]) -> Any:
-        """Return a sample, and beat with each one that is passed over on the way to it."""
+    def __getitem__(self, index: int) -> Any:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - self._starts[shard]
         place, samples = self._places.pop(shard, (len(self), iter(())))
@@ -92,7 +93,7 @@ class Shards:
             place, samples = opened_shard(self.stream, shard, row)
         try:
             for passed in range(place, row + 1):
-                beat(self._starts[shard] + passed)
+                self._beat(self._starts[shard] + passed)
                 sample = next_of(self.stream, shard, samples)
         except StopIteration:
             raise Unfit(

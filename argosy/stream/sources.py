@@ -408,11 +408,12 @@ def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heart
     else:
         with heartbeat.busy(f"counting sample {{number}} of {spool.split}"):
             lengths = spool.counted()
-        preparing = _preparing(Shards(spool.stream, lengths), spool.split, data, seed=seed, heartbeat=heartbeat)
+        shards = Shards(spool.stream, lengths, heartbeat.beat)
+        preparing = _preparing(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
         with heartbeat.busy(_doing(spool.split), opaque=True):
-            facts = probe(preparing.dataset, spool.split, preparing, skip_errors=prover.skip_errors)
+            facts = probe(shards, spool.split, preparing, skip_errors=prover.skip_errors)
             facts = replace(prover.finished(preparing, facts), shards=lengths, keeping=READ_AGAIN)
-        preparing.dataset.close()
+        shards.close()
     return told(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
@@ -420,7 +421,7 @@ def _readable(opened: Any, facts: Facts) -> Any:
     """Return a Dataset from what `open_split` has opened, of which these facts are known."""
     if not isinstance(opened, Spool):
         return opened
-    return Shards(opened.stream, facts.shards) if facts.shards else ReadOnce(facts)
+    return Shards(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else ReadOnce(facts)
 
 
 def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat) -> DatasetSource:
