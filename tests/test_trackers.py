@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import evidence
 import pytest
 import studies
+from torch import Tensor
 
 import argosy
 from argosy.errors import RunError
@@ -24,8 +25,15 @@ from argosy.views.trackers import TrackerFeed
 FLEET = [studies.member("one", batch_size=20), studies.member("two", hidden=8)]
 
 
-def train(directory: Path, epochs: int, *given: Any) -> argosy.Report:
-    study = studies.study(60, fleet=FLEET, epochs=epochs, val=20)
+class Broken(studies.Mlp):
+    """Fails in its first batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no such layer")
+
+
+def train(directory: Path, epochs: int, *given: Any, fleet: Sequence[argosy.Member] = FLEET) -> argosy.Report:
+    study = studies.study(60, fleet=fleet, epochs=epochs, val=20)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", trackers=given)
 
 
@@ -128,6 +136,16 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     train(tmp_path / "x", 2, failing)
     told = [call[1:4] for call in failing.calls if call[0] == "log"]
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
+
+
+def test_who_failed_before_the_first_section_is_told_of_as_well_and_once(tmp_path: Path) -> None:
+    fleet = [*FLEET, studies.member("broken", model=Broken)]
+    late, later = Recorder(), Recorder()
+    for given in ([], [late], [later]):
+        with pytest.warns(argosy.errors.MemberFailed):
+            train(tmp_path / "x", 1, *given, fleet=fleet)
+    assert late.of("broken") == [("begin", "broken", 20), ("end", "broken", "failed")]
+    assert later.calls == [("open", "x")]
 
 
 def test_where_there_is_nothing_to_train_a_tracker_has_as_long_as_it_comes_back(

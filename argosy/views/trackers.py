@@ -54,7 +54,7 @@ class TrackerFeed:
         self._log = folder / f"tracker-{name}.log"
         """What it has raised."""
         self._told = folder / f"tracker-{name}.told"
-        """A line for each section: the member, and its finished epochs by then."""
+        """A line for each section: the member, and its finished epochs by then; one with 0.0 where it has ended."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
@@ -70,8 +70,9 @@ class TrackerFeed:
         told = self._told_before()
         for member in state.members.values():
             missed = [row for row in member.own_sections if row.epochs > told.get(member.name, 0.0)]
-            for call in _again(member, missed, job.study) if missed else ():
-                self._calls.put(call)
+            if missed or (member.status in OVER and member.name not in told):
+                for call in _again(member, missed, job.study):
+                    self._calls.put(call)
         self._thread.start()
 
     def tell(self, method: str, *arguments: Any) -> None:
@@ -106,6 +107,8 @@ class TrackerFeed:
                 self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
+                elif method == "end":
+                    self._note(arguments[0], 0.0)
             except (Exception, SystemExit) as error:  # boundary: libraries, and the user's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]
                 with contextlib.suppress(OSError), replacing(self._log) as log:
@@ -118,7 +121,10 @@ class TrackerFeed:
     def _told_before(self) -> dict[str, float]:
         make_folder(self._told.parent)
         text = "\n".join(line.decode(errors="replace") for line in lines_of(self._told)) if self._told.exists() else ""
-        return {member: float(epochs) for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text)}
+        told: dict[str, float] = {}
+        for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text):
+            told[member] = max(float(epochs), told.get(member, 0.0))
+        return told
 
 
 class Tracked:
