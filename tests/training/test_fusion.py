@@ -1,5 +1,6 @@
 """Which members of a trainer are tried as one program, by what was seen of others before."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import late
 import packs
 import pytest
 
-from argosy.protocol.packs import FellBack, StepsAlone
+from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
@@ -19,6 +20,8 @@ from argosy.training.choice import fused_check
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.device.devices import backend_of
 from argosy.training.member.files import Files
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.trainer import program_choice
 from argosy.training.trainer import units as units_of_trainers
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
@@ -113,3 +116,51 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     fusion.look(block)
     assert not any(isinstance(event, StepsAlone) for report in said for event in report.events)
     assert all(unit.fusion_group is units[0].fusion_group is not None for unit in units)
+
+
+def rounding(folder: Path, name: str) -> AssignedMember:
+    """A member whose products are so small that a program of several rounds otherwise."""
+    live = packs.live(packs.member(name, model=partial(packs.mlp, 0.2, hidden=3), batch_size=2), exact=False)
+    live.begin_epoch(ORDERS, 0)
+    return AssignedMember(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
+
+
+def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1 / group.now.size))
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    units, said = [Unit.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
+    before = [copy.deepcopy(unit.assignment[0].live.state_dict()) for unit in units]
+    fusion = ProgramChoice(
+        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+    )
+    fusion.boarded()
+    fusion.look(block)
+    (unit,) = units
+    assert unit.turns is None and unit.fusion_group is not None and unit.fusion_group.lengths is None
+    assert [assigned.name for assigned in unit.assignment] == ["a", "b", "c"]
+    for assigned, state in zip(unit.assignment, before, strict=True):
+        assert packs.difference(assigned.live.state_dict(), state) == 0
+    (event,) = [event for report in said for event in report.events]
+    assert isinstance(event, Packed) and event.settled and event.seconds_per_sample == ((1, 1.0), (3, 1 / 3))
+
+
+def test_a_program_of_copies_that_raises_is_ruled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish(self: Fused) -> int:
+        raise ValueError("not three of them")
+
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    units, said = [Unit.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
+    fusion = ProgramChoice(
+        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+    )
+    admitted = program_choice.admit
+    monkeypatch.setattr(program_choice, "admit", lambda *given, **named: (admitted(*given, **named), patch())[0])
+    patch = partial(monkeypatch.setattr, Fused, "finish", finish)
+    fusion.boarded()
+    fusion.look(block)
+    assert [len(unit.assignment) for unit in units] == [1, 1, 1]
+    assert not any(unit.assignment[0].live.steps for unit in units)
+    (fell,) = [event for report in said for event in report.events if isinstance(event, FellBack)]
+    assert fell.members == ("a", "b", "c") and "not three of them" in fell.reason

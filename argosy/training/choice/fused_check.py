@@ -8,17 +8,16 @@ Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from argosy.errors.traces import reason_of
-from argosy.stream.batches import Cutter, InOrder
+from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
-from argosy.stream.order import Selection
 from argosy.stream.padding import form_of
+from argosy.training.choice.copies import cut_anew, filled
 from argosy.training.device.devices import out_of_memory
 from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, difference, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
@@ -26,7 +25,7 @@ from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, 
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Admission", "admit"]
+__all__ = ["Admission", "admit", "apart"]
 
 TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
@@ -86,7 +85,7 @@ def admit(
         if spared:
             reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
-        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=_apart(pack))
+        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=apart(pack))
         if attempt is None or attempt.reason is None:
             lengths[names] = admitted.setdefault(fingerprint, None if attempt is None else attempt.lengths)
             continue
@@ -104,7 +103,7 @@ def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveM
     return "there is no other member that could be fused with it"
 
 
-def _apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
+def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
     """Whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
     train = any(live.member.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
@@ -183,9 +182,10 @@ def _attempt(
     attributed = [attributes(twin.model) for twin in alone]
     for train, length in turns:
         own = apart[0] if train else apart[1]
-        given = [_filled(block, length + own, double=double) for _ in range(2)]
+        given = [filled(block, length + own, double=double) for _ in range(2)]
         try:
-            _cut_anew((*alone, *together), given[0], length, apart=own)
+            for copies in (alone, together):
+                cut_anew(copies, given[0], length, apart=own)
             mine = [_alone(solo, given[0], train=train) for solo in solos]
             _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:
@@ -218,28 +218,6 @@ def _twins(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
     for twin in twins if double else ():
         _make_double(twin)
     return twins
-
-
-def _cut_anew(twins: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
-    """Let each copy cut one batch of this length out of the block; `apart`, each another one."""
-    order, count = np.arange(block.place.rows, dtype=np.int64), len(twins) // 2
-    for number, twin in enumerate(twins):
-        seen = np.roll(order, -(number % count))[:-1].tolist() if apart else None
-        selection = Selection.of(seen, len(order))
-        twin.cutter, twin.val_cutter = (
-            InOrder(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
-        )
-        twin.begin_validation()
-
-
-def _filled(block: Block, rows: int, *, double: bool) -> Block:
-    """Return a copy of the sound rows of a block, repeated or cut to so many."""
-    sound = np.resize(block.sound.nonzero()[0], rows)
-    index = torch.from_numpy(sound)
-    leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
-    leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)
-    place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
-    return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)
 
 
 def _make_double(live: LiveMember) -> None:

@@ -1,6 +1,7 @@
 """FusionGroup: members of one device that may be one program; chooses how many a program steps, and its kind. Pure.
 
-All candidates train alike, so each is measured on real training steps: in rounds of a few turns; their median is its cost. Unknown
+All candidates train alike, so each is measured on real training steps: in rounds of a few turns; their median is its cost. Where
+results show in their last bits which one made a step, copies make the steps of these rounds (`rehearsal.py`). Unknown
 candidates are measured first, starting with members one after another; then the cheapest is kept. Those close to it are tried
 again until the two lowest costs agree, and the lowest of each counts, since a neighbour that is busy for half a second makes steps
 dearer, never cheaper. The choice is made anew when the group grows, or half of it has left: by then costs of similar sizes may be
@@ -155,6 +156,10 @@ class FusionGroup:
         """Drop the rounds of the present candidate."""
         self._rounds.clear()
         self._seconds = 0.0
+
+    def undecided(self, count: int) -> bool:
+        """Whether any candidate is still to be measured for `count` members."""
+        return self._chosen(count) is None and bool(self._to_try(self._largest(count)))
 
     def measures(self, count: int) -> bool:
         """Whether the present candidate is still to be measured for `count` members."""

@@ -16,6 +16,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.fused_check import admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
+from argosy.training.choice.rehearsal import on_copies, rehearse
 from argosy.training.device.devices import memory_left, out_of_memory
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.compiled import Compilation
@@ -58,6 +59,8 @@ class ProgramChoice:
         """Raises where the device is unusable: errors are then no reason to refuse a program."""
         self._newcomers = False
         """Whether a member was assigned since the last `look`."""
+        self._waits = False
+        """Whether a group waits for a block on which copies of its members are measured."""
         self._admitted: dict[Fingerprint, BatchLengths | None] = {}
         self._compilations: dict[FusionGroup, Compilation] = {}
         """Compiled passes of groups that may be compiled."""
@@ -77,11 +80,16 @@ class ProgramChoice:
     def look(self, block: Block) -> None:
         """Before the steps of a training block, find the assigned members that can be one program, if there are new ones.
 
-        A block without sound samples (the end of an epoch with all steps made before) cannot be used for that.
+        Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch with all steps made before) cannot be used for that.
         """
-        if not self._newcomers or not block.sound.any():
+        if not (self._newcomers or self._waits) or not block.sound.any():
             return
-        self._newcomers = False
+        if self._newcomers:
+            self._newcomers = False
+            self._form(block)
+        self.settle(block)
+
+    def _form(self, block: Block) -> None:
         there: dict[tuple[int, int], list[Unit]] = {}
         for unit in self._units:
             if unit.shard is None:
@@ -95,7 +103,6 @@ class ProgramChoice:
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
         if fresh and len(self._units) > 1:
             self._emit(SectionReport(events=(StepsAlone(device=self._device, reasons=fresh),)))
-        self.settle()
 
     def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
         """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
@@ -181,8 +188,12 @@ class ProgramChoice:
 
     # ---- how they are stepped
 
-    def settle(self) -> None:
-        """End rounds and change programs, once all units have had their turn at a block."""
+    def settle(self, block: Block | None = None) -> None:
+        """End rounds and change programs, once all units have had their turn at a block.
+
+        Groups that are to be measured on copies wait until this is called with a `block` of training samples, before its steps.
+        """
+        self._waits = False
         for fusion_group in dict.fromkeys(unit.fusion_group for unit in self._units if unit.fusion_group is not None):
             units, compilation = self._of(fusion_group), self._compilation(fusion_group)
             if compilation is not None and compilation.refused:
@@ -198,7 +209,7 @@ class ProgramChoice:
                     )
                     needs = [unit.need for unit in under_way if unit.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
-                self._go_on(fusion_group, count)
+                self._go_on(fusion_group, count, block)
 
     def broke(self, unit: Unit, error: str, *, memory: bool) -> None:
         """Handle an error in a step of several members, which is undone: `settle` finds another program for them."""
@@ -227,9 +238,17 @@ class ProgramChoice:
     def _of(self, fusion_group: FusionGroup) -> list[Unit]:
         return [unit for unit in self._units if unit.fusion_group is fusion_group]
 
-    def _go_on(self, fusion_group: FusionGroup, count: int) -> None:
+    def _go_on(self, fusion_group: FusionGroup, count: int, block: Block | None) -> None:
         """Start the next candidate, timed or for good."""
         fusion_group.foresee(count, self._room(fusion_group))
+        units = self._of(fusion_group)
+        lives = [assigned.live for unit in units for assigned in unit.assignment]
+        if fusion_group.undecided(count) and on_copies(fusion_group, lives):
+            if block is not None:
+                self._rehearse(fusion_group, lives, block)
+            elif not any(unit.broke for unit in units):  # whose steps are left for other programs
+                self._waits = True
+                return
         wanted, events = fusion_group.next(count), list[Event]()
         present = [(len(unit.assignment), unit.kind) for unit in self._of(fusion_group)]
         changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
@@ -246,6 +265,22 @@ class ProgramChoice:
                 self._pairs[fusion_group] = fusion_group.costs[TWO] < fusion_group.costs[ALONE]
         if changes or (not measures and (fusion_group.costs or fusion_group.chosen)):
             self._emit(SectionReport(events=(*events, self._packed(fusion_group, units, settled=not measures))))
+
+    def _rehearse(self, fusion_group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
+        """Measure the group's candidates on copies; what raises there is ruled out."""
+        names = ", ".join(repr(live.member.name) for live in lives)
+        while fusion_group.undecided(len(lives)):
+            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True):
+                try:
+                    rehearse(fusion_group, lives, block)
+                    return
+                except Exception as raised:  # boundary between members' code and ours
+                    self._check_device(f"a program of copies raised: {raised!r}")
+                    memory, error = out_of_memory(raised), reason_of(raised)
+            if fusion_group.now == ALONE:
+                fusion_group.restrict(1, "")  # the member's own step will raise it
+            else:
+                self._refuse(fusion_group, fusion_group.now.size, error, memory=memory)
 
     def _room(self, fusion_group: FusionGroup) -> int | None:
         """Return the bytes left on the device for this group's tensors; None where it does not count them.

@@ -1,0 +1,36 @@
+"""Batches for copies of members: cut out of a copy of a block, which may be longer than it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from argosy.stream.batches import InOrder
+from argosy.stream.blocks import Block
+from argosy.stream.order import Selection
+from argosy.training.member.live import LiveMember
+
+__all__ = ["cut_anew", "filled"]
+
+
+def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
+    """Let each copy cut batches of this length out of the block, from its beginning; `apart`, each other ones."""
+    order = np.arange(block.place.rows, dtype=np.int64)
+    for number, copy in enumerate(copies):
+        seen = np.roll(order, -number)[:-1].tolist() if apart else None
+        selection = Selection.of(seen, len(order))
+        copy.cutter, copy.val_cutter = (
+            InOrder(selection=selection, order=order, batch_size=length, drop_last=False) for _ in range(2)
+        )
+        copy.begin_validation()
+
+
+def filled(block: Block, rows: int, *, double: bool = False) -> Block:
+    """Return a copy of the sound rows of a block, repeated or cut to so many."""
+    sound = np.resize(block.sound.nonzero()[0], rows)
+    index = torch.from_numpy(sound)
+    leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
+    leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)
+    place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
+    return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)

@@ -1,0 +1,68 @@
+"""Measuring a fusion group's candidates on copies of its members, where the bits of their results show which programs stepped them.
+
+So such members have the same programs from their first step on, in a machine's first run as in those that take its choice over.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from argosy.stream.blocks import Block
+from argosy.training.choice.copies import cut_anew, filled
+from argosy.training.choice.fused_check import apart
+from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, divided
+from argosy.training.choice.measure import state_bytes
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.program import Program
+from argosy.training.programs.solo import Solo
+
+__all__ = ["on_copies", "rehearse"]
+
+MOST_BYTES = 256 << 20
+"""Copies of members that take more are not made: then the first rounds of training are measured."""
+
+
+def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
+    """Whether copies of these members are to be measured: of plain programs on the host, which round otherwise than members alone."""
+    return (
+        group.lengths is None
+        and tuple(group.kinds) == (ALONE.kind,)
+        and lives[0].backend.device.type == "cpu"
+        and sum(map(state_bytes, lives)) <= MOST_BYTES
+    )
+
+
+def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
+    """Measure the group's candidates on a block of training samples until none is left to measure; `lives` stay unchanged.
+
+    What a step raises is raised, with the candidate that was measured as the group's present one.
+    """
+    count, length, own = len(lives), lives[0].member.batch_size, apart(lives)[0]
+    shown = filled(block, TURNS * length + own)
+    copies: list[LiveMember] = []
+    programs: list[Program[Any]] = []
+    while True:
+        wanted = group.next(count)
+        if wanted != group.now:
+            group.go_on_with(wanted)
+            programs = []
+        if not group.measures(count):
+            return
+        if not programs:
+            copies = [live.trial() for live in lives]
+            programs = [Fused.of(part) if len(part) > 1 else Solo(part[0]) for part in divided(copies, wanted.size)]
+        cut_anew(copies, shown, length, apart=own)
+        started = time.perf_counter()
+        samples = sum(_stepped(program, shown) for program in programs)
+        group.note(time.perf_counter() - started, samples)
+
+
+def _stepped(program: Program[Any], block: Block) -> int:
+    """Make the steps that a block completes; returns their samples."""
+    with program.active():
+        samples = 0
+        for batch in program.cut(block):
+            program.begin(batch)
+            samples += program.finish()
+    return samples
