@@ -1,7 +1,6 @@
 """The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
 
-Each study is run several times with one cache that a run before them has filled, every other time beside two processes that only
-compute; then with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of
+Each study is run several times with one cache that the first run fills, every other time beside two processes that only compute; then with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of
 two, and with its members one after another: members that had the bits of alone in both runs are compared. Every section of every member is compared to the bit with the first run: losses,
 metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen, so the runs differ in them.
 """
@@ -159,7 +158,6 @@ def compare(name: str, options: Namespace, folder: Path) -> list[dict[str, Any]]
             RUNS[name](folder / f"{name}-{words}", devices=devices, **how)
         return RunState.of(read_journal(folder / f"{name}-{words}"))
 
-    filling = run("filling")
     states = {f"run {number + 1}": run(f"{number + 1}", busy=number % 2 == 1) for number in range(options.rounds)}
     first = states["run 1"]
     shutil.rmtree(cache)
@@ -177,9 +175,6 @@ def compare(name: str, options: Namespace, folder: Path) -> list[dict[str, Any]]
     programs = {frozenset((one.device, one.programs, one.kind) for one in state.packed) for state in states.values()}
     splits = sum(member.split is not None for member in first.members.values())
     print(f"{name}: {len(programs)} choices of programs in {len(states)} runs, {splits} members split in the first")
-    print(
-        f"{name}: of the run that filled the cache {differing(filling, first, list(first.members))[0]} sections differ"
-    )
     return results
 
 
