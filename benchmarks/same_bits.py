@@ -1,8 +1,10 @@
 """The same command gives the same bits: studies run again in fresh directories, beside other load, on other devices, together and alone.
 
-Each study is run several times with one cache that the first run fills, every other time beside two processes that only compute; then with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of
-two, and with its members one after another: members that had the bits of alone in both runs are compared. Every section of every member is compared to the bit with the first run: losses,
-metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen, so the runs differ in them.
+Each study is run several times with one cache that the first run fills, every other time beside two processes that only compute; then
+with an emptied cache and the choices of the first of them (`like`). It is also run on one device instead of two, and with its members
+one after another: members that had the bits of alone in both runs are compared. Every section of every member is compared to the bit
+with the first run: losses, metrics, learning rate, digest of the samples. Programs are chosen on a stopwatch where that cannot be seen,
+so the runs differ in them.
 """
 
 import os
