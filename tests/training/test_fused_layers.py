@@ -39,6 +39,12 @@ def tied(number: int) -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer, nn.Dropout(0.0), other, frozen, nn.Linear(WIDTH, 4))
 
 
+def flattened(number: int) -> nn.Module:
+    """Sequences of vectors, made one vector in the middle."""
+    behind = nn.Linear(20, WIDTH), nn.Dropout(0.3 * number), nn.Linear(WIDTH, 4)
+    return nn.Sequential(nn.Dropout(0.4), nn.Linear(WIDTH, 4), nn.Dropout(0.2), nn.Flatten(), nn.Dropout(0.1), *behind)
+
+
 class Named(nn.Sequential):
     """A class of its own that computes as its parent."""
 
@@ -50,6 +56,7 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "deep": (deep, (2, 3, 4)),
     "tied": (tied, (WIDTH,)),
     "of sequences": (tied, (5, WIDTH)),
+    "flattened": (flattened, (5, WIDTH)),
     "named": (lambda number: Named(), (WIDTH,)),
 }
 LOSSES: dict[str, Any] = {
@@ -75,7 +82,6 @@ REFUSED: dict[str, Any] = {
     "a layer of their own": lambda: nn.Sequential(Doubled(WIDTH, 4)),
     "shadowed": shadowed,
     "parametrised": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, 4))),
-    "flattened in the middle": lambda: nn.Sequential(nn.Linear(WIDTH, 4), nn.Flatten()),
     "flattened with the samples": lambda: nn.Sequential(nn.Flatten(0), nn.Linear(WIDTH, 4)),
     "norms": lambda: nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)),
     "no sequence": packs.ResNet,

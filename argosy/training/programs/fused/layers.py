@@ -3,6 +3,7 @@
 `torch.vmap` computes the same, and dispatches longer than that takes. The bits are those of vmap's pass.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -30,9 +31,9 @@ class Layers:
     def of(cls, network: nn.Module) -> "Layers | None":
         """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for another network."""
         modules = list(_in_order(network))
-        if not all(map(_known, modules)) or any(isinstance(module, nn.Flatten) for module in modules[1:]):
-            return None
-        return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
+        if all(map(_known, modules)):
+            return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
+        return None
 
     def outputs(self, inputs: Tensor, weights: Mapping[str, Tensor], states: Sequence[Randomness]) -> Tensor:
         """Return outputs ``[members, samples, …]`` of inputs likewise, by weights ``[members, *shape]``."""
@@ -52,12 +53,12 @@ class Layers:
     @torch.no_grad()
     def _masks(self, inputs: Tensor, states: Sequence[Randomness]) -> Iterator[Tensor]:
         """Draw a pass's masks, all of a member and then those of the next, with the bits of dropout of ones."""
-        shape, drawn = inputs.shape, list[tuple[nn.Dropout, Tensor]]()
+        shape, drawn = list(inputs.shape), list[tuple[nn.Dropout, Tensor]]()
         for module in self._modules:
             if isinstance(module, nn.Flatten):
-                shape = inputs.flatten(2).shape
+                shape[2:] = [math.prod(shape[2:])]
             elif isinstance(module, nn.Linear):
-                shape = torch.Size((*shape[:-1], module.out_features))
+                shape[-1] = module.out_features
             elif isinstance(module, nn.Dropout) and _draws(module):
                 drawn.append((module, inputs.new_empty(shape)))
         for number, state in enumerate(states if drawn else ()):
@@ -73,7 +74,7 @@ class Layers:
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls one after another."""
-    if isinstance(module, nn.Sequential) and _computes_as(module, nn.Sequential):
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _shadowed(module):
         for part in module:
             yield from _in_order(part)
     else:
@@ -83,11 +84,12 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
 def _known(module: nn.Module) -> bool:
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
-    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and _computes_as(module, type(module))
+    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and not _shadowed(module)
 
 
-def _computes_as(module: nn.Module, kind: type[nn.Module]) -> bool:
-    return type(module).forward is kind.forward and "forward" not in vars(module)
+def _shadowed(module: nn.Module) -> bool:
+    """Whether the object computes by a function of its own, and not by that of its class."""
+    return "forward" in vars(module)
 
 
 def _draws(dropout: nn.Dropout) -> bool:

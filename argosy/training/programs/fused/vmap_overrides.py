@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from argosy.training.programs.fused.vectorised import Level
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "linear"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
