@@ -136,6 +136,11 @@ def test_networks(network: str) -> None:
     assert as_one(lengths, 16) or (network == "cnn" and lengths is None and CONVOLUTIONS_DIFFER)
 
 
+def test_dropouts_with_rates_of_their_own() -> None:
+    members = [member(f"m{n}", partial(packs.mlp, rate, 64)) for n, rate in enumerate((0.0, 0.2, 0.5, 1.0))]
+    assert as_one(company(members), 16)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers(optimizer: str) -> None:
     members = [member(f"m{n}", optimizer=rate) for n, rate in enumerate(rates(4, OPTIMIZERS[optimizer]))]

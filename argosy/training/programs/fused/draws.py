@@ -19,7 +19,7 @@ from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.vectorised import Level
 from argosy.training.programs.fused.vmap_overrides import FORMS
 
-__all__ = ["OwnDraws", "own_rates"]
+__all__ = ["OwnDraws", "own_rates", "rate_in"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
 """Functions that multiply their input by a drawn mask."""
@@ -78,6 +78,11 @@ def rate_of(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return "p"
     return "dropout" if isinstance(module, nn.MultiheadAttention) else None
+
+
+def rate_in(rate: float, row: int) -> float:
+    """Return a row's rate of a dropout that has one, or `Rates`."""
+    return rate.of[row] if isinstance(rate, Rates) else rate
 
 
 class OwnDraws(TorchFunctionMode):
@@ -148,7 +153,7 @@ class OwnDraws(TorchFunctionMode):
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
         """Return a member's part of a leaf; `members` is its dimension, or None."""
         if isinstance(leaf, Rates):
-            return leaf.of[number]
+            return rate_in(leaf, number)
         return leaf if members is None else leaf.select(members, number)
 
 

@@ -19,6 +19,7 @@ from argosy.study import Member
 from argosy.training.member.precision import autocast, widened
 from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
+from argosy.training.programs.fused.layers import Layers
 from argosy.training.programs.fused.vectorised import vectorised
 from argosy.training.programs.solo import cross_entropy, pair_of
 
@@ -44,6 +45,12 @@ class PackInputs:
         leaves = [torch.stack(own) for own in zip(*parts, strict=True)]
         return cls(unflatten(leaves, structures[0]), samples, apart=True)
 
+    @property
+    def of_rows(self) -> bool:
+        """Whether they are pairs with a tensor ``[samples, …]`` of at least two dimensions as input."""
+        pair = isinstance(self.tree, tuple | list) and len(self.tree) == 2
+        return pair and isinstance(self.tree[0], Tensor) and self.tree[0].dim() >= 2 + self.apart
+
     def pieces(self, count: int) -> Iterator["PackInputs"]:
         """Yield `count` micro-batches."""
         if count == 1:
@@ -65,6 +72,7 @@ class Forward:
         self._device = device
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
+        self._layers = Layers.of(network) if device.type == "cpu" and not self.narrow and member.step is None else None
         self._training = True
 
     @classmethod
@@ -92,6 +100,8 @@ class Forward:
         Tensors are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random states.
         `look` is called with a network's output before the loss.
         """
+        if self._layers is not None and data.of_rows:
+            return self._by_layers(self._layers, weights, data, states, look)
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
         made_as: list[Any] = []
@@ -121,6 +131,30 @@ class Forward:
             output = unflatten(made, made_as[0])
             losses = own[0] if own else _cross_entropies(output, data)
         return losses, None if self._training or self._member.step is not None else output
+
+    def _by_layers(
+        self,
+        layers: Layers,
+        weights: Mapping[str, Tensor],
+        data: PackInputs,
+        states: Sequence[Randomness],
+        look: Callable[[Any], None],
+    ) -> tuple[Tensor, Any]:
+        """Do as `values` for a plain MLP: only a loss of the member's own is vectorised."""
+        loss, (inputs, target) = self._member.loss, data.tree
+        output = layers.outputs(inputs if data.apart else inputs.expand(len(states), *inputs.shape), weights, states)
+        look(output[0])
+        if loss is None:
+            losses = _cross_entropies(output, data)
+        else:
+            leaves, structure = flatten(target)
+
+            def of_one(output: Tensor, *own: Tensor) -> tuple[Tensor]:
+                with OwnDraws(states):
+                    return (loss(output, unflatten(own or leaves, structure)),)
+
+            (losses,) = vectorised(of_one, (output, *(leaves if data.apart else ())))
+        return losses, None if self._training else output
 
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs

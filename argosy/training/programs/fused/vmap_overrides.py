@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from argosy.training.programs.fused.vectorised import Level
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "linear"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -27,11 +27,14 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
     if of_inputs != 0:
         rows = inputs.expand(len(weights), *inputs.shape) if of_inputs is None else inputs.movedim(of_inputs, 0)
     with level.outside():
-        if input.dim() == 2:
-            made = _product(rows, weights, biases)
-        else:
-            made = _product(rows.flatten(1, -2), weights, biases).view(*rows.shape[:-1], weights.shape[1])
-    return level.one(made)
+        return level.one(linear(rows, weights, biases))
+
+
+def linear(rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+    """Compute `linear` of all members, of ``[members, …, inputs]``."""
+    if rows.dim() == 3:
+        return _product(rows, weights, biases)
+    return _product(rows.flatten(1, -2), weights, biases).view(*rows.shape[:-1], weights.shape[1])
 
 
 def _product(rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:

@@ -1,0 +1,96 @@
+"""The layers of plain MLPs on a CPU, computed for all members at once: a product of stacked matrices each, and functions of numbers.
+
+`torch.vmap` computes the same, and dispatches longer than that takes. The bits are those of vmap's pass.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from argosy.training.member.randomness import Randomness
+from argosy.training.programs.fused.draws import rate_in
+from argosy.training.programs.fused.vmap_overrides import linear
+
+__all__ = ["Layers"]
+
+OF_NUMBERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
+"""Modules that compute of each number another one."""
+
+
+class Layers:
+    """The layers of networks of one architecture, by one of these; the tensors come with each pass."""
+
+    def __init__(self, modules: Sequence[nn.Module], names: Mapping[int, str]) -> None:
+        self._modules = modules
+        self._names = names
+        """Names of the weights by address."""
+
+    @classmethod
+    def of(cls, network: nn.Module) -> "Layers | None":
+        """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for another network."""
+        modules = list(_in_order(network))
+        if all(map(_known, modules)):
+            return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
+        return None
+
+    def outputs(self, inputs: Tensor, weights: Mapping[str, Tensor], states: Sequence[Randomness]) -> Tensor:
+        """Return outputs ``[members, samples, …]`` of inputs likewise, by weights ``[members, *shape]``."""
+        rows, masks = inputs, self._masks(inputs, states)
+        for module in self._modules:
+            if isinstance(module, nn.Linear):
+                biases = None if module.bias is None else weights[self._names[id(module.bias)]]
+                rows = linear(rows, weights[self._names[id(module.weight)]], biases)
+            elif isinstance(module, nn.Flatten):
+                rows = rows.flatten(2)
+            elif not isinstance(module, nn.Dropout):
+                rows = module(rows)
+            elif _draws(module):
+                rows = rows * next(masks)
+        return rows
+
+    @torch.no_grad()
+    def _masks(self, inputs: Tensor, states: Sequence[Randomness]) -> Iterator[Tensor]:
+        """Draw a pass's masks, all of a member and then those of the next, with the bits of dropout of ones."""
+        shape, drawn = list(inputs.shape), list[tuple[nn.Dropout, Tensor]]()
+        for module in self._modules:
+            if isinstance(module, nn.Flatten):
+                shape[2:] = [math.prod(shape[2:])]
+            elif isinstance(module, nn.Linear):
+                shape[-1] = module.out_features
+            elif isinstance(module, nn.Dropout) and _draws(module):
+                drawn.append((module, inputs.new_empty(shape)))
+        for number, state in enumerate(states if drawn else ()):
+            with state.active():
+                for module, masks in drawn:
+                    kept = 1 - rate_in(module.p, number)
+                    if 0 < kept < 1:
+                        masks[number].bernoulli_(kept).div_(kept)
+                    else:
+                        masks[number] = kept  # nothing is drawn
+        return iter([masks for _, masks in drawn])
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that a network calls one after another."""
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _shadowed(module):
+        for part in module:
+            yield from _in_order(part)
+    else:
+        yield module
+
+
+def _known(module: nn.Module) -> bool:
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+        return False
+    return type(module) in (nn.Linear, nn.Dropout, nn.Flatten, *OF_NUMBERS) and not _shadowed(module)
+
+
+def _shadowed(module: nn.Module) -> bool:
+    """Whether the object computes by a function of its own, and not by that of its class."""
+    return "forward" in vars(module)
+
+
+def _draws(dropout: nn.Dropout) -> bool:
+    return dropout.training and dropout.p > 0  # `Rates` compare as their largest
