@@ -37,6 +37,7 @@ __all__ = [
     "Saved",
     "SearchBegan",
     "SectionEnded",
+    "ShardsRead",
     "SharingChosen",
     "Skipped",
     "Split",
@@ -382,6 +383,18 @@ class DataOpened(Event):
     """By split, what is kept of its prepared samples, or why nothing is, in words; none for arrays."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, the lengths of the shards of a stream that is not kept, on which the order of its samples depends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsRead(Event):
+    """How far the shards of a stream that is not kept were read, where the block begins in which members were saved."""
+
+    epoch: int
+    """Epoch of the stream."""
+    start: int
+    """Element of the epoch's order at which the block begins."""
+    marks: tuple[tuple[int, int, int, int, str], ...]
+    """Each the fields of `argosy.protocol.feeder.ShardMark`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "Credit",
@@ -12,6 +12,7 @@ __all__ = [
     "Hold",
     "Leg",
     "Lend",
+    "ShardMark",
     "Open",
     "Opened",
     "Parted",
@@ -55,6 +56,19 @@ class Lend:
     reader: str
 
 
+class ShardMark(NamedTuple):
+    """Where reading of a shard can go on, where its stream has the two methods `state_dict` and `load_state_dict`."""
+
+    shard: int
+    row: int
+    rows: int
+    """Number of samples, from this row on, that prove it."""
+    checksum: int
+    """CRC-32 of their leaves."""
+    state: str
+    """What the stream's `state_dict` said before it gave this row, as JSON."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Leg:
     """Start of the stretch of the stream that one flotilla reads.
@@ -68,6 +82,8 @@ class Leg:
     """The first section."""
     position: int
     """Element of its epoch's order at which the section begins here: its own first one, or another where members go on."""
+    marks: tuple[ShardMark, ...] = ()
+    """Where reading of shards can go on, not behind the position."""
 
     @classmethod
     def empty(cls) -> "Leg":

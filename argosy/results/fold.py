@@ -31,6 +31,7 @@ from argosy.protocol.events import (
     Saved,
     SearchBegan,
     SectionEnded,
+    ShardsRead,
     SharingChosen,
     Skipped,
     Split,
@@ -192,6 +193,8 @@ class RunState:
     """By split, what is kept of its prepared samples, or why nothing is, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, the lengths of the shards of a stream that is not kept."""
+    shards_read: list[ShardsRead] = field(default_factory=list)
+    """How far shards were read, in the newest epoch of which that is known."""
     fed: dict[tuple[str, int, int], int] = field(default_factory=dict)
     """Samples prepared for each section of the stream, by split, epoch and section."""
     discarded: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -321,6 +324,10 @@ class RunState:
             self.discarded[key] = self.discarded.get(key, 0) + event.samples
         elif isinstance(event, DataOpened):
             self.keeping, self.shards = event.keeping, event.shards
+        elif isinstance(event, ShardsRead):
+            if self.shards_read and self.shards_read[-1].epoch != event.epoch:
+                self.shards_read.clear()
+            self.shards_read.append(event)
         elif isinstance(event, Skipped):
             self.holes.setdefault((event.split, event.epoch), set()).add(event.index)
         elif isinstance(event, Used):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.order import Hashes, Indices, running_sums
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
@@ -125,6 +126,8 @@ class Block:
     """Class numbers of the rows, in host memory, where the leaves are elsewhere and the second of two holds such numbers."""
     fixed: bool = False
     """Whether its rows are functions of their indices alone, the same in every epoch."""
+    marks: tuple[ShardMark, ...] = ()
+    """Where the shards can be read on that are being read when it begins."""
     versions: tuple[int, ...] = field(init=False)
     """Version counters of the leaves at birth: a member that writes into its input changes them."""
 

@@ -29,6 +29,7 @@ from argosy.stream.mapped import MappedFile, check_files
 from argosy.stream.preparation import Filling, Preparation
 from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
+from argosy.stream.shards import ShardMarks
 from argosy.stream.sharing import PIPELINES, Turn
 from argosy.stream.sources import Source, keep
 from argosy.stream.standby import open_for
@@ -86,6 +87,7 @@ class _Feeder:
         """Key of the team of its exchange."""
         self.rank = 0
         self.turns: Iterator[Turn] = repeat(ALONE)
+        self.marks = ShardMarks()
         self.own_slots = float(ring.slots)
         """Slots that blocks of this node fill, on average."""
         self.exchange: ExchangeProcess | None = None
@@ -168,6 +170,8 @@ class _Feeder:
             self.held.pop(filling.slot, None)
         for event in (*self.preparation.give_up(self.course.per_epoch), *self.course.begin(feed.leg)):
             self.driver.send(event)
+        self.marks = ShardMarks(feed.leg.marks)
+        self.preparation.marks = {mark.shard: mark for mark in feed.leg.marks}
         self.rank, self.turns = 0, repeat(ALONE)
         self.own_slots = float(self.ring.slots)
         if feed.team is not None and feed.team.sharing is not None:
@@ -313,8 +317,9 @@ class _Feeder:
             self._report_holes(block)
             self.held.setdefault(block.slot, set()).update(self.readers[name] for name in course.assignments)
             fixed = self.sources[block.place.split].fixed(self.orders.block(block.place))
+            marks = self.marks.after(block.marks) if block.place.split == "train" else ()
             for name, assignment in course.assignments.items():
-                self.readers[name].send((block.slot, block.place, assignment, fixed))
+                self.readers[name].send((block.slot, block.place, assignment, fixed, marks))
             self.gauge.delivered += block.place.rows
             fed = course.announced(block.place, block.prepared)
             if fed is not None:

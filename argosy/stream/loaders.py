@@ -19,12 +19,13 @@ from multiprocessing.connection import Connection, Pipe
 import torch
 
 from argosy.errors import StudyError
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
-from argosy.stream.sources import Source
+from argosy.stream.sources import DatasetSource, Source
 from argosy.stream.wire import Peer
 
 __all__ = ["Done", "Loader", "Task", "run_task", "start_loader"]
@@ -43,6 +44,8 @@ class Task:
     indices: Indices
     shard: int | None = None
     """Shard of a stream that is not kept, to which all of them belong."""
+    mark: ShardMark | None = None
+    """Where reading of the shard can go on, in a process that has not read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Done:
     kept: int = 0
     """Samples that were kept, and not prepared again."""
     cpu_seconds: float = 0.0
+    marks: tuple[ShardMark, ...] = ()
+    """Marks of the shards that the samples were read from."""
 
 
 class Loader:
@@ -136,9 +141,13 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
     source, cpu = sources[task.place.split], time.process_time()
     block = source.layout.block(task.place, ring.slot(task.slot))
     try:
+        if task.mark is not None:
+            assert isinstance(source, DatasetSource)
+            source.know(task.mark)
         filled = source.fill(block, task.low, task.indices)
         kept = len(task.indices) - filled.prepared
-        return Done(filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=time.process_time() - cpu)
+        cpu_seconds = time.process_time() - cpu
+        return Done(filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=cpu_seconds, marks=filled.marks)
     except StudyError as error:
         return Done([], error)
     except Exception as error:  # process boundary: whatever it is, the feeder must learn of it

@@ -15,6 +15,7 @@ import numpy as np
 
 from argosy.errors import WorkerError
 from argosy.protocol.events import Discarded
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
@@ -53,6 +54,7 @@ class Filling:
     handed: bool = False
     """Whether the exchange has it."""
     holes: list[tuple[int, str]] = field(default_factory=list)
+    marks: list[ShardMark] = field(default_factory=list)
 
 
 class Preparation:
@@ -83,6 +85,8 @@ class Preparation:
         self.free: list[int] = list(range(ring.slots))
         self.filling: deque[Filling] = deque()
         self.abandoned: list[Filling] = []
+        self.marks: dict[int, ShardMark] = {}
+        """By shard that no training sample of the leg was read from so far, where reading can go on."""
         self._tries: dict[tuple[int, int], int] = {}
         self._readers: dict[str, dict[int, Loader]] = {}
         """By split, the workers that read the shards which were read last."""
@@ -98,7 +102,8 @@ class Preparation:
             size = place.rows
         slot = self.free.pop()
         if source.facts.shards:
-            todo = deque(_tasks_of_shards(slot, place, order, source.facts.shards))
+            marks = self.marks if place.split == "train" else {}
+            todo = deque(_tasks_of_shards(slot, place, order, source.facts.shards, marks))
         else:
             starts = range(0, place.rows, max(size, 1))
             todo = deque(Task(slot, place, low, order[low : low + size]) for low in starts)
@@ -204,6 +209,7 @@ class Preparation:
         filling.missing -= 1
         filling.prepared += done.prepared
         filling.holes += done.holes
+        filling.marks += done.marks
         if filling in self.abandoned and not filling.missing:
             self.abandoned.remove(filling)
             self.free.append(filling.slot)
@@ -252,13 +258,16 @@ class Preparation:
             loader.end()
 
 
-def _tasks_of_shards(slot: int, place: Place, order: Indices, shards: tuple[int, ...]) -> Iterator[Task]:
-    """Yield tasks of consecutive samples of one shard each."""
+def _tasks_of_shards(
+    slot: int, place: Place, order: Indices, shards: tuple[int, ...], marks: dict[int, ShardMark]
+) -> Iterator[Task]:
+    """Yield tasks of consecutive samples of one shard each; a shard's mark goes with the first one."""
     of = shards_of(order, shards)
     cuts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for begin, end in itertools.pairwise([*cuts, place.rows]):
         for low in range(begin, end, CHUNK):
-            yield Task(slot, place, low, order[low : min(low + CHUNK, end)], int(of[low]))
+            shard = int(of[low])
+            yield Task(slot, place, low, order[low : min(low + CHUNK, end)], shard, marks.pop(shard, None))
 
 
 def _pass(place: Place) -> tuple[str, int]:

@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
@@ -75,15 +76,17 @@ class RingReader:
         """Return the blocks that have arrived, maybe none, each with its assignment; raises EOFError when the feeder is gone."""
         early, self._notices = self._notices, []
         notices = early or self.peer.receive()
-        return [(self._block(slot, place, fixed), assignment) for slot, place, assignment, fixed in notices]
+        return [
+            (self._block(slot, place, fixed, marks), assignment) for slot, place, assignment, fixed, marks in notices
+        ]
 
-    def _block(self, slot: int, place: Place, fixed: bool) -> Block:
+    def _block(self, slot: int, place: Place, fixed: bool, marks: tuple[ShardMark, ...]) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
         # Fires when the last array or tensor that derives from the lease has died.
         weakref.finalize(lease, _release, self.peer, slot).atexit = False
         layout: Layout = self.layouts[place.split]
         block = layout.block(place, lease)
-        block.fixed = fixed
+        block.fixed, block.marks = fixed, marks
         return block
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_no_loader, is_map_style, shown
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
@@ -56,6 +57,8 @@ class Filled(NamedTuple):
     """(index, error) of each broken sample."""
     prepared: int
     """Samples that were prepared for it, holes among them; others were kept."""
+    marks: tuple[ShardMark, ...] = ()
+    """Marks of the shards that its samples were read from."""
 
 
 class Source(ABC):
@@ -188,6 +191,10 @@ class DatasetSource(Source):
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Take the samples that are kept, and prepare the others."""
+        if self.facts.shards:
+            shards: Shards = self.preparing.dataset
+            shards.begin()
+            return Filled(self._prepared(block, low, indices), len(indices), shards.made)
         if self.kept is None:
             return Filled(self._prepared(block, low, indices), len(indices))
         here = self.kept.copy(block, low, indices) if self.facts.base is None else self.kept.has(indices)
@@ -201,6 +208,10 @@ class DatasetSource(Source):
                 for row in np.flatnonzero(here).tolist():
                     holes += self._fill(block, low + row, int(indices[row]), self.kept.row)
         return Filled(holes, len(missing))
+
+    def know(self, mark: ShardMark) -> None:
+        """Let reading of a shard go on at a mark."""
+        self.preparing.dataset.know(mark)
 
     def fixed(self, indices: Indices) -> bool:
         """Return whether these samples are kept, and nothing works on them behind that."""

@@ -16,9 +16,11 @@ import argosy
 from argosy import Data
 from argosy.data import from_shards
 from argosy.errors import StudyError
+from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Block, Place
 from argosy.stream.order import RUN, SIDE_BY_SIDE, shard_order
-from argosy.stream.sources import Source, open_sources
+from argosy.stream.shards import ShardMarks
+from argosy.stream.sources import DatasetSource, Source, open_sources
 
 LENGTHS = (30, 0, 7, 64, 1, 18, 25, 9, 40, 12, 33)
 TOTAL = sum(LENGTHS)
@@ -56,7 +58,62 @@ class Whole(IterableDataset[Any]):
             yield from Counted()(shard, 0)
 
 
+class Placed(ByWorker):
+    """Shards that say how far they were read, with the two methods of Hugging Face's streams."""
+
+    def __init__(self) -> None:
+        self.read, self.row, self.first = Counted(), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None
+        self.row, self.first = self.first, 0
+        for sample in self.read(worker.id, self.row):
+            self.row += 1
+            yield sample
+
+    def __deepcopy__(self, memo: Any) -> "Placed":
+        other = Placed()
+        other.read = self.read  # what is counted is counted together
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"row": self.row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = state["row"]
+
+
+class Forgetful(Placed):
+    """Shuffles in a buffer, which its state leaves out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        draws, buffer = random.Random(0), []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) == 10:
+                yield buffer.pop(draws.randrange(10))
+        yield from buffer
+
+
+class Unspoken(Placed):
+    """Has a state that is no JSON, or too long for a journal."""
+
+    def __init__(self, state: Any = None) -> None:
+        super().__init__()
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"row": self.row, "more": self.state}
+
+    def __deepcopy__(self, memo: Any) -> "Unspoken":
+        other = Unspoken(self.state)
+        other.read = self.read
+        return other
+
+
 KINDS = {
+    "placed": Placed,
     "a list": lambda: from_shards(range(len(LENGTHS)), read=Counted()),
     "lengths": lambda: from_shards(range(len(LENGTHS)), read=Counted(), lengths=LENGTHS),
     "by worker": ByWorker,
@@ -185,3 +242,94 @@ def test_what_cannot_be_read_again_is_said() -> None:
         StudyError, match=r"sample 7 is missing: shard 0 of the FromShards has fewer than the 9 samples"
     ):
         filled(source, [7])
+
+
+def marks_of_blocks(stream: Any, size: int = 32) -> dict[int, tuple[ShardMark, ...]]:
+    """The marks at the beginning of each block of an epoch."""
+    source, marks = opened(stream), ShardMarks()
+    order = shard_order(0, 0, source.facts.shards)
+    return {start: marks.after(made(source, order[start : start + size])) for start in range(0, TOTAL, size)}
+
+
+def made(source: Source, indices: Any) -> tuple[ShardMark, ...]:
+    place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
+    block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
+    return source.fill(block, 0, np.asarray(indices, dtype=np.int64)).marks
+
+
+def read_on(stream: Any, at: int, marks: tuple[ShardMark, ...]) -> int:
+    """Read the rest of the epoch from this sample on, which must be what it is; return how many samples were read that are before it."""
+    source = opened(stream)
+    assert isinstance(source, DatasetSource)
+    for mark in marks:
+        source.know(mark)
+    order = shard_order(0, 0, source.facts.shards)
+    stream.read.read.clear()
+    for start in range(at, TOTAL, 32):
+        block = filled(source, order[start : start + 32])
+        assert torch.equal(block.leaves[1], torch.from_numpy(order[start : start + 32]))
+    return len(stream.read.read) - (TOTAL - at)
+
+
+def test_a_shard_is_read_on_from_its_state() -> None:
+    marks = marks_of_blocks(Placed())
+    places = range(0, TOTAL, 7)
+    again = [read_on(Placed(), at, marks[at // 32 * 32]) for at in places]
+    assert max(again) <= 64, "two blocks, as runs of fewer samples than prove a mark have none"
+    assert np.median(again) <= 40
+    assert np.median([read_on(Placed(), at, ()) for at in places]) > 64
+
+
+@pytest.mark.parametrize("stream", [Forgetful, partial(Unspoken, torch.ones(2)), partial(Unspoken, "long" * 2**10)])
+def test_a_state_that_does_not_lead_back_is_not_used(stream: Any) -> None:
+    source = opened(stream())
+    order = shard_order(0, 0, source.facts.shards)
+    whole = filled(source, order).leaves[1]
+    marks = marks_of_blocks(stream())
+    assert stream is Forgetful or not any(marks.values())
+    for at in range(0, TOTAL, 16):
+        again = opened(stream())
+        for mark in marks[at // 32 * 32]:
+            again.know(mark)
+        assert torch.equal(filled(again, order[at:]).leaves[1], whole[at:])
+
+
+def test_the_streams_of_hugging_face_are_read_on(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    for shard, length in enumerate(LENGTHS):
+        start = sum(LENGTHS[:shard])
+        rows = {
+            "x": [[float(index)] * 2 for index in range(start, start + length)],
+            "y": list(range(start, start + length)),
+        }
+        if length:
+            datasets.Dataset.from_dict(rows).to_parquet(str(tmp_path / f"{shard:02}.parquet"))
+    mapped: list[int] = []
+
+    def noted(row: Any) -> Any:
+        mapped.append(row["y"])
+        return row
+
+    def stream() -> Any:
+        files = sorted(map(str, tmp_path.glob("*.parquet")))
+        return (
+            datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+            .map(noted)
+            .with_format("torch")
+        )
+
+    source, newest = opened(stream()), ShardMarks()
+    shards = source.facts.shards
+    assert sum(shards) == TOTAL
+    order = shard_order(0, 0, shards)
+    marks = {start: newest.after(made(source, order[start : start + 32])) for start in range(0, TOTAL, 32)}
+    assert marks[128]
+    for at in range(0, TOTAL, 30):
+        again = opened(stream())
+        assert isinstance(again, DatasetSource)
+        for mark in marks[at // 32 * 32]:
+            again.know(mark)
+        mapped.clear()
+        block = filled(again, order[at : at + 32])
+        assert torch.equal(block.leaves[-1], torch.from_numpy(order[at : at + 32]))
+        assert len(mapped) <= 64, "of the block before, and of this one"

@@ -1,5 +1,6 @@
 """What can only be had one after another is read once, and is any other Dataset from then on."""
 
+import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -145,6 +146,29 @@ def test_what_cannot_be_read_is_said_and_leaves_nothing(kind: type[Lines], words
         opened(kind(lines))
     assert not [path for path in RowCache().folder.glob("*") if path.is_dir()]
     assert not list(RowCache().folder.glob(".*"))
+
+
+class Naming(Lines):
+    """Draws a number that decides nothing, as what makes its source anew."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.name = random.random()
+        return super().__iter__()
+
+
+class LateDrawing(Lines):
+    """Has fewer samples with some random numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(super().__iter__(), LENGTH - random.randrange(10))
+
+
+def test_what_is_drawn_may_decide_nothing(lines: Path) -> None:
+    stream = Naming(lines)
+    assert opened(stream).length == LENGTH
+    assert stream.given == 2 * LENGTH
+    with pytest.raises(StudyError, match=r"^Data\.train: the LateDrawing draws random numbers"):
+        opened(LateDrawing(lines))
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:

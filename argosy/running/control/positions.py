@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import Assigned, Retried
-from argosy.protocol.feeder import Leg
+from argosy.protocol.feeder import Leg, ShardMark
 from argosy.protocol.trainer import StartMember
 from argosy.results.fold import WRONG, RunState
 from argosy.running.control.clone import Clone
@@ -210,7 +210,13 @@ class Positions:
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
         """The stretch of the stream that these members need together."""
         shards = self.state.shards.get("train", ())
-        return leg_for(self.study, [self._points[name] for name in members], lengths, shards, number=number)
+        leg = leg_for(self.study, [self._points[name] for name in members], lengths, shards, number=number)
+        epoch = leg.section // self.study.validations_per_epoch
+        before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= leg.position]
+        newest = {
+            mark[0]: ShardMark(*mark) for read in sorted(before, key=lambda read: read.start) for mark in read.marks
+        }
+        return replace(leg, marks=tuple(newest.values()))
 
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
         """Samples of the stream from where the least advanced of these goes on to where a section begins."""

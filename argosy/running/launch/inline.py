@@ -24,7 +24,8 @@ from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
 from argosy.stream.schedule import Orders, choose_block_size
-from argosy.stream.sources import Filled, keep, open_sources
+from argosy.stream.shards import ShardMarks
+from argosy.stream.sources import DatasetSource, Filled, keep, open_sources
 from argosy.stream.standby import cache_for
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
@@ -155,6 +156,7 @@ class _InlineFeeder:
         self.job = job
         self.name = name
         self.gauge = StreamGauge()
+        self.marks = ShardMarks()
         self.course = Course({}, per_epoch=job.study.validations_per_epoch, block_size=1)
 
     def obey(self, command: Any) -> list[Any]:
@@ -162,6 +164,11 @@ class _InlineFeeder:
         if isinstance(command, Open):
             return [self._open(command)]
         if isinstance(command, Feed):
+            self.marks = ShardMarks(command.leg.marks)
+            for mark in command.leg.marks:
+                train = self.sources["train"]
+                assert isinstance(train, DatasetSource)
+                train.know(mark)
             return list(self.course.begin(command.leg))
         if isinstance(command, Credit):
             self.course.allow(command)
@@ -223,4 +230,6 @@ class _InlineFeeder:
         # Fresh views, because members' writes to the block are counted from here on.
         block = source.layout.block(place, memory[start:])
         block.fixed = source.fixed(block.indices)
+        if place.split == "train":
+            block.marks = self.marks.after(filled.marks)
         return block, filled

@@ -4,7 +4,8 @@ Where they are not to be kept, their shards are counted, and read in each epoch 
 
 Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of the
 shards, and that within each of them, gives samples their indices; the stream shuffles them like those of any Dataset, so a resume is exact
-whatever the workers, devices and nodes. Nothing may be drawn in that pass: what was drawn would be the same in each epoch.
+whatever the workers, devices and nodes. No sample may depend on what is drawn in that pass, as it would be the same in each epoch: a shard for which
+something was drawn is read again, with other random numbers.
 """
 
 import contextlib
@@ -95,8 +96,8 @@ class Spool:
     def _kind(self) -> str:
         return type(given(self.stream)).__name__
 
-    def _seed(self) -> None:
-        seed_everything(sample_seed(self.seed, self.split, 0, OPENING))
+    def _seed(self, epoch: int = 0) -> None:
+        seed_everything(sample_seed(self.seed, self.split, epoch, OPENING))
 
     def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
         """Yield the number, the leaves and the structure of one sample after another."""
@@ -105,9 +106,9 @@ class Spool:
         for number, (leaves, tree) in enumerate(samples):
             yield number, leaves, tree
 
-    def _samples_of(self, shard: int, heartbeat: Heartbeat) -> Iterator[tuple[list[torch.Tensor], Any]]:
+    def _samples_of(self, shard: int, heartbeat: Heartbeat, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
         """Yield the leaves and the structure of each sample of a shard."""
-        self._seed()
+        self._seed(epoch)
         row = 0
         try:
             with RECORDER.watching():
@@ -193,7 +194,11 @@ class Spool:
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(bytes_of(leaf))
                 part.samples, part.last = row + 1, leaves
-        self._check_drawn()
+        if self._drew() and not self._equal(part, heartbeat):
+            raise StudyError(
+                f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
+                "Let Data(then=...) do what draws, and leave shuffling to the study."
+            )
         witnesses.add()
         return part
 
@@ -225,15 +230,21 @@ class Spool:
                 "gives more. Raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
             )
 
-    def _check_drawn(self) -> None:
-        """Raise StudyError where random numbers were drawn in the pass that has just ended."""
+    def _drew(self) -> bool:
+        """Return whether random numbers were drawn in the pass that has just ended."""
         states = generator_states()
         self._seed()
-        if states != generator_states():
-            raise StudyError(
-                f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
-                "Let Data(then=...) do what draws, and leave shuffling to the study."
-            )
+        return states != generator_states()
+
+    def _equal(self, part: _Part, heartbeat: Heartbeat) -> bool:
+        """Return whether a shard has the same samples with other random numbers: some draw what decides nothing, as a name."""
+        with contextlib.ExitStack() as files:
+            columns = [files.enter_context(path.open("rb")) for path in part.files]
+            for leaves, _ in self._samples_of(part.shard, heartbeat, epoch=1):
+                kept = [column.read(leaf.nbytes) for column, leaf in zip(columns, leaves, strict=True)]
+                if kept != [bytes_of(leaf) for leaf in leaves]:
+                    return False
+            return not any(column.read(1) for column in columns)
 
     def _empty(self) -> StudyError:
         return StudyError(f"Data.{self.split} is empty: the {self._kind} gives no sample. Give it some.")

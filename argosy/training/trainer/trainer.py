@@ -20,7 +20,7 @@ import cloudpickle
 
 from argosy.errors import MemberError
 from argosy.errors.traces import know_sources
-from argosy.protocol.events import Event, MemberRested, MemberStarted, Saved, Used
+from argosy.protocol.events import Event, MemberRested, MemberStarted, Saved, ShardsRead, Used
 from argosy.protocol.trainer import (
     Assign,
     Enlist,
@@ -97,6 +97,8 @@ class Trainer:
         """Number of validation samples if their layout is that of training samples, else 0."""
         self.assignment: int = -1
         """Number of the latest assignment that the driver has announced."""
+        self._shards_read: ShardsRead | None = None
+        """What is to be told of the newest block when members are saved."""
         self.kept: list[tuple[Block, int]] = []
         """Blocks of an assignment that is not announced yet, each with its number; also blocks that were measured on."""
         self.at_hand: Block | None = None
@@ -238,6 +240,8 @@ class Trainer:
                 self._use(block)
 
     def _use(self, block: Block) -> None:
+        if block.marks:
+            self._shards_read = ShardsRead(epoch=block.place.epoch, start=block.place.start, marks=block.marks)
         if self.trials.wanted is None or block.place.split != "train":
             self._train_on(self._on_device(block))
             return
@@ -400,7 +404,13 @@ class Trainer:
                     drafts[name] = (assigned.files, draft)
             written = {name: self.guard(name, save) for name, save in self.saving.write(drafts)}
         seconds = round(self.saving.seconds / max(len(written), 1), 5)
-        return [Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None]
+        events: list[Event] = [
+            Saved(member=n, checkpoint=saved, seconds=seconds) for n, saved in written.items() if saved is not None
+        ]
+        if events and self._shards_read is not None:
+            events.insert(0, self._shards_read)
+            self._shards_read = None
+        return events
 
     def _save_best(self, name: str) -> list[Saved]:
         """Save the best weights of a member that ends."""
