@@ -12,10 +12,10 @@ demo: $(VENV)/demo
 test quick newest: export OMP_WAIT_POLICY = passive
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 quick: $(VENV)/dev
-	$(BIN)/python -m pytest -q -n 2 -m quick
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m quick
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .
@@ -77,7 +77,7 @@ pins: $(VENV)-newest
 
 newest: $(VENV)-newest
 	-diff constraints.txt $(VENV)-newest/pins.txt
-	$(VENV)-newest/bin/python -m pytest -q -n 2
+	$(VENV)-newest/bin/python -m pytest -q -n 2 --dist worksteal
 
 FORCE:
 

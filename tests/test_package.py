@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
-from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -46,13 +46,21 @@ found = torch.from_numpy(session.run(None, {"inputs": said["inputs"].numpy()})[0
 """,
 }
 """By format, what loads it, and sets `found`."""
+NEEDED = {"torch-export": "torch", "onnx": "onnxscript"}
+"""By format, the package that writes it, where that is not safetensors."""
+EXPORT = """
+import sys
+from argosy.cli import app
+for words in sys.argv[1:]:
+    app.app(["export", "runs/digits", *words.split()], standalone_mode=False)
+"""
 ALONE = """
 import sys
 sys.modules["argosy"] = None  # to import it is an error
 import torch
-folder, what = sys.argv[1:]
 said = torch.load("said.pt", weights_only=True)
-{load}
+"""
+CLOSE = """
 torch.testing.assert_close(found, said[what], rtol=0, atol=1e-5)
 """
 
@@ -93,29 +101,23 @@ def trained(bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_and_the_ensemble_are_made_of_the_wheel(bin: Path, trained: Path) -> None:
+def test_the_page_and_the_ensemble_are_made_of_the_wheel_and_exports_load_where_argosy_cannot_be_imported(
+    bin: Path, trained: Path
+) -> None:
     run(trained, bin / "argosy", "report", "runs/digits", "--html")
     assert "mlp-128" in (trained / "runs" / "digits" / "report.html").read_text()
     assert run(trained, bin / "python", "-c", ENSEMBLE).strip().startswith(str(bin.parent))
-
-
-def exported(bin: Path, trained: Path, format: str, words: Sequence[str]) -> Path:
-    """The folder of an export."""
-    folder = trained / f"{format}-{len(words)}"
-    run(trained, bin / "argosy", "export", "runs/digits", *words, "--format", format, "--to", folder)
-    if not (trained / "said.pt").exists():
-        run(trained, bin / "python", "-c", ENSEMBLE)
-    return folder
-
-
-@pytest.mark.parametrize("format", LOADED)
-def test_an_export_loads_where_argosy_cannot_be_imported(bin: Path, trained: Path, format: str) -> None:
-    needed = {"onnx": "onnxscript", "torch-export": "torch"}.get(format, "safetensors")
-    pytest.importorskip(needed, reason=f"format {format} needs the extra export")
-    what = {"member": ["mlp-128"]} if LOADED[format] == WEIGHTS else {"member": ["mlp-128"], "ensemble": ["--top", "3"]}
-    for name, words in what.items():
-        folder = exported(bin, trained, format, words)
-        run(trained, bin / "python", "-c", ALONE.format(load=LOADED[format]), folder, name)
+    exports, loads = [], ALONE
+    for format, load in LOADED.items():
+        if find_spec(NEEDED.get(format, "safetensors")) is None:
+            continue
+        whats = {"member": "mlp-128"} if load == WEIGHTS else {"member": "mlp-128", "ensemble": "--top 3"}
+        for what, words in whats.items():
+            folder = f"{format}-{what}"
+            exports.append(f"{words} --format {format} --to {folder}")
+            loads += f"folder, what = {folder!r}, {what!r}\n{load}{CLOSE}"
+    run(trained, bin / "python", "-c", EXPORT, *exports)
+    run(trained, bin / "python", "-c", loads)
 
 
 def test_messages_and_pages_name_extras_that_there_are() -> None:

@@ -30,17 +30,20 @@ TWO = [
     for sharing in ("local", *PIPELINES)
     for preparing in ((1, 2) if sharing.endswith("broadcast") else (2,))
 ]
-FOUR = [(sharing, 4, 3 if sharing.endswith("broadcast") else 4) for sharing in ("local", *PIPELINES)]
+FOUR = [(sharing, 4, 3 if sharing.endswith("broadcast") else 4) for sharing in PIPELINES]
 """Blocks that do not go round evenly among those that prepare, and one that only receives."""
-CASES = [*((sharing, 1, 1) for sharing in PIPELINES), *TWO, *FOUR]
+CASES = [("multi-broadcast", 1, 1), *TWO, *FOUR]
+"""At one node pipelines are one."""
 KILLED = [
     ("all-shared", 1, 1),
-    *TWO,
-    ("all-shared", 4, 4),
+    ("local", 2, 2),
+    ("all-shared", 2, 2),
+    ("single-broadcast", 2, 2),
+    ("multi-broadcast", 2, 1),
     ("single-broadcast", 4, 1),
     ("multi-broadcast", 4, 2),
 ]
-"""At one node pipelines are one; of four, the killed one prepares, or is one of several that only receive."""
+"""The killed one prepares, or only receives, alone or beside others."""
 
 
 class Counting(studies.Vectors):

@@ -13,8 +13,8 @@ from torch.optim import ASGD, SGD, Adafactor, NAdam, RAdam, Rprop
 
 import argosy
 
-PARTS, EXAMPLES = 4, 25
-"""Tests, for the processes of a test run, and studies of each."""
+PARTS, EXAMPLES = 4, 12
+"""Tests, for the processes of a test run, and studies of each; `make fuzz` has many more."""
 GENERATE = {
     "database": None,
     "deadline": None,

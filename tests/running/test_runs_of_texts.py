@@ -50,7 +50,9 @@ def test_padding_to_the_longest_of_all_gives_the_same_losses(tmp_path: Path) -> 
                 *(
                     texts.member(m.name, batch_size=m.batch_size, batch_tokens=m.batch_tokens, **more)
                     for m in texts.fleet()
-                )
+                ),
+                length=300,
+                stop=argosy.MaxEpochs(1),
             ),
             directory=tmp_path / name,
             launcher="inline",

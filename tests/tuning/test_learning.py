@@ -85,15 +85,6 @@ def test_a_sampler_is_told_what_all_trials_before_its_wave_have_reached(tmp_path
     assert max(len(reached) for reached in known.values()) > (0 if together else 1)
 
 
-@pytest.mark.parametrize("terms", SETTINGS, ids=str)
-def test_tpe_is_not_random_search(tmp_path: Path, terms: dict[str, Any]) -> None:
-    terms = {**terms, "max_epochs": 3, "n_trials": 12}
-    learnt, drawn = (tune(tmp_path / name, sampler=one, **terms) for name, one in (("t", TPE), ("r", RandomSampler)))
-    first = [report.parameters[name] for report in (learnt, drawn) for name in report.parameters if "-0" in name]
-    assert first[0] == first[-1]
-    assert [*learnt.parameters.values()] != [*drawn.parameters.values()]
-
-
 @pytest.mark.parametrize("sampler", [TPE, Watching])
 @pytest.mark.parametrize("terms", [{}, {"scheduler": "asha", "n_trials": 9, "at_once": 3}], ids=str)
 def test_a_killed_search_that_learns_ends_like_any_other(

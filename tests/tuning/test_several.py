@@ -139,9 +139,15 @@ def test_folds_are_compared_by_their_means(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sampler", [TPE, partial(NSGAIISampler, population_size=4), partial(NSGAIIISampler, population_size=4), GPSampler]
+    ("sampler", "constraints"),
+    [
+        (TPE, None),
+        (TPE, small),
+        (partial(NSGAIISampler, population_size=4), small),
+        (partial(NSGAIIISampler, population_size=4), None),
+        (GPSampler, small),
+    ],
 )
-@pytest.mark.parametrize("constraints", [None, small])
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_one_trial_after_another_is_what_optuna_does_alone(
     tmp_path: Path, sampler: Any, constraints: Callable[..., Any] | None

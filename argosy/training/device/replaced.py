@@ -44,13 +44,12 @@ def replaced() -> dict[str, str]:
 
     What the script has defined, or a file that travels by value, is from `SCRIPT`.
     """
-    found = {name: _home(value) for name, value in _of_torch()}
     # What a library adds to torch, torch itself never calls. Sources are read for the few names alone that are not torch's.
-    found = {name: home for name, home in found.items() if _is_torchs(home) or _names(name)}
-    kernels = {f"torch.ops.{key.replace('/', '.')}": _kernel(key) for key in torch.library._impls if _computes(key)}
-    homes = {home for home in {*found.values(), *kernels.values()} if not _is_torchs(home)}
-    replaced = {name: home for name, home in {**found, **kernels}.items() if home in homes and name not in HARMLESS}
-    return {name: _travelling(home) for name, home in replaced.items()}
+    found = {name: home for name, home in _not_of_torch() if name not in HARMLESS and _names(name)}
+    for key in filter(_computes, torch.library._impls):
+        if not _is_torchs(home := _kernel(key)):
+            found[f"torch.ops.{key.replace('/', '.')}"] = home
+    return {name: _travelling(home) for name, home in found.items()}
 
 
 def operators_of_the_script() -> list[str]:
@@ -63,14 +62,18 @@ def operators_of_the_script() -> list[str]:
     return [name for name, home in homes.items() if _travelling(home) == SCRIPT]
 
 
-def _of_torch() -> Iterator[tuple[str, Any]]:
+def _not_of_torch() -> Iterator[tuple[str, str]]:
+    """Yield names in torch under which another module's functions or classes are, each with that module."""
     for name, module in list(sys.modules.items()):
         if not COMPUTES.match(name):
             continue
         for key, value in list(vars(module).items()):
-            yield f"{name}.{key}", value
+            if not _is_torchs(home := _home(value)):
+                yield f"{name}.{key}", home
             if isinstance(value, type) and value.__module__ == name:
-                yield from ((f"{name}.{key}.{inner}", method) for inner, method in list(vars(value).items()))
+                for inner, method in list(vars(value).items()):
+                    if not _is_torchs(home := _home(method)):
+                        yield f"{name}.{key}.{inner}", home
 
 
 def _names(path: str) -> bool:
@@ -105,6 +108,7 @@ def _travelling(home: str) -> str:
     return SCRIPT if any(home == one or home.startswith(f"{one}.") for one in by_value) else home
 
 
+@functools.cache
 def _is_torchs(home: str) -> bool:
     # A namedtuple's methods are compiled in a module of no such name.
     return home.partition(".")[0] in TORCHS or home.startswith("namedtuple_")
