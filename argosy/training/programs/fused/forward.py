@@ -18,6 +18,7 @@ from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member.precision import autocast, widened
 from argosy.training.member.randomness import Randomness
+from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.vectorised import vectorised
 from argosy.training.programs.solo import cross_entropy, pair_of
@@ -65,6 +66,8 @@ class Forward:
         self._device = device
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
+        self.norms: list[Any] = norms_of(network)
+        """Layers with statistics of batches."""
         self._training = True
 
     @classmethod
