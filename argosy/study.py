@@ -210,7 +210,8 @@ class Member:
     average: Average | None = None
     """An average of its weights, `argosy.EMA`, `argosy.SWA` or `argosy.LastK`, validated beside the raw ones. What the objective
     chooses of the two is the member's result of a section: its ``val_*`` metrics, beside ``raw_val_*`` and ``average_val_*`` of each, and its
-    best weights. Training goes by the raw weights alone. Buffers, as the statistics of BatchNorm, are those of the raw weights."""
+    best weights. Training goes by the raw weights alone. Buffers, as the statistics of BatchNorm, are those of the raw weights;
+    of `SWA` and `LastK` these statistics are computed anew on the batches of the next epoch, after which such an average is validated."""
     seed: int | None = None
     """Seed from 0, instead of the one that follows from the study's seed and the member's name."""
     step: Callable[..., Any] | None = None

@@ -121,7 +121,6 @@ CASES = {
     "a loss without a gradient": lambda: tried(loss=lambda output, target: torch.zeros(len(target))),
     "sparse gradients that are to be clipped": lambda: tried(model=Words, clip_grad_norm=1.0),
     "sparse gradients and momentum": lambda: tried(model=Words),
-    "BatchNorm and a mean of epochs": lambda: tried(model=studies.Mlp, average=argosy.LastK(5)),
     "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
     "a metric without arguments that is no factory": lambda: tried(metrics={"f1": lambda: 3}),
     "a metric of the whole set over outputs of unlike length": lambda: texts.tagged(

@@ -51,8 +51,8 @@ def optimizers(model: nn.Module) -> dict[str, Any]:
 
 def member(**fields: Any) -> argosy.Member:
     """One whose step moves the weights, but for these fields."""
-    given = {"step": step, "validate": loss, "optimizers": optimizers, **fields}
-    return argosy.Member("gan", model=linear, batch_size=20, **given)
+    given = {"model": linear, "step": step, "validate": loss, "optimizers": optimizers, **fields}
+    return argosy.Member("gan", batch_size=20, **given)
 
 
 class Lit(lightning.LightningModule):
@@ -186,6 +186,9 @@ CASES = {
     "a step that moves the weights, and validation data": lambda: trained(member(validate=None)),
     "an optimizers factory that returns a list": lambda: trained(member(optimizers=lambda model: [1])),
     "optimizers of another network": lambda: trained(member(optimizers=lambda model: optimizers(NETWORK))),
+    "BatchNorm, a mean of epochs and a step that moves the weights": lambda: trained(
+        member(model=studies.Mlp, average=argosy.LastK(5))
+    ),
     "one schedule for several optimizers": lambda: trained(member(schedule=lambda optimizers: 3)),
     "a schedule of several optimizers that watches a metric": lambda: trained(
         member(schedule=lambda optimizers: {"all": ReduceLROnPlateau(optimizers["all"])})

@@ -20,11 +20,10 @@ from test_graphed import DEVICES
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 import argosy
 from argosy import EMA, SWA, LastK
-from argosy.errors import StudyError
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.measure import state_bytes
@@ -101,6 +100,204 @@ def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None
     assert [row["raw_val_drawing"] for row in one["m"]] == [row["val_drawing"] for row in other["m"]]
 
 
+# ---- statistics of BatchNorm
+
+
+class Normed(nn.Module):
+    """BatchNorm, dropout and a buffer of its own that each pass in training moves."""
+
+    def __init__(self, inputs: int = 16, outputs: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, 16)
+        self.norm = nn.BatchNorm1d(16)
+        rest = [nn.Dropout(0.2), nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=0.3), nn.Linear(8, outputs)]
+        self.rest = nn.Sequential(*rest)
+        self.register_buffer("seen", torch.zeros(()))
+        self.seen: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the outputs."""
+        if self.training:
+            self.count()
+        return self.rest(self.norm(self.first(x).relu()))
+
+    def count(self) -> None:
+        """Count the pass."""
+        self.seen += 1
+
+
+class Replacing(Normed):
+    """Its buffer moves by being replaced."""
+
+    def count(self) -> None:
+        """Count the pass."""
+        self.seen = self.seen + 1
+
+
+MEANS = {"swa": SWA(from_epoch=2), "last": LastK(2)}
+
+
+@pytest.mark.parametrize("rule", MEANS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_statistics_are_those_of_update_bn_on_the_batches_of_the_next_epoch(rule: str, accumulate: int) -> None:
+    one = member(model=ResNet, average=MEANS[rule], accumulate=accumulate)
+    live, arrays, val = packs.live(one), *packs.samples(torch.float32)
+    program, ends, checked = Solo(live), list[nn.Module](), 0
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for epoch in range(5):
+        mean = AveragedModel(live.model, multi_avg_fn=get_swa_multi_avg_fn())
+        for model in ends[1:] if rule == "swa" else ends[-2:]:
+            mean.update_parameters(model)
+        live.begin_epoch(orders, epoch)
+        seen: list[torch.Tensor] = []
+        for block in blocks(orders.epoch("train", epoch), 40, arrays=arrays, epoch=epoch):
+            with program.active():
+                for batch in program.cut(block):
+                    seen += [part[0].clone() for part, _ in program._parts(batch.data, batch.rows)]
+                    program.begin(batch)
+                    program.finish()
+        assert (live.averaged is not None) == (len(ends) > (rule == "swa"))
+        if live.averaged is not None:
+            update_bn(seen, mean)
+            mean.module.eval()
+            with live.averaged.held():
+                found = {name: value.clone() for name, value in live.model.state_dict().items()}
+            assert packs.difference(found, dict(mean.module.state_dict())) == 0.0
+            checked += 1
+        ends.append(packs.live(one).model)
+        ends[-1].load_state_dict(live.model.state_dict())
+        for block in blocks(orders.epoch("val", epoch), 40, arrays=val, split="val"):
+            with program.active(keep=True):
+                for _ in program.evaluate(block):
+                    pass
+        row = live.end_section(1)
+        if checked:
+            with torch.no_grad():
+                loss = nn.functional.cross_entropy(mean.module(val[0]), val[1]).item()
+            assert row["average_val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert checked == (3 if rule == "swa" else 4)
+
+
+class Writing(Normed):
+    """It writes into its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the outputs."""
+        return super().forward(x.mul_(1.5))
+
+
+@pytest.mark.parametrize("model", [Normed, Replacing])
+def test_their_pass_leaves_raw_weights_buffers_and_draws_alone(model: Any) -> None:
+    (with_it,), one = packs.alone([member(model=model, average=LastK(2))], 4, dtype=torch.float32)
+    (without,), other = packs.alone([member(model=model)], 4, dtype=torch.float32)
+    apart = {"average": None, "best": None}
+    assert packs.difference({**packs.state(with_it), **apart}, {**packs.state(without), **apart}) == 0.0
+    assert [row["raw_val_loss"] for row in one["m"]] == [row["val_loss"] for row in other["m"]]
+    assert with_it.average is not None and with_it.average.buffers["norm.num_batches_tracked"] > 0
+    assert with_it.model.norm.momentum == 0.1
+
+
+def test_their_pass_leaves_the_batch_alone_where_a_network_writes_into_it() -> None:
+    ends = []
+    for average in (LastK(1), None):
+        live = packs.live(member(model=Writing, average=average))
+        live.private = True
+        packs.train(Solo(live), 3, dtype=torch.float32)
+        ends.append(dict(live.model.state_dict()))
+    assert packs.difference(*ends) == 0.0
+
+
+@pytest.mark.parametrize("model", [ResNet, Normed])
+@pytest.mark.parametrize("rule", MEANS)
+def test_in_a_fused_program_statistics_are_those_of_alone(rule: str, model: Any) -> None:
+    averages = {"swa": [SWA(1), SWA(3), SWA(10)], "last": [LastK(1), LastK(3), LastK(9)]}[rule]
+    fleet = [
+        packs.member(f"m{n}", model=model, average=average, subset=packs.FOLD if n == 1 else None)
+        for n, average in enumerate(averages)
+    ]
+    (found, rows), (wanted, others) = packs.together(fleet, 4), packs.alone(fleet, 4)
+    for one, other in zip(found, wanted, strict=True):
+        assert packs.difference(packs.state(one), packs.state(other)) <= 1e-10
+    assert packs.difference(rows, others) <= 1e-10
+
+
+def test_members_of_a_program_count_their_batches_apart() -> None:
+    fleet = [packs.member(f"m{n}", model=Normed, average=LastK(2)) for n in range(3)]
+    lives, others = [packs.live(one) for one in fleet], [packs.live(one) for one in fleet]
+    programs = [Fused.of(lives), *(Solo(live) for live in others)]
+    arrays, val = packs.samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for program in programs:
+        packs.train(program, 1)
+        for live in program.members:
+            live.begin_epoch(orders, 1)
+            assert live.average is not None
+            live.average.batches = 3 * (live.member.name == "m2")  # as where the others' first batches were broken
+        for block in blocks(orders.epoch("train", 1), 40, arrays=arrays, epoch=1):
+            with program.active():
+                for batch in program.cut(block):
+                    program.begin(batch)
+                    program.finish()
+    for one, other in zip(lives, others, strict=True):
+        assert one.average is not None and other.average is not None
+        assert one.average.batches == other.average.batches > 0
+        assert packs.difference(one.average.state_dict(), other.average.state_dict()) <= 1e-10
+
+
+@pytest.mark.parametrize("rule", MEANS)
+def test_a_member_killed_in_their_pass_goes_on_as_if_it_had_not_been(rule: str, tmp_path: Path) -> None:
+    one = studies.member("m", model=partial(Normed, 12, 10), batch_size=16, average=MEANS[rule])
+    whole, cut = test_member.start(one), test_member.start(one)
+    rows = test_member.run(whole, 4, sections=2)
+    assert test_member.run(cut, 3, sections=2) == rows[:6]
+    cut.live.begin_epoch(test_member.ORDERS, 3)
+    list(test_member.train(cut, 3, 0, 40))
+    cut, position = test_member.resumed(cut.live.state_dict(), tmp_path, one)
+    assert position == 32 and cut.live.average is not None and cut.live.average.batches == 2
+    cut.live.begin_epoch(test_member.ORDERS, 3, position)
+    list(test_member.train(cut, 3, 32, 100))
+    test_member.validate(cut)
+    assert packs.difference(cut.live.end_section(1), rows[-1]) == 0.0
+    assert test_member.outcome(cut.live) == test_member.outcome(whole.live)
+
+
+@pytest.mark.usefixtures("replayable")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_behind_captured_steps_statistics_are_those_of_alone(count: int, device: str) -> None:
+    fleet = [packs.member(f"m{n}", model=ResNet, average=LastK(2)) for n in range(count)]
+    lives = [packs.live(one, device) for one in fleet]
+    program = Graphed.of(Solo(lives[0]) if count == 1 else Fused.of(lives))
+    packs.train(program, 3)
+    assert program.replays
+    program.release()
+    for one, other in zip(lives, packs.alone(fleet, 3)[0], strict=True):
+        assert one.average is not None and other.average is not None
+        assert packs.difference(one.average.state_dict(), other.average.state_dict()) <= 1e-9
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_that_is_made_again_measures_its_batch_once(several: bool) -> None:
+    fleet = [packs.member(f"m{n}", model=ResNet, average=LastK(2)) for n in range(1 + several)]
+    lives = [packs.live(one) for one in fleet]
+    program = Fused.of(lives)
+    packs.train(program, 1)
+    arrays, val = packs.samples()
+    orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
+    for live in lives:
+        live.begin_epoch(orders, 1)
+    (block, *_) = blocks(orders.epoch("train", 1), 40, arrays=arrays, epoch=1)
+    with program.active():
+        for batch in program.cut(block):
+            before = [live.average.measured() for live in lives if live.average is not None]
+            program.begin(batch)
+            program.undo()
+            assert packs.difference([live.average.measured() for live in lives if live.average], before) == 0.0
+            program.begin(batch)
+            program.finish()
+    assert [live.average.batches for live in lives if live.average] == [2] * len(lives)
+
+
 def drawing(output: Any, target: Any) -> Any:
     """A metric that draws."""
     return torch.rand(len(target)) + output.detach().argmax(1)
@@ -146,9 +343,19 @@ def test_in_a_fused_program_it_is_that_of_alone(rule: str, model: Any) -> None:
     assert packs.difference(rows, others) <= 1e-10
 
 
-def test_of_networks_that_have_the_bits_of_alone_it_has_them_too() -> None:
-    fleet = packs.pack(test_bits.mlp, average=EMA(0.9))
-    fleet[1] = replace(fleet[1], average=EMA(0.95))
+def normed() -> nn.Module:
+    """BatchNorm between products that are large enough to have the bits of alone."""
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "one", "other"), [(test_bits.mlp, EMA(0.9), EMA(0.95)), (normed, LastK(1), LastK(2))]
+)
+def test_of_networks_that_have_the_bits_of_alone_it_has_them_too(model: Any, one: Any, other: Any) -> None:
+    fleet = packs.pack(model, average=one)
+    fleet[1] = replace(fleet[1], average=other)
     admission = packs.admission(fleet)
     (names,) = admission.packs
     assert admission.lengths[names] is not None
@@ -248,13 +455,6 @@ def test_the_file_of_the_best_weights_holds_the_averaged_ones_where_these_are_be
         assert loss == pytest.approx(row.metrics["val_loss"], rel=1e-5)
     assert rows["ema"].metrics["val_loss"] < rows["raw"].metrics["val_loss"]
     assert {"averaged", "raw_val_loss", "average_val_loss"} <= report.table()[0].keys()
-
-
-def test_statistics_of_batchnorm_are_refused_for_means_of_epochs() -> None:
-    for rule in (SWA(from_epoch=2), LastK()):
-        with pytest.raises(StudyError, match="has BatchNorm and average="):
-            packs.live(member(model=ResNet, average=rule))
-    packs.live(member(model=ResNet, average=EMA()))
 
 
 @pytest.mark.parametrize(("rule", "copies"), [(EMA(), 1), (SWA(1), 1), (LastK(3), 4)])

@@ -274,7 +274,9 @@ def state_bytes(live: LiveMember) -> int:
     """Return bytes of weights, buffers and optimizer state, and of what an average of the weights will hold."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
-    average = 0 if live.average is None else live.average.copies * _bytes(live.average.values)
+    average = 0
+    if live.average is not None:
+        average = live.average.copies * _bytes(live.average.values) + _bytes([*live.average.buffers.values()])
     return _bytes(model) + _bytes(optimizer) + average
 
 

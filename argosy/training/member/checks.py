@@ -16,6 +16,7 @@ from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stream.trees import flatten
 from argosy.study import Member
+from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
@@ -115,12 +116,12 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
 
 
 def check_average_of(member: Member, model: nn.Module) -> None:
-    """Raise StudyError where averaged weights would be validated with statistics that they do not have."""
-    rule, norms = member.average, nn.modules.batchnorm._BatchNorm
-    if isinstance(rule, SWA | LastK) and any(isinstance(m, norms) and m.track_running_stats for m in model.modules()):
+    """Raise StudyError where averaged weights would be validated with statistics that cannot be computed."""
+    if isinstance(member.average, SWA | LastK) and member.optimizers is not None and norms_of(model):
         raise StudyError(
-            f"member {member.name!r} has BatchNorm and average={rule}, and the statistics of its raw weights are not those of a mean of "
-            "epochs. Use argosy.EMA, which stays close to the weights, or layers without running statistics, as GroupNorm."
+            f"member {member.name!r} has BatchNorm, average={member.average} and optimizers of its own, so its batches cannot pass through "
+            "the averaged weights, as their statistics need it: its step would move them. Use argosy.EMA, which goes by the statistics "
+            "of the raw weights, or layers without running statistics, as GroupNorm."
         )
 
 

@@ -158,6 +158,9 @@ class LiveMember:
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
+        if self.average is not None and self.average.waits and self.epoch:
+            self.keep_best()
+            self.average.end_epoch(self.epoch - 1)
         self.order = orders.epoch("train", stream_epoch)
         self._orders, self._stream_epoch = orders, stream_epoch
         selection = self._selection("train", member.subset, orders)
@@ -261,7 +264,7 @@ class LiveMember:
 
     def _follow_epoch(self) -> None:
         """Bring the average up to date after the last step of an epoch."""
-        if self.average is not None and self.cutter is not None and self.cutter.done:
+        if self.average is not None and not self.average.waits and self.cutter is not None and self.cutter.done:
             self.average.end_epoch(self.epoch)
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterBuffer", "Piece"]
+__all__ = ["ParameterBuffer", "Piece", "stacked"]
 
 ALIGNED = 16
 """Weights between the beginnings of two rows, or a multiple of that."""
@@ -89,8 +89,8 @@ class ParameterBuffer:
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):
                 parameter.data = piece.of(row).copy_(parameter.detach())
-        fixed = _stacked([{n: p for n, p in own.items() if not p.requires_grad} for own in named])
-        buffers = _stacked([dict(model.named_buffers()) for model in models])
+        fixed = stacked([{n: p for n, p in own.items() if not p.requires_grad} for own in named])
+        buffers = stacked([dict(model.named_buffers()) for model in models])
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
@@ -113,7 +113,7 @@ class ParameterBuffer:
             tensor.data = tensor.data.clone()
 
 
-def _stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Stack tensors of one name; the members' own become views of the stack."""
     stacked = {name: torch.stack([tensors[name].detach() for tensors in named]) for name in named[0]}
     for row, tensors in enumerate(named):

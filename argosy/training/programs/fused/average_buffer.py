@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from argosy.training.member.live import LiveMember
-from argosy.training.member.running_average import RunningAverage
-from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.member.running_average import Measured, RunningAverage
+from argosy.training.optim.parameter_buffer import ParameterBuffer, stacked
 
 __all__ = ["AverageBuffer"]
 
@@ -20,12 +20,15 @@ class AverageBuffer:
 
     def __init__(self, averages: Sequence[RunningAverage], parameter_buffer: ParameterBuffer, values: Tensor) -> None:
         self._averages = averages
+        self._own: dict[str, Tensor] = stacked([average.buffers for average in averages])
         self._weights = parameter_buffer.weights
         self._values = values
         self.named: dict[str, Tensor] = {
             piece.name: piece.over(values) for piece in parameter_buffer.pieces
         } | parameter_buffer.fixed
         """What a forward pass with averaged weights takes, each ``[members, *shape]``."""
+        self.buffers: dict[str, Tensor] = self._own or parameter_buffer.buffers
+        """Likewise its buffers."""
         shares = [average.share for average in averages]
         self._shares = None if shares[0] is None else values.new_tensor(shares).unsqueeze(1)
         """How far a step moves each average ``[members, 1]``; None where only ends of epochs do."""
@@ -57,8 +60,24 @@ class AverageBuffer:
         for average in self._averages:
             average.count += 1
 
+    def measured(self) -> Measured:
+        """Return a snapshot of all statistics for `go_back`."""
+        return {name: buffer.clone() for name, buffer in self._own.items()}, [one.batches for one in self._averages]
+
+    def go_back(self, to: Measured) -> None:
+        """Return to a snapshot."""
+        buffers, batches = to
+        for name, buffer in buffers.items():
+            self._own[name].copy_(buffer)
+        for average, count in zip(self._averages, batches, strict=True):
+            average.batches = count
+
     def dissolve(self) -> None:
         """Give the averages memory of their own."""
-        self.named, self._weights, self._values = {}, self._weights.new_empty(0), self._values.new_empty(0)
+        for average in self._averages:
+            for buffer in average.buffers.values():
+                buffer.data = buffer.data.clone()
+        self.named, self.buffers, self._own = {}, {}, {}
+        self._weights, self._values = self._weights.new_empty(0), self._values.new_empty(0)
         for average in self._averages:
             average.values[:] = [value.clone() for value in average.values]

@@ -18,6 +18,7 @@ from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member.precision import autocast, widened
 from argosy.training.member.randomness import Randomness
+from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.layers import Layers
 from argosy.training.programs.fused.vectorised import vectorised
@@ -73,6 +74,8 @@ class Forward:
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
         self._layers = Layers.of(network) if device.type == "cpu" and not self.narrow and member.step is None else None
+        self.norms: list[Any] = norms_of(network)
+        """Layers with statistics of batches."""
         self._training = True
 
     @classmethod

@@ -28,6 +28,7 @@ from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
+from argosy.training.member.running_average import Measured, counting
 from argosy.training.member.tally import totals_of
 from argosy.training.member.validation import Validation
 from argosy.training.optim.kernels import Kernel, kind_of
@@ -82,6 +83,8 @@ class Fused:
         self._solos = [Solo(live) for live in lives]
         self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
         """Random states and buffers before that turn."""
+        self._measured: Measured | None = None
+        """Statistics of the averages before that turn, where they are computed."""
         self._foreseen = Foreseen(self._lives)
         self._faults: dict[str, Exception] = {}
         """Errors raised by the code of single members in the current turn."""
@@ -155,7 +158,9 @@ class Fused:
         self._before = [live.randomness.mark() for live in self._lives], buffers
         with large_outside() if self._begins else contextlib.nullcontext():
             if self._as_one(batch, train=True):
-                self._part = self._differentiated(self.inputs(batch))
+                data = self.inputs(batch)
+                self.measure(data)
+                self._part = self._differentiated(data)
             else:
                 self._check_labels()
 
@@ -167,7 +172,9 @@ class Fused:
                 live.randomness.go_back(mark)
             for name, buffer in buffers.items():
                 self._parameter_buffer.buffers[name].copy_(buffer)
-        self._turn, self._part, self._before = (), None, None
+        if self._measured is not None and self._averages is not None:
+            self._averages.go_back(self._measured)
+        self._turn, self._part, self._before, self._measured = (), None, None, None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
@@ -189,8 +196,32 @@ class Fused:
         self._tell_faults()
         return samples
 
+    def measure(self, data: PackInputs) -> None:
+        """Pass a training batch through averaged weights that need it for their statistics."""
+        averages = [live.average for live in self._lives if live.average is not None and live.average.measures]
+        if self._averages is None or not averages:
+            return
+        self._measured = self._averages.measured()
+        if len({average.batches for average in averages}) > 1:  # a broken batch, or an interruption, of some
+            for row, solo in enumerate(self._solos):
+                own = map_leaves(itemgetter(row), data.tree) if data.apart else data.tree
+                with self._own(row), self._states[row].active(keep=True):
+                    solo.measure(own, data.samples)
+            return
+        drawn = [state.mark() for state in self._states]
+        for part in data.pieces(self._lives[0].member.accumulate):
+            with torch.no_grad(), counting(self._forward.norms, averages[0].batches):
+                self._forward.values(
+                    self._averages.named, self._averages.buffers, part, self._states, lambda output: None
+                )
+            for average in averages:
+                average.batches += 1
+        for state, mark in zip(self._states, drawn, strict=True):
+            state.go_back(mark)  # raw weights are trained as they would be without averages
+
     def follow(self) -> None:
         """Bring the averages up to date after a step of all members."""
+        self._measured = None
         if self._averages is not None:
             self._averages.step()
 
@@ -263,8 +294,8 @@ class Fused:
         if self._averages is None or not averaged:
             return
         drawn = [state.mark() for state in self._states]
-        buffer = self._parameter_buffer.buffers
-        found = self._forward.values(self._averages.named, buffer, data, self._states, lambda output: None)
+        named, buffers = self._averages.named, self._averages.buffers
+        found = self._forward.values(named, buffers, data, self._states, lambda output: None)
         self._validate(turn, averaged, found, [live.average_val for live in self._lives])
         for state, mark in zip(self._states, drawn, strict=True):
             state.go_back(mark)  # raw weights are validated as they would be without averages

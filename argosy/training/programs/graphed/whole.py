@@ -15,6 +15,7 @@ from argosy.stream.batches import Batch
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
+from argosy.training.member.running_average import Measured
 from argosy.training.member.tally import total_of
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
@@ -60,7 +61,7 @@ class Whole(Protocol):
         """Restore the saved random states, and drop the gradients."""
 
     def inputs(self, turn: Turn) -> PackInputs:
-        """Return the members' samples, augmented and checked."""
+        """Return the members' samples, augmented and checked; statistics of averages follow them."""
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``.
@@ -149,7 +150,9 @@ class Several:
 
     def inputs(self, turn: Turn) -> PackInputs:
         """Implement `Whole.inputs`."""
-        return self._fused.inputs(turn)
+        data = self._fused.inputs(turn)
+        self._fused.measure(data)
+        return data
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
@@ -191,6 +194,8 @@ class Single:
         """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None
+        self._measured: Measured | None = None
+        """Statistics of the average before the step, where they are computed."""
 
     @classmethod
     def of(cls, solo: Solo) -> "Single":
@@ -228,8 +233,8 @@ class Single:
         self._before = self._live.randomness.here()
 
     def forget(self) -> None:
-        """Drop the saved random state."""
-        self._before = None
+        """Drop the saved random state, and statistics."""
+        self._before = self._measured = None
 
     def undo(self) -> None:
         """Implement `Whole.undo`."""
@@ -238,14 +243,20 @@ class Single:
             table[name] = buffer  # a step may have assigned another tensor
         if self._before is not None:
             self._live.randomness.go_back(self._before)
-            self.forget()
+        if self._live.average is not None and self._measured is not None:
+            self._live.average.go_back(self._measured)
+        self.forget()
 
     def inputs(self, turn: Turn) -> PackInputs:
         """Check labels and augment the batch."""
         (batch,) = turn
         assert batch is not None
         self._solo.check_ahead()
-        return PackInputs(self._solo.augmented(batch.data), batch.rows, apart=False)
+        data = self._solo.augmented(batch.data)
+        if self._live.average is not None and self._live.average.measures:
+            self._measured = self._live.average.measured()
+            self._solo.measure(data, batch.rows)
+        return PackInputs(data, batch.rows, apart=False)
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
