@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.results.fold import MemberState, RunState
 from argosy.running.control.driver import Driver
-from argosy.running.control.legs import Gate
+from argosy.running.control.legs import Gate, LiveLeg
 from argosy.running.control.members import LEAVES, State
 from argosy.running.directory.journal import read_journal
 from argosy.stream.schedule import section_stop
@@ -23,15 +23,14 @@ TO_START = frozenset({State.STARTING, State.MOVING})
 IN_A_LEG = TO_START | {State.ASSIGNED}
 
 
-def agrees(driver: Driver, name: str) -> State:
-    """The state of a member; raises AssertionError where its legs and the journal do not say the same."""
+def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> State:
+    """The state of a member; raises AssertionError where its leg and the journal do not say the same."""
     state, leaving = driver.members.state(name), driver.members.leaves(name)
-    legs = [leg for leg in driver.legs.live if leg.carriers.get(name)]
-    assert len(legs) < 2, f"{name} is in two legs"
     if state is not State.REGROUPING:
-        assert bool(legs) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if legs else 'not in'} a leg"
+        assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if leg else 'not in'} a leg"
     if state in TO_START:
-        starts = any(name in one.start for one in legs[0].starting.values())
+        assert leg is not None
+        starts = any(name in one.start for one in leg.starting.values())
         assert starts, f"{name} is {state}, and no assignment waits for it"
     assert (leaving is not None) == (state in LEAVES), f"{name} is {state} and has {leaving}"
     status = driver.state.member(name).status
@@ -44,23 +43,32 @@ def agrees(driver: Driver, name: str) -> State:
 
 def holds(driver: Driver) -> dict[str, State]:
     """Raise AssertionError for what does not, after a round; returns where each member is."""
-    devices = [device for leg in driver.legs.live for device in leg.devices]
-    assert len(devices) == len(set(devices)), f"a device is in two legs: {devices}"
-    waiting = [leg.number for leg in driver.legs.live if leg.gate is Gate.REGROUPING and leg.starting]
-    assert not waiting, f"assignments of legs that regroup wait to start: {waiting}"
+    devices: set[str] = set()
+    legs: dict[str, LiveLeg] = {}
+    """By member, the leg that it is in."""
+    for leg in driver.legs.live:
+        for device in leg.devices:
+            assert device not in devices, f"{device} is in two legs"
+            devices.add(device)
+        for name, carriers in leg.carriers.items():
+            if carriers:
+                assert name not in legs, f"{name} is in two legs"
+                legs[name] = leg
+        assert leg.gate is not Gate.REGROUPING or not leg.starting, (
+            f"leg {leg.number} regroups, and members are to start"
+        )
     workers: Any = driver.pool.workers
-    stepped = [
-        name
-        for one in workers.there.values()
-        if hasattr(one, "trainer")
-        for name, its in one.trainer.assigned.items()
-        if its.leads
-    ]
-    assert len(stepped) == len(set(stepped)), f"two trainers save one member: {stepped}"
+    saved: set[str] = set()
+    for worker in workers.there.values():
+        for name, its in worker.assigned.items():
+            if its.leads:
+                assert name not in saved, f"two trainers save {name}"
+                saved.add(name)
     if not driver.run.begun or driver.run.phase.name == "OVER":
         return {}
-    assert sorted(driver.members.having(*State)) == sorted(driver.run.study.names), "the table has other members"
-    return {name: agrees(driver, name) for name in driver.run.study.names}
+    names = driver.run.study.names
+    assert driver.members.having(*State) == list(names), "the table has other members"
+    return {name: agrees(driver, name, legs.get(name)) for name in names}
 
 
 def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[str]) -> Iterator[str]:

@@ -40,7 +40,7 @@ from argosy.running.control import additions, positions, resume
 from argosy.running.control import driver as driving
 from argosy.running.control.rehearsal import Rehearsed
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.directory import inbox
+from argosy.running.directory import inbox, journal
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch.launcher import Job
@@ -49,6 +49,7 @@ from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.study import Study
+from argosy.training.device import process_state
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
 from argosy.training.trainer import descriptors, guard, ranks, trainer, trials, units
@@ -74,6 +75,8 @@ OF_PROCESSES = ('{"event": "Used"', '{"event": "RunEnded"', '{"event": "RunStart
 """How lines of a journal begin that tell of this process."""
 PROCESS_STATE = ProcessState.here()
 """As it was before anything is replaced."""
+BEGUN, TIMES = journal._begun(os.getpid()), os.times()
+"""What else a driver asks the system about its process."""
 gc.freeze()  # what was imported is never garbage, and looking through it again and again takes longer than a run
 
 
@@ -231,7 +234,9 @@ class Watched(driving.Driver):
         event = type(message).__name__
         if isinstance(message, Lost):
             event = f"Lost {'node' if message.node_gone else 'feeder' if 'feeder' in worker else 'trainer'}"
-        self.outcome.covered.update((place, event) for place in self.places.values())
+        covered = self.outcome.covered
+        for place in self.places.values():
+            covered[place, event] += 1
         super()._hear(worker, message)
 
 
@@ -479,6 +484,9 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (time, "sleep", world.spend),
         (time, "time_ns", lambda: int(world.now * 1e9)),
         (os, "urandom", world.random.randbytes),
+        (os, "times", lambda: TIMES),
+        (journal, "_begun", lambda pid: BEGUN),
+        (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("fsync", "fdatasync", "write", "rename")),
         (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
         (checkpoint, "_dirty_bytes", int),

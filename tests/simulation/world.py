@@ -8,7 +8,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
+from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Poisoned
 from argosy.training.trainer.trainer import Trainer
 from simulation.counting import CountingBlock, CountingMember
@@ -208,6 +209,11 @@ class _Worker:
         """Do one thing; False where there is nothing to do."""
         raise NotImplementedError
 
+    @property
+    def assigned(self) -> Mapping[str, AssignedMember]:
+        """The members that it steps."""
+        return {}
+
     def end(self) -> None:
         """It is gone, whatever it was at."""
         self.alive = False
@@ -363,6 +369,11 @@ class _Trainer(_Worker):
             heartbeat=self.heartbeat,
         )
         self.trainer.worker = self
+
+    @property
+    def assigned(self) -> Mapping[str, AssignedMember]:
+        """See `_Worker.assigned`."""
+        return self.trainer.assigned
 
     def _called(self) -> bool:
         return bool(self.commands) or self.world.random.random() < 0.2

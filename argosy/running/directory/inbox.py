@@ -1,6 +1,7 @@
 """Commands of users to a run: files in its folder ``commands/``, each answered once in the journal."""
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -33,7 +34,8 @@ class Inbox:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return []
         try:
-            there = [path.name for path in self.folder.iterdir()]
+            with os.scandir(self.folder) as entries:
+                there = [entry.name for entry in entries]
         except OSError:
             return []  # there is no folder before the first command
         self._looked = time.monotonic()
