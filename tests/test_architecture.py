@@ -226,6 +226,18 @@ def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
     assert subprocess.run(words, check=False).returncode == 0
 
 
+def test_the_fork_server_imports_torch_beside_the_command() -> None:
+    script = """
+import sys
+from argosy.running.launch.forkserver import ForkServer
+ForkServer.start = classmethod(lambda cls: sys.exit("torch" in sys.modules))
+from argosy.cli.app import _launcher
+with _launcher("processes"):
+    raise AssertionError
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
 def test_files_are_opened_as_plain_data_by_a_torch_that_keeps_to_it() -> None:
     for folder in (PACKAGE, PACKAGE.parent / "benchmarks", PACKAGE.parent / "examples"):
         for path in folder.rglob("*.py"):

@@ -318,9 +318,12 @@ def _launcher(
 
         launcher = ray_cluster(address)
     elif name != "inline":
+        from argosy.running.launch.forkserver import ForkServer
+
+        server = ForkServer.start()  # first, as this process imports torch for a launcher
         from argosy.running.launch.processes import Processes
 
-        launcher = Processes().warm()
+        launcher = Processes(server)
     else:
         from argosy.running.launch.inline import Inline
 

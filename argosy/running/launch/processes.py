@@ -50,10 +50,10 @@ FAREWELL_SECONDS = 2.0
 
 
 class Processes:
-    """Launcher of worker processes. The fork server starts on first use; `warm` starts it ahead of time."""
+    """Launcher of worker processes. The fork server starts on first use, unless it is given; `warm` starts it ahead of time."""
 
-    def __init__(self) -> None:
-        self._server: ForkServer | None = None
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server: ForkServer | None = server
 
     def warm(self) -> "Processes":
         """Start the fork server, which imports while the caller goes on."""

@@ -6,6 +6,7 @@ open files without Python (HDF5, LMDB, image readers in C++) are not seen, unles
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -222,7 +223,17 @@ def _same(before: list[Any], note: list[Any]) -> bool:
 
 
 def _counts(path: str) -> bool:
-    return not path.startswith(SYSTEM) and Path(path).suffix not in SOURCES and not is_installed(Path(path))
+    """Return whether a file decides samples by its content. Asked for each sample, so that what is true of a folder is known."""
+    if path.startswith(SYSTEM) or os.path.splitext(path)[1] in SOURCES:  # noqa: PTH122
+        return False
+    if os.path.islink(path) or not path.startswith(os.sep):  # noqa: PTH114
+        return not is_installed(Path(path))
+    return not _installed_folder(os.path.dirname(path))  # noqa: PTH120
+
+
+@functools.lru_cache(maxsize=1024)
+def _installed_folder(folder: str) -> bool:
+    return is_installed(Path(folder))
 
 
 def _of_variable(name: str) -> list[Any]:
@@ -261,8 +272,8 @@ def _database(given: Any) -> Any:
 
 
 def _read(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()[:DIGITS]
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # of each file that a sample is made of
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]  # which processors compute fastest
 
 
 def _digest(data: bytes) -> str:
