@@ -426,7 +426,8 @@ def test_it_depends_on_no_sections(rule: str) -> None:
 def test_a_run_that_goes_on_is_one_that_was_never_interrupted(tmp_path: Path) -> None:
     data = packs.samples(torch.float32)
     given = argosy.Data(arrays=data[0], val_arrays=data[1])
-    fleet = [member(f"m{number}", average=EMA(0.9 + number / 100)) for number in range(3)] + [member(average=LastK(2))]
+    fleet = [member(f"m{number}", average=EMA(0.9 + number / 100)) for number in range(3)]
+    fleet += [member(average=LastK(2)), member("normed", model=Normed, average=SWA(from_epoch=1))]
     for directory, epochs in (("whole", 4), ("parts", 1), ("parts", 2), ("parts", 4)):
         study = argosy.Study(data=given, members=fleet, stop=argosy.MaxEpochs(epochs))
         argosy.train(study, directory=tmp_path / directory, launcher="inline", devices="cpu:1", progress=False)
@@ -455,6 +456,20 @@ def test_the_file_of_the_best_weights_holds_the_averaged_ones_where_these_are_be
         assert loss == pytest.approx(row.metrics["val_loss"], rel=1e-5)
     assert rows["ema"].metrics["val_loss"] < rows["raw"].metrics["val_loss"]
     assert {"averaged", "raw_val_loss", "average_val_loss"} <= report.table()[0].keys()
+
+
+def test_the_file_of_the_best_weights_holds_the_statistics_of_averaged_ones(tmp_path: Path) -> None:
+    data = packs.samples(torch.float32)
+    fleet = [
+        member(f"m{n}", model=Normed, optimizer=partial(SGD, lr=lr), average=LastK(2))
+        for n, lr in enumerate((2.0, 4.0))
+    ]
+    study = argosy.Study(data=argosy.Data(arrays=data[0], val_arrays=data[1]), members=fleet, stop=argosy.MaxEpochs(6))
+    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1", progress=False)
+    assert any(row.metrics["averaged"] for row in report.rows)
+    for row in report.rows:
+        loss = nn.functional.cross_entropy(row.load()(data[1][0]), data[1][1]).item()
+        assert loss == pytest.approx(row.metrics["val_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "copies"), [(EMA(), 1), (SWA(1), 1), (LastK(3), 4)])
