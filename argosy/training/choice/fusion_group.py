@@ -41,7 +41,7 @@ AGREE = 0.05
 MOST_TRIES = 4
 """Tries of each candidate, at different times."""
 SECONDS = 0.25
-"""Time of rounds after the first from which on a cost is known."""
+"""Time of rounds of training steps, after the first, from which on a cost is known."""
 
 Item = TypeVar("Item")
 Kind = Literal["plain", "graphed", "compiled"]
@@ -88,6 +88,8 @@ class FusionGroup:
     """A member's weights; a program of several briefly holds each gradient twice."""
     chosen: Mapping[int, ProgramCandidate] = field(default_factory=dict)
     """By number of members, what earlier runs chose: taken instead of measured."""
+    try_seconds: float = SECONDS
+    """Time of rounds after the first from which on a cost is known."""
     settled_for: int = 0
     """Number of members when a candidate was chosen; 0 while none is."""
     _rounds: list[float] = field(default_factory=list)
@@ -107,7 +109,7 @@ class FusionGroup:
                 self.needs[self.now] = max(need, self.needs.get(self.now, 0))
         self._rounds.append(seconds / samples)
         timed = self._rounds[1:]
-        if timed and (self._seconds > SECONDS or len(timed) == MOST_ROUNDS):
+        if timed and (self._seconds > self.try_seconds or len(timed) == MOST_ROUNDS):
             tries = self.tries.setdefault(self.now, [])
             tries.append(statistics.median(timed))
             self.costs[self.now] = min(tries)

@@ -21,6 +21,8 @@ __all__ = ["on_copies", "rehearse"]
 
 MOST_BYTES = 256 << 20
 """Copies of members that take more are not made: then the first rounds of training are measured."""
+SECONDS = 0.05
+"""Time of rounds of copies from which on a cost is known: it is lost to training."""
 
 
 def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
@@ -38,6 +40,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
 
     What a step raises is raised, with the candidate that was measured as the group's present one.
     """
+    group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].member.batch_size, apart(lives)[0]
     shown = filled(block, TURNS * length + own)
     copies: list[LiveMember] = []
