@@ -63,7 +63,7 @@ class Feed:
         block.sound[:] = True
         block.leaves[0].fill_(number)
         block.leaves[1].fill_(number)
-        self.peer.send((slot, place, 0, False))
+        self.peer.send((slot, place, 0, False, ()))
 
     def released(self) -> list[int]:
         """Slots that have come back since the last look."""
