@@ -47,7 +47,7 @@ class MappedFile:
         None where no name leads to the file by now, and for a copy-on-write map. Raises StudyError where the file has become too
         short for the array: values are gone then.
         """
-        found = _place(*_bounds(array), _regions())
+        found = _place(*_bounds(array), _maps())
         if found is None or not found[0].shared:
             return None
         region, start, end = found
@@ -105,7 +105,7 @@ class _Region:
             if not Path(self.path).is_file():
                 return None
             with Path(self.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as again:
-                same = _place(*_bounds(again), _regions())
+                same = _place(*_bounds(again), _maps())
                 if self.shared and self.writable:
                     os.fsync(file.fileno())  # some file systems date what this process wrote when they store it
                 found = os.fstat(file.fileno())
@@ -144,9 +144,10 @@ def check_files(files: Iterable[MappedFile]) -> None:
 
 
 def _files(holder: Any, *, given: bool) -> tuple[MappedFile, ...]:
-    regions, ends = _regions(), dict[_Region, int]()
-    for memory in _memories(holder):
-        found = _place(*_bounds(memory), regions)
+    memories, ends = [*_memories(holder)], dict[_Region, int]()
+    maps = _maps() if memories else []
+    for memory in memories:
+        found = _place(*_bounds(memory), maps)
         if found is not None:
             region, _, end = found
             ends[region] = max(end, ends.get(region, 0))
@@ -201,31 +202,35 @@ def _bounds(memory: Any) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def _place(first: int, end: int, regions: list[_Region]) -> tuple[_Region, int, int] | None:
+def _place(first: int, end: int, maps: list[str]) -> tuple[_Region, int, int] | None:
     """Return the region in which memory lies, and where in its file that begins and ends; None for memory of no file."""
-    number = bisect.bisect_right(regions, first, key=lambda region: region.first) - 1
-    if number < 0 or first >= regions[number].end:
+    number = bisect.bisect_right(maps, first, key=lambda line: int(line.partition("-")[0], 16)) - 1
+    region = _region(maps[number]) if number >= 0 else None
+    if region is None or first >= region.end:
         return None
-    region = regions[number]
     return region, region.offset + first - region.first, region.offset + end - region.first
 
 
-def _regions() -> list[_Region]:
-    """Return the regions of files in the memory of this process, by address."""
-    fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-    return [
-        _Region(
-            first=int(span.partition("-")[0], 16),
-            end=int(span.partition("-")[2], 16),
-            shared="s" in access,
-            writable="w" in access,
-            offset=int(offset, 16),
-            identity=(device, inode),
-            path=path[0],
-        )
-        for span, access, offset, device, inode, *path in fields
-        if inode != "0"
-    ]
+def _maps() -> list[str]:
+    """Return the kernel's lines about the memory of this process, by address: thousands, of which hardly any is asked for."""
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+def _region(line: str) -> _Region | None:
+    """Return the region that a line is about; None where it is of no file."""
+    span, access, offset, device, inode, *path = line.split(maxsplit=5)
+    if inode == "0":
+        return None
+    first, end = (int(address, 16) for address in span.split("-"))
+    return _Region(
+        first=first,
+        end=end,
+        shared="s" in access,
+        writable="w" in access,
+        offset=int(offset, 16),
+        identity=(device, inode),
+        path=path[0],
+    )
 
 
 def _times_of(found: os.stat_result) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Shows a message: runs the case that leads to it, and reads it as a person would."""
 
 import contextlib
+import os
 import re
 import sys
 import tempfile
@@ -98,7 +99,7 @@ def _own_place() -> Iterator[pytest.MonkeyPatch]:
     """An empty working directory, and what is patched there; nothing of either is left."""
     threads = torch.get_num_threads()
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder,
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(),
     ):
@@ -106,8 +107,9 @@ def _own_place() -> Iterator[pytest.MonkeyPatch]:
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path])
         patch.setenv("XDG_CACHE_HOME", f"{folder}/cache")
+        before = {*sys.modules}
         yield patch
-        for name, module in sys.modules.copy().items():  # threads of libraries may be importing
-            if (getattr(module, "__file__", None) or "").startswith(folder):
+        for name in sys.modules.keys() - before:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
                 del sys.modules[name]
     torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -67,13 +67,20 @@ def _not_of_torch() -> Iterator[tuple[str, str]]:
     for name, module in list(sys.modules.items()):
         if not COMPUTES.match(name):
             continue
-        for key, value in list(vars(module).items()):
-            if not _is_torchs(home := _home(value)):
-                yield f"{name}.{key}", home
+        own = vars(module)
+        yield from ((f"{name}.{key}", home) for key, home in _foreign(own, own))
+        for key, value in list(own.items()):
             if isinstance(value, type) and value.__module__ == name:
-                for inner, method in list(vars(value).items()):
-                    if not _is_torchs(home := _home(method)):
-                        yield f"{name}.{key}.{inner}", home
+                yield from ((f"{name}.{key}.{inner}", home) for inner, home in _foreign(vars(value), own))
+
+
+def _foreign(names: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names in a module of torch, with globals `own`, whose values are not torch's, each with its module."""
+    for key, value in list(names.items()):
+        if type(value) is FunctionType and value.__globals__ is own:
+            continue
+        if not _is_torchs(home := _home(value)):
+            yield key, home
 
 
 def _names(path: str) -> bool:
