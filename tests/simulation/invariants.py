@@ -21,10 +21,11 @@ ENDED = ("done", "stopped", "failed", "diverged")
 TO_START = frozenset({State.STARTING, State.MOVING})
 """States in which an assignment waits for a member."""
 IN_A_LEG = TO_START | {State.ASSIGNED}
+PLACES = tuple(State)
 
 
-def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> State:
-    """The state of a member; raises AssertionError where its leg and the journal do not say the same."""
+def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> None:
+    """Raise AssertionError where a member's state, its leg and the journal do not say the same."""
     state, leaving = driver.members.state(name), driver.members.leaves(name)
     if state is not State.REGROUPING:
         assert (leg is not None) == (state in IN_A_LEG), f"{name} is {state}, and {'in' if leg else 'not in'} a leg"
@@ -38,11 +39,10 @@ def agrees(driver: Driver, name: str, leg: LiveLeg | None) -> State:
         assert status in ENDED, f"{name} has ended, and is {status} in the journal"
     elif status in ENDED:
         assert name in driver.run.positions.unfinished(), f"{name} is {state}, and {status} in the journal"
-    return state
 
 
-def holds(driver: Driver) -> dict[str, State]:
-    """Raise AssertionError for what does not, after a round; returns where each member is."""
+def holds(driver: Driver) -> None:
+    """Raise AssertionError for what does not, after a round."""
     devices: set[str] = set()
     legs: dict[str, LiveLeg] = {}
     """By member, the leg that it is in."""
@@ -65,10 +65,11 @@ def holds(driver: Driver) -> dict[str, State]:
                 assert name not in saved, f"two trainers save {name}"
                 saved.add(name)
     if not driver.run.begun or driver.run.phase.name == "OVER":
-        return {}
+        return
     names = driver.run.study.names
-    assert driver.members.having(*State) == list(names), "the table has other members"
-    return {name: agrees(driver, name, legs.get(name)) for name in names}
+    assert driver.members.having(*PLACES) == list(names), "the table has other members"
+    for name in names:
+        agrees(driver, name, legs.get(name))
 
 
 def ends_well(scenario: Scenario, directory: Path, study: Study, excused: set[str]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from argosy.cluster import Cluster, Device, Node
 from argosy.disk.cached import Cached
 from argosy.errors import DiskError
 from argosy.errors.system import refusals_told
+from argosy.planning import POLICIES
 from argosy.protocol.events import WorkerLost
 from argosy.protocol.trainer import Lost
 from argosy.results.fold import RunState
@@ -57,6 +58,7 @@ from argosy.tuning.search import Search, Store
 from simulation.counting import Counted, CountingBlock, CountingMember
 from simulation.disk import Disk
 from simulation.invariants import ends_well, holds
+from simulation.restless import Restless
 from simulation.scenario import Scenario
 from simulation.script import Script
 from simulation.split import CountingShard, Group
@@ -67,6 +69,8 @@ __all__ = ["Outcome", "play"]
 PATIENCE_SECONDS = 3600.0
 """Virtual time after which a driver that has not ended makes no progress."""
 MOST_ROUNDS = 20_000
+SECTIONS_AFTER_STOP = 2
+"""Most sections that a member ends while it is on its way to it that it is to stop."""
 MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
@@ -120,7 +124,7 @@ def play(scenario: Scenario) -> Outcome:
     outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
     disk = Disk(directory, world.random)
     try:
-        with _replaced(world, script, disk):
+        with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless=Restless(world.random)):
             _drivers(scenario, directory, world, script, disk, outcome)
             outcome.wrong += ends_well(scenario, directory, script.driver.run.study, script.excused)
             outcome.lost, outcome.journal = script.driver.run.state.lost, _digest(directory)
@@ -160,7 +164,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
 
     def watched(*given: Any, **named: Any) -> Watched:
         script.driver = driver = Watched(*given, **named)
-        driver.outcome = outcome
+        driver.outcome, driver.told = outcome, {}
         return driver
 
     place = Place(world, script, scenario)
@@ -216,8 +220,8 @@ class Watched(driving.Driver):
     """Looks at all that must hold after each round, and counts what was heard of members that were where."""
 
     outcome: Outcome
-    places: dict[str, str] = {}  # noqa: RUF012  # another one after each round
-    """Where each member was then."""
+    told: dict[str, int]
+    """By member that is told to stop: the most sections that it may end."""
     _since = 0.0
 
     def _round(self) -> None:
@@ -228,16 +232,25 @@ class Watched(driving.Driver):
             f"no end after an hour, in phase {self.run.phase.name}"
         )
         assert self.outcome.rounds < MOST_ROUNDS, f"rounds without an end, in phase {self.run.phase.name}"
-        self.places = holds(self)
+        holds(self)
+        for name in self.run.study.names if self.run.begun else ():
+            if self.members.is_told_to_stop(name):
+                sections = len(self.state.member(name).sections)
+                most = self.told.setdefault(name, sections + SECTIONS_AFTER_STOP)
+                assert sections <= most, f"{name} was told to stop, and goes on"
 
     def _hear(self, worker: str, message: Any) -> None:
         event = type(message).__name__
         if isinstance(message, Lost):
             event = f"Lost {'node' if message.node_gone else 'feeder' if 'feeder' in worker else 'trainer'}"
-        covered = self.outcome.covered
-        for place in self.places.values():
-            covered[place, event] += 1
+        self.count(event)
         super()._hear(worker, message)
+
+    def count(self, event: str) -> None:
+        """Note where each member is when the driver hears of something."""
+        covered, members = self.outcome.covered, self.members
+        for name in self.run.study.names if self.run.begun else ():
+            covered[members.state(name), event] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +477,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
             script.writes(before=True)
             done = real(*given, **named)
             if name in ("fsync", "fdatasync"):
-                world.spend(1e-4)
+                world.spend(script.scenario.flush_seconds)
                 if loses_power:
                     disk.flushed(given[0])
             script.writes(before=False)
@@ -480,9 +493,10 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         return 0
 
     replacements: list[tuple[Any, str, Any]] = [
-        *((time, name, lambda: world.now) for name in ("monotonic", "time", "perf_counter", "thread_time")),
+        *((time, name, lambda: world.now) for name in ("monotonic", "perf_counter", "thread_time")),
+        (time, "time", lambda: world.now + script.clock_seconds),
         (time, "sleep", world.spend),
-        (time, "time_ns", lambda: int(world.now * 1e9)),
+        (time, "time_ns", lambda: int((world.now + script.clock_seconds) * 1e9)),
         (os, "urandom", world.random.randbytes),
         (os, "times", lambda: TIMES),
         (journal, "_begun", lambda pid: BEGUN),

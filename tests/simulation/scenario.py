@@ -67,6 +67,8 @@ class Scenario:
     per_epoch: int = 1
     policy: str = "balanced"
     checkpoint_seconds: float = 300.0
+    flush_seconds: float = 1e-4
+    """What each flush to the disk takes."""
     splits: bool = False
     """Whether members may be split over devices."""
     scheduler: str = ""
@@ -78,7 +80,7 @@ class Scenario:
 
 def drawn(seed: int, *, faults: bool = True) -> Scenario:
     """Of a seed: 1 to 6 members, 2 to 4 devices, up to 8 sections, 3 faults on average; every second pair of seeds has more, one in twenty
-    has members that may be split, and one in twenty is a search; to these, members are added."""
+    has members that may be split, one in twenty is a search, and one in twenty has rough machines; to these, members are added."""
     r = random.Random(seed)
     members, per_epoch = r.randint(1, 6), r.choice([1, 1, 2])
     most = 8 // per_epoch
@@ -121,7 +123,28 @@ def _search(r: random.Random, scenario: Scenario) -> Scenario:
     return replace(scenario, scheduler=scheduler, warm=warm, rests=(), epochs=(epochs,) * len(scenario.epochs))
 
 
-_OTHERS = {9: _split, 19: _split, 1: _search, 11: _search}
+def _on_rough_machines(r: random.Random, scenario: Scenario) -> Scenario:
+    """Members move at most barriers, and what waits for a save waits long, so that others have time to come between; members' code
+    fails just then, kernels assert, processes stand still, and clocks are set."""
+    command, moments = r.choice(COMMANDS), (*MOMENTS, *("start",) * 6)
+    kinds = ("oom", "oom", "raise", "freeze", "kill", "kill", "add", *OF_PEOPLE)
+    faults = [
+        Fault(kind=r.choice(kinds), at=r.choice(moments), count=r.randint(1, 4)),
+        Fault(kind=r.choice(kinds), at=r.choice(moments), count=r.randint(1, 4)),
+        Fault(kind="poison", at="step", count=r.randint(1, 60)),
+        Fault(kind="freeze", at=f"obey {command}", count=r.randint(1, 6), before=r.random() < 0.5),
+        Fault(kind=r.choice(["driver freezes", "clock"]), at="round", count=r.randint(1, 60)),
+    ]
+    return replace(
+        scenario,
+        flush_seconds=r.choice([1e-4, 0.01, 0.1, 0.5]),
+        policy=r.choice([scenario.policy, "restless", "restless"]),
+        splits=r.random() < 0.3,
+        faults=(*r.sample(faults, r.randint(0, len(faults))), *scenario.faults),
+    )
+
+
+_OTHERS = {9: _split, 19: _split, 1: _search, 11: _search, 26: _on_rough_machines, 39: _on_rough_machines}
 """By remainder of the seed; all others play what they did before there were these."""
 
 

@@ -16,7 +16,7 @@ from argosy.running.control.legs import Gate
 from argosy.running.control.members import State
 from argosy.running.directory.inbox import leave
 from simulation.counting import CountingMember
-from simulation.scenario import OF_WORKERS, Fault, Scenario
+from simulation.scenario import OF_MEMBERS, OF_WORKERS, Fault, Scenario
 from simulation.world import Killed, SimulatedWorkers, World
 
 __all__ = ["MOMENTS", "Script"]
@@ -29,13 +29,20 @@ MOMENTS: dict[str, Callable[[Driver], object]] = {
     "move": lambda driver: any(leg.starting for leg in driver.legs.live),
     "open": lambda driver: driver.starts.unopened,
     "regroup": lambda driver: driver.legs.regrouping,
+    "start": lambda driver: driver.members.having(State.STARTING),
 }
 """What faults may wait for, as the driver finds it at the beginning of a round: a leg is to be held, a member is saved to go
 elsewhere, a worker has been lost, members' costs are not known, an assignment waits for members that move, a node has come and
-has not opened the data, a leg regroups."""
+has not opened the data, a leg regroups, a member waits for others of its assignment."""
 
 STOPPED_SECONDS = 10.0
 """How long a launcher takes to find a stopped process."""
+FROZEN_SECONDS = (0.2, 8.0)
+"""How long a process stands still that nobody takes for a stopped one, from and to."""
+LONG_SECONDS = 60.0
+"""How long the driver may do so."""
+CLOCK_SECONDS = (-3600.0, 3600.0)
+"""By how much a clock is set."""
 
 
 @dataclass
@@ -56,6 +63,10 @@ class Script:
     """Whether it is gone, so that nothing of it is done any more."""
     power: bool = False
     """Whether the power went with it."""
+    awaits_code: Fault | None = None
+    """One that comes with the next step or build of any member."""
+    clock_seconds: float = 0.0
+    """What the clock shows beyond the time that has passed."""
     full: bool = False
     """Whether the disk takes nothing more, until the driver has ended for that."""
 
@@ -91,7 +102,7 @@ class Script:
 
     def steps(self, worker: Any, live: CountingMember) -> None:
         """A member is about to step."""
-        fault = self._due("step", before=True)
+        fault = self._due("step", before=True) or self._awaiting()
         worker.device.synchronize()  # as whoever meets the device after a step of another one
         if fault is not None and fault.kind == "poison":
             self.excused.add(live.member.name)
@@ -106,7 +117,11 @@ class Script:
 
     def builds(self, worker: Any, member: str) -> None:
         """A member is about to be built."""
-        self._in_member(worker, member, self._due("build", before=True))
+        self._in_member(worker, member, self._due("build", before=True) or self._awaiting())
+
+    def _awaiting(self) -> Fault | None:
+        fault, self.awaits_code = self.awaits_code, None
+        return fault
 
     def _in_member(self, worker: Any, member: str, fault: Fault | None) -> None:
         if fault is not None and fault.kind in ("oom", "raise"):
@@ -121,6 +136,8 @@ class Script:
         workers, under_way = worker.workers, worker.mouth.under_way
         if fault.kind == "hang":
             worker.hung = True
+        elif fault.kind == "freeze":
+            self.world.spend(self.world.random.uniform(*FROZEN_SECONDS))
         elif fault.kind == "stop":
             worker.hung = True
             self.world.later(STOPPED_SECONDS, partial(workers.lose, worker, "it was stopped", keeps=None))
@@ -143,6 +160,11 @@ class Script:
             return
         if fault.kind in ("driver", "power"):
             self.die(fault)
+        elif fault.kind == "driver freezes":
+            chance = self.world.random
+            workers.frozen_seconds = LONG_SECONDS if chance.random() < 0.1 else chance.uniform(*FROZEN_SECONDS)
+        elif fault.kind in (*OF_MEMBERS, "freeze"):
+            self.awaits_code = fault
         elif fault.kind not in OF_WORKERS:
             self._ask(workers, fault)
         elif workers.there:
@@ -171,9 +193,14 @@ class Script:
 
     def _ask(self, workers: SimulatedWorkers, fault: Fault) -> None:
         driver, chance, kind = self.driver, self.world.random, fault.kind
-        on_the_way = driver.members.having(State.STARTING, State.MOVING, State.LEAVING)
-        names = on_the_way if fault.at in ("move", "leave") else list(driver.run.study.names)
-        if kind == "pause":
+        names = list(driver.run.study.names)
+        if fault.at in ("move", "leave"):
+            names = driver.members.having(State.STARTING, State.MOVING, State.LEAVING)
+        elif fault.at == "start":
+            names = driver.members.having(State.STARTING)
+        if kind == "clock":
+            self.clock_seconds += chance.choice(CLOCK_SECONDS)
+        elif kind == "pause":
             driver.requests.want_pause("as the script wants")
         elif kind == "end":
             self.excused.add(name := chance.choice(names))
@@ -192,5 +219,5 @@ class Script:
         elif len(self.scenario.nodes) > 1:
             name = f"late{self._number()}"
             device = Device(name=f"{name}/cpu:0", node=name, kind="cpu", memory_bytes=10**9)
-            driver.outcome.covered.update((place, "Came") for place in driver.places.values())
+            driver.count("Came")
             workers.bring_node(Node(name=name, devices=(device,), cores=1))

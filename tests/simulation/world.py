@@ -502,7 +502,9 @@ class SimulatedWorkers:
         self.there: dict[str, _Worker] = {}
         self.gone_nodes: set[str] = set()
         self.arrived: list[tuple[str, Any]] = []
-        self.unsent: list[tuple[str, Any]] = []
+        self.unsent: list[tuple[str, _Worker | None, Any]] = []
+        self.frozen_seconds = 0.0
+        """For which the driver stands still before it hears anything."""
         self._rendezvous = itertools.count()
 
     # ---- the driver's
@@ -524,12 +526,12 @@ class SimulatedWorkers:
         self.there[name] = kind(self, name, node)
 
     def send(self, worker: str, command: Any) -> None:
-        """See `Workers.send`."""
-        self.unsent.append((worker, command))
+        """See `Workers.send`; what is kept for a worker that is lost does not reach the next one of its name."""
+        self.unsent.append((worker, self.there.get(worker), command))
 
     def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
         """See `Workers.enlist`."""
-        self.unsent.append((worker, ("enlist", members)))
+        self.send(worker, ("enlist", members))
 
     def kill(self, worker: str) -> None:
         """See `Workers.kill`."""
@@ -540,10 +542,13 @@ class SimulatedWorkers:
         """See `Workers.receive`."""
         self.script.round(self)
         unsent, self.unsent = self.unsent, []
-        for worker, command in unsent:
-            self.world.tell("driver", f"to {worker}", command)
-            if worker in self.there:
-                self.there[worker].ears.say(command)
+        for name, worker, command in unsent:
+            self.world.tell("driver", f"to {name}", command)
+            if worker is not None and worker.alive:
+                worker.ears.say(command)
+        if self.frozen_seconds:
+            self.world.run_until(self.world.now + self.frozen_seconds, lambda: False)
+            self.frozen_seconds = 0.0
         self.world.run_until(self.world.now + timeout, lambda: bool(self.arrived))
         if self.world.random.random() < 0.5:  # others have said something meanwhile
             self.world.run_until(self.world.now + self.world.random.uniform(0, 0.02), lambda: False)

@@ -112,8 +112,9 @@ class LegStarts:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
             idle = len(set(self.legs.devices)) < len(self.pool.devices)
             run.wants_plan = bool(self.members.waiting) and idle
-            run.record(PlanMade(plan=plan.to_json()))
-            write_json(run.directory / "plan.json", plan.to_json())
+            told = plan.to_json()
+            run.record(PlanMade(plan=told))
+            write_json(run.directory / "plan.json", told)
             run.view.plan(plan)
 
     def _foresee(self, situation: Situation) -> None:

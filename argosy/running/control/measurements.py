@@ -159,10 +159,10 @@ class Measurements:
 
         New members, and members that rested, whose measurement may have been lost before they were called.
         """
-        missing, devices, new = self.measuring.missing, self.legs.devices, self.members.new
+        missing, new = self.measuring.missing, self.members.new
         if not missing or not missing & new.union(self.members.waiting):
             return
-        if devices:
+        if devices := self.legs.devices:
             self.measuring.only_at(devices)
             if self.measuring.representatives_beside:
                 self._measure([min(devices, key=lambda device: len(self.legs.members_on(device)))], None)

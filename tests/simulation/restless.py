@@ -1,0 +1,51 @@
+"""A policy that seats members anew at most barriers, so that they move all the time: other policies move them where it pays."""
+
+import random
+from dataclasses import dataclass
+
+from argosy.planning import Situation
+from argosy.plans import Flotilla, Placement
+from argosy.profiles import Profile, pack_memory_bytes
+
+__all__ = ["Restless"]
+
+KEEPS = 0.3
+"""Of the barriers, those at which all stay where they are."""
+SPLITS = 0.3
+"""Of the members that may be split, those that are."""
+
+
+@dataclass(slots=True)
+class Restless:
+    """Seats by chance."""
+
+    chance: random.Random
+
+    def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
+        """See `Policy.launch`. Members of one leg are in the same epoch of their own; some wait where memory is short."""
+        least = min(situation.epochs_done.get(profile.member, 0) for profile in situation.waiting)
+        packs: dict[str, list[Profile]] = {device.name: [] for device in situation.free}
+        placements = []
+        for profile in situation.waiting:
+            room = [
+                device.name
+                for device in situation.free
+                if pack_memory_bytes([*packs[device.name], profile]) <= device.memory_bytes
+            ]
+            if room and situation.epochs_done.get(profile.member, 0) == least:
+                placements.append(placement := self._placed(profile, room))
+                for name in placement.devices:
+                    packs[name].append(profile)
+        return (Flotilla(placements=tuple(placements)),) if placements else ()
+
+    def _placed(self, profile: Profile, room: list[str]) -> Placement:
+        chance = self.chance
+        if not profile.splittable or len(room) < 2 or chance.random() > SPLITS:
+            return Placement.whole(profile, chance.choice(room))
+        parts = {name: chance.choice([0.2, 0.5, 1.0]) for name in chance.sample(room, 2)}
+        return Placement.uneven(profile, {name: part / sum(parts.values()) for name, part in parts.items()})
+
+    def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
+        """See `Policy.keeps`."""
+        del situation, started, live
+        return self.chance.random() < KEEPS
