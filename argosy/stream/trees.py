@@ -17,10 +17,14 @@ __all__ = ["Structure", "described", "flatten", "map_leaves", "unflatten"]
 Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
 PLAIN = (tuple, list, dict)
+PAIR: Structure = (tuple, None, (None, None))
+"""That of the usual (inputs, target)."""
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
     """Return the leaves from left to right, and what is needed to put them back."""
+    if type(tree) is tuple and len(tree) == 2 and type(tree[0]) is type(tree[1]) is Tensor:
+        return [*tree], PAIR  # for every batch of every member
     found = _parts(tree)
     if found is None:
         return [tree], None
@@ -35,7 +39,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 def unflatten(leaves: Iterable[Any], structure: Structure) -> Any:
     """Return the tree of this structure with these leaves."""
     if structure is not None and structure[0] is tuple and not any(structure[2]):
-        return tuple(leaves)  # the usual (inputs, target), for every batch of every member
+        return tuple(leaves)
     return _build(iter(leaves), structure)
 
 
