@@ -320,7 +320,7 @@ class _Feeder:
             copies.release_done()
             self.free += self.peer.receive()
         place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=self.rows, last=False)
-        self.peer.send((self.free.pop(0), place, 0, False))
+        self.peer.send((self.free.pop(0), place, 0, False, ()))
         ((block, _),) = self.reader.blocks()
         return block
 

@@ -53,6 +53,7 @@ class CountingBlock:
         self.place = place
         self.leaves = ()
         self.touched = False
+        self.marks = ()
         self.sound = SimpleNamespace(any=lambda: True)
 
     def private(self) -> "CountingBlock":

@@ -177,13 +177,13 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         living.keep_all_files(patched)
-        report = search(run, warm=False, packs=packs)
+        report = search(run, warm=False, packs=packs, numerics="exact")
     whole = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)
     ended = [number for number, line in enumerate(whole) if b'"MemberEnded"' in line]
     for cut in (ended[0] + 1, ended[8] + 1, ended[len(ended) // 2]):
         again = shutil.copytree(run, tmp_path / f"killed-{cut}")
         (again / "journal.jsonl").write_bytes(b"".join(whole[:cut]))
-        found = search(again, warm=False, packs=packs, study_name="run")
+        found = search(again, warm=False, packs=packs, study_name="run", numerics="exact")
         assert outcome(found) == outcome(report), cut
         assert audit(again) == []
     trials = stored(run).trials
@@ -201,7 +201,7 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
             driver.faults.regroup()
 
     living.at_every_round(monkeypatch, act)
-    assert outcome(search(tmp_path / "faults", warm=False, packs=packs)) == outcome(report)
+    assert outcome(search(tmp_path / "faults", warm=False, packs=packs, numerics="exact")) == outcome(report)
 
 
 def test_totals_grow_where_trials_begin_anew(tmp_path: Path) -> None:
