@@ -21,6 +21,7 @@ from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import read_journal
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.watch import apart
+from argosy.stream.kept.witnesses import RECORDER
 
 pytest_plugins = ("listeners", "quick")
 # The same examples in every run, however slow the machine: a failure says something about the last change.
@@ -100,10 +101,12 @@ def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def _cache(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs of a test keep of its samples, rates and choices no other test finds."""
+    """What runs of a test keep of its samples, rates and choices no other test finds, nor what its samples read."""
     number = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache" / number))
     monkeypatch.setenv("ARGOSY_CACHE", str(tmp_path_factory.getbasetemp() / "kept" / number))
+    monkeypatch.setattr(RECORDER, "notes", [])
+    monkeypatch.setattr(RECORDER, "_seen", set())
 
 
 @pytest.fixture(autouse=True)
