@@ -148,6 +148,17 @@ def test_who_failed_before_the_first_section_is_told_of_as_well_and_once(tmp_pat
     assert later.calls == [("open", "x")]
 
 
+def test_who_was_only_paused_before_its_first_section_is_told_of_when_it_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    first, second = (TrackerFeed("recorder", Recorder(), tmp_path / "workers") for _ in range(2))
+    first._note("one", 1.0)
+    first._thread.start()
+    for status in ("paused", "failed"):
+        first.tell("end", status, status)
+    assert first.end(time.monotonic() + 60, 60) == ""
+    assert second._told_before() == {"one": 1.0, "failed": 0.0}
+
+
 def test_where_there_is_nothing_to_train_a_tracker_has_as_long_as_it_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

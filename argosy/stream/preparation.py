@@ -167,9 +167,8 @@ class Preparation:
             if loader in idle:
                 of_split.pop(task.shard, None)
                 of_split[task.shard] = loader  # last: of those that are read, the first one was read longest ago
-                if (
-                    len(of_split) > 2 * SIDE_BY_SIDE
-                ):  # while the last samples of these shards are read, the next ones are begun
+                # While the last samples of these shards are read, the next ones are begun.
+                if len(of_split) > 2 * SIDE_BY_SIDE:
                     del of_split[next(iter(of_split))]
                 return task, loader
         return None

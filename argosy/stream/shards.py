@@ -30,13 +30,10 @@ from argosy.stream.samples import THROWN
 
 __all__ = ["ShardMarks", "Shards", "next_of", "opened_shard", "shard_count", "shards_of"]
 
-
 PROVING = 8
 """Most samples that prove a mark."""
 ENOUGH = 4
 """Fewest of them: a stream that shuffles gives so many in their old order hardly ever."""
-
-
 LONGEST_STATE = 4096
 """Most characters of a state: the journal has those of eight shards whenever members are saved."""
 
@@ -96,9 +93,8 @@ class ShardMarks:
             if mark.rows >= ENOUGH:
                 self._newest.pop(mark.shard, None)
                 self._newest[mark.shard] = mark
-        while (
-            len(self._newest) > 2 * SIDE_BY_SIDE
-        ):  # a block may have the last samples of some and the first of as many
+        # A block may have the last samples of some and the first of as many.
+        while len(self._newest) > 2 * SIDE_BY_SIDE:
             del self._newest[next(iter(self._newest))]
         return tuple(self._newest.values())
 
@@ -131,9 +127,7 @@ class Shards:
         """By shard, where reading can go on."""
         self._made: dict[int, ShardMark] = {}
         """By shard, the mark at the first of its samples since `begin`."""
-        self._has_state: bool = all(
-            hasattr(given(stream), name) for name in ("state_dict", "load_state_dict")
-        ) and not hasattr(given(stream), "read_from")
+        self._has_state: bool = _tells_state(stream)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -236,11 +230,23 @@ def _checksum(before: int, sample: Any) -> int:
     return functools.reduce(lambda sum_, leaf: zlib.crc32(bytes_of(leaf), sum_), sample_leaves(sample)[0], before)
 
 
-def _state_of(stream: Any) -> str | None:
-    """Return what a stream says of its state, as JSON; None where that does not give it back, or is long."""
-    state = given(stream).state_dict()
+def _tells_state(stream: Any) -> bool:
+    """Whether a stream has a state that is to be used, and can be copied, so that each shard has a state of its own."""
+    of = given(stream)
+    if hasattr(of, "read_from") or not (hasattr(of, "state_dict") and hasattr(of, "load_state_dict")):
+        return False
     try:
+        copy.deepcopy(stream)
+    except THROWN:  # the user's code, and what it holds: an open file, a lock
+        return False
+    return True
+
+
+def _state_of(stream: Any) -> str | None:
+    """Return what a stream says of its state, as JSON; None where it raises, JSON does not give it back, or it is long."""
+    try:
+        state = given(stream).state_dict()
         text = json.dumps(state)
-    except (TypeError, ValueError):
+    except THROWN:  # the user's code: then its shards are read from their beginnings
         return None
     return text if state and len(text) <= LONGEST_STATE and json.loads(text) == state else None

@@ -107,7 +107,7 @@ class TrackerFeed:
                 self._came_back = time.monotonic()
                 if method == "log":
                     self._note(arguments[0], arguments[2]["epochs"])
-                elif method == "end":
+                elif method == "end" and arguments[1] in OVER:
                     self._note(arguments[0], 0.0)
             except (Exception, SystemExit) as error:  # boundary: libraries, and the user's code
                 self._error = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -112,6 +112,20 @@ class Unspoken(Placed):
         return other
 
 
+class Locked(Placed):
+    """Cannot be copied, as what holds a lock or an open file."""
+
+    def __deepcopy__(self, memo: Any) -> "Locked":
+        raise TypeError("cannot pickle '_thread.lock' object")
+
+
+class Refusing(Placed):
+    """Does not tell its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not while it is read")
+
+
 KINDS = {
     "placed": Placed,
     "a list": lambda: from_shards(range(len(LENGTHS)), read=Counted()),
@@ -280,7 +294,9 @@ def test_a_shard_is_read_on_from_its_state() -> None:
     assert np.median([read_on(Placed(), at, ()) for at in places]) > 64
 
 
-@pytest.mark.parametrize("stream", [Forgetful, partial(Unspoken, torch.ones(2)), partial(Unspoken, "long" * 2**10)])
+@pytest.mark.parametrize(
+    "stream", [Forgetful, partial(Unspoken, torch.ones(2)), partial(Unspoken, "long" * 2**10), Locked, Refusing]
+)
 def test_a_state_that_does_not_lead_back_is_not_used(stream: Any) -> None:
     source = opened(stream())
     order = shard_order(0, 0, source.facts.shards)

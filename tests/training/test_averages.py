@@ -26,7 +26,7 @@ import argosy
 from argosy import EMA, SWA, LastK
 from argosy.stream.schedule import Orders
 from argosy.study import Member
-from argosy.training.choice.measure import state_bytes
+from argosy.training.choice.measure import LATE, state_bytes
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -135,6 +135,17 @@ class Replacing(Normed):
 
 
 MEANS = {"swa": SWA(from_epoch=2), "last": LastK(2)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "model", "late"), [(LastK(2), ResNet, True), (LastK(2), mlp, False), (EMA(0.9), ResNet, False)]
+)
+def test_it_is_said_of_a_member_that_its_average_waits_an_epoch(rule: Any, model: Any, late: bool) -> None:
+    solo = Solo(packs.live(member(model=model, average=rule)))
+    (block,) = packs.blocks(
+        Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=packs.samples(torch.float32)[0]
+    )
+    assert (LATE in test_member.measure(solo, block).notes) == late
 
 
 @pytest.mark.parametrize("rule", MEANS)
@@ -289,10 +300,10 @@ def test_a_step_that_is_made_again_measures_its_batch_once(several: bool) -> Non
     (block, *_) = blocks(orders.epoch("train", 1), 40, arrays=arrays, epoch=1)
     with program.active():
         for batch in program.cut(block):
-            before = [live.average.measured() for live in lives if live.average is not None]
+            before = [live.average.statistics() for live in lives if live.average is not None]
             program.begin(batch)
             program.undo()
-            assert packs.difference([live.average.measured() for live in lives if live.average], before) == 0.0
+            assert packs.difference([live.average.statistics() for live in lives if live.average], before) == 0.0
             program.begin(batch)
             program.finish()
     assert [live.average.batches for live in lives if live.average] == [2] * len(lives)

@@ -30,7 +30,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
-__all__ = ["NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
+__all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
 FEW = 8
 """Samples on which a step is checked that validates no batches."""
@@ -39,6 +39,7 @@ SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
+LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
 MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer, by register_buffer"
 
 
@@ -92,6 +93,7 @@ def measuring(
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
+    unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {COUPLED: coupled and samples > size, **{MOVING.format(where): True for where in moving[:1]}}
     held = state_bytes(trial.live)
     return Measured(

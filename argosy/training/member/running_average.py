@@ -5,7 +5,7 @@ epoch. Tensors stay the same objects, and may be views of a program's memory (`a
 
 A mean of epochs has other statistics of BatchNorm than the raw weights. They are computed anew, as `torch.optim.swa_utils.update_bn` does,
 on the batches of the epoch after those of which it is the mean: programs pass each batch, before its step, through the averaged
-weights inside of `measuring`. So such an average stays as it is for an epoch, and `end_epoch` is called when the next one begins.
+weights inside of `recomputing`. So such an average stays as it is for an epoch, and `end_epoch` is called when the next one begins.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from argosy.averages import EMA, SWA, Average, LastK
 
-__all__ = ["Measured", "RunningAverage", "counting", "norms_of"]
+__all__ = ["RunningAverage", "Statistics", "counting", "norms_of"]
 
-Measured = tuple[Mapping[str, Tensor], Sequence[int]]
+Statistics = tuple[Mapping[str, Tensor], Sequence[int]]
 """Snapshot of statistics that are being computed: buffers by name, and numbers of batches."""
 
 
@@ -77,7 +77,7 @@ class RunningAverage:
         """Number of epochs whose ends it has seen."""
 
     @property
-    def measures(self) -> bool:
+    def recomputes(self) -> bool:
         """Whether it has statistics of its own to compute, of an average that is there."""
         return bool(self._norms and self.count)
 
@@ -117,9 +117,9 @@ class RunningAverage:
                 self._take(weights, number)
             self.count += 1
         if self._norms:
-            self._begin_measuring()
+            self._begin_statistics()
 
-    def _begin_measuring(self) -> None:
+    def _begin_statistics(self) -> None:
         self.batches = 0
         for table, key, name in self._places:
             self.buffers[name].copy_(_there(table[key]))
@@ -151,17 +151,17 @@ class RunningAverage:
                 table[key] = buffer
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
+    def recomputing(self) -> Iterator[None]:
         """Pass a training batch through the averaged weights inside, for their statistics."""
         with torch.no_grad(), self.held(), counting(self._norms, self.batches):
             yield
         self.batches += 1
 
-    def measured(self) -> Measured:
+    def statistics(self) -> Statistics:
         """Return a snapshot for `go_back`."""
         return {name: buffer.clone() for name, buffer in self.buffers.items()}, [self.batches]
 
-    def go_back(self, to: Measured) -> None:
+    def go_back(self, to: Statistics) -> None:
         """Return to a snapshot."""
         buffers, (self.batches,) = to
         for name, buffer in buffers.items():

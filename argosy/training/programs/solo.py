@@ -218,18 +218,18 @@ class Solo:
 
     def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
         data = self.augmented(data)
-        self.measure(data, rows)
+        self.recompute(data, rows)
         return self.differentiated(data, rows, of=of)
 
-    def measure(self, data: Any, rows: int) -> None:
+    def recompute(self, data: Any, rows: int) -> None:
         """Pass samples of a training batch, augmented already, through averaged weights that need it for their statistics."""
         average, randomness = self.live.average, self.live.randomness
-        if average is None or not average.measures:
+        if average is None or not average.recomputes:
             return
         drawn = randomness.here()
         for part, _ in self._parts(data, rows):
             own = map_leaves(torch.clone, part) if self.live.private else part  # it writes into its input
-            with average.measuring(), self._autocast():
+            with average.recomputing(), self._autocast():
                 self._losses_of(own)
         randomness.stand_at(drawn)  # raw weights are trained as they would be without an average
 

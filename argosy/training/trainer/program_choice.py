@@ -80,7 +80,8 @@ class ProgramChoice:
     def look(self, block: Block) -> None:
         """Before the steps of a training block, find the assigned members that can be one program, if there are new ones.
 
-        Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch with all steps made before) cannot be used for that.
+        Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch with
+        all steps made before) cannot be used for that.
         """
         if not (self._newcomers or self._waits) or not block.sound.any():
             return
@@ -90,6 +91,7 @@ class ProgramChoice:
         self.settle(block)
 
     def _form(self, block: Block) -> None:
+        """Form fusion groups, position by position, and report why the other members are alone."""
         there: dict[tuple[int, int], list[Unit]] = {}
         for unit in self._units:
             if unit.shard is None:

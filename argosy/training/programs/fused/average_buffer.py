@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from argosy.training.member.live import LiveMember
-from argosy.training.member.running_average import Measured, RunningAverage
+from argosy.training.member.running_average import RunningAverage, Statistics
 from argosy.training.optim.parameter_buffer import ParameterBuffer, stacked
 
 __all__ = ["AverageBuffer"]
@@ -60,11 +60,11 @@ class AverageBuffer:
         for average in self._averages:
             average.count += 1
 
-    def measured(self) -> Measured:
+    def statistics(self) -> Statistics:
         """Return a snapshot of all statistics for `go_back`."""
         return {name: buffer.clone() for name, buffer in self._own.items()}, [one.batches for one in self._averages]
 
-    def go_back(self, to: Measured) -> None:
+    def go_back(self, to: Statistics) -> None:
         """Return to a snapshot."""
         buffers, batches = to
         for name, buffer in buffers.items():

@@ -28,7 +28,7 @@ from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.randomness import Mark, Randomness
-from argosy.training.member.running_average import Measured, counting
+from argosy.training.member.running_average import Statistics, counting
 from argosy.training.member.tally import totals_of
 from argosy.training.member.validation import Validation
 from argosy.training.optim.kernels import Kernel, kind_of
@@ -83,7 +83,7 @@ class Fused:
         self._solos = [Solo(live) for live in lives]
         self._before: tuple[Sequence[Mark], dict[str, Tensor]] | None = None
         """Random states and buffers before that turn."""
-        self._measured: Measured | None = None
+        self._statistics: Statistics | None = None
         """Statistics of the averages before that turn, where they are computed."""
         self._foreseen = Foreseen(self._lives)
         self._faults: dict[str, Exception] = {}
@@ -159,7 +159,7 @@ class Fused:
         with large_outside() if self._begins else contextlib.nullcontext():
             if self._as_one(batch, train=True):
                 data = self.inputs(batch)
-                self.measure(data)
+                self.recompute(data)
                 self._part = self._differentiated(data)
             else:
                 self._check_labels()
@@ -172,9 +172,9 @@ class Fused:
                 live.randomness.go_back(mark)
             for name, buffer in buffers.items():
                 self._parameter_buffer.buffers[name].copy_(buffer)
-        if self._measured is not None and self._averages is not None:
-            self._averages.go_back(self._measured)
-        self._turn, self._part, self._before, self._measured = (), None, None, None
+        if self._statistics is not None and self._averages is not None:
+            self._averages.go_back(self._statistics)
+        self._turn, self._part, self._before, self._statistics = (), None, None, None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
@@ -196,17 +196,17 @@ class Fused:
         self._tell_faults()
         return samples
 
-    def measure(self, data: PackInputs) -> None:
+    def recompute(self, data: PackInputs) -> None:
         """Pass a training batch through averaged weights that need it for their statistics."""
-        averages = [live.average for live in self._lives if live.average is not None and live.average.measures]
+        averages = [live.average for live in self._lives if live.average is not None and live.average.recomputes]
         if self._averages is None or not averages:
             return
-        self._measured = self._averages.measured()
+        self._statistics = self._averages.statistics()
         if len({average.batches for average in averages}) > 1:  # a broken batch, or an interruption, of some
             for row, solo in enumerate(self._solos):
                 own = map_leaves(itemgetter(row), data.tree) if data.apart else data.tree
                 with self._own(row), self._states[row].active(keep=True):
-                    solo.measure(own, data.samples)
+                    solo.recompute(own, data.samples)
             return
         drawn = [state.mark() for state in self._states]
         for part in data.pieces(self._lives[0].member.accumulate):
@@ -221,7 +221,7 @@ class Fused:
 
     def follow(self) -> None:
         """Bring the averages up to date after a step of all members."""
-        self._measured = None
+        self._statistics = None
         if self._averages is not None:
             self._averages.step()
 

@@ -15,7 +15,7 @@ from argosy.stream.batches import Batch
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
-from argosy.training.member.running_average import Measured
+from argosy.training.member.running_average import Statistics
 from argosy.training.member.tally import total_of
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
@@ -151,7 +151,7 @@ class Several:
     def inputs(self, turn: Turn) -> PackInputs:
         """Implement `Whole.inputs`."""
         data = self._fused.inputs(turn)
-        self._fused.measure(data)
+        self._fused.recompute(data)
         return data
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ class Single:
         """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
         self._before: Mark | None = None
-        self._measured: Measured | None = None
+        self._statistics: Statistics | None = None
         """Statistics of the average before the step, where they are computed."""
 
     @classmethod
@@ -234,7 +234,7 @@ class Single:
 
     def forget(self) -> None:
         """Drop the saved random state, and statistics."""
-        self._before = self._measured = None
+        self._before = self._statistics = None
 
     def undo(self) -> None:
         """Implement `Whole.undo`."""
@@ -243,8 +243,8 @@ class Single:
             table[name] = buffer  # a step may have assigned another tensor
         if self._before is not None:
             self._live.randomness.go_back(self._before)
-        if self._live.average is not None and self._measured is not None:
-            self._live.average.go_back(self._measured)
+        if self._live.average is not None and self._statistics is not None:
+            self._live.average.go_back(self._statistics)
         self.forget()
 
     def inputs(self, turn: Turn) -> PackInputs:
@@ -253,9 +253,9 @@ class Single:
         assert batch is not None
         self._solo.check_ahead()
         data = self._solo.augmented(batch.data)
-        if self._live.average is not None and self._live.average.measures:
-            self._measured = self._live.average.measured()
-            self._solo.measure(data, batch.rows)
+        if self._live.average is not None and self._live.average.recomputes:
+            self._statistics = self._live.average.statistics()
+            self._solo.recompute(data, batch.rows)
         return PackInputs(data, batch.rows, apart=False)
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
