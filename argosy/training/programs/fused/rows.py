@@ -1,0 +1,268 @@
+"""What programs of several members have in common: they make turns, each member by row, as one pass or one after another.
+
+A turn is one lockstep step of the members. Those that have no batch in it, or one of another length than the others, step one after
+another, as they do alone: their own modules hold views of the common memory. So do all of them on batches of a length for which the
+common pass would round otherwise than each of them alone (`BatchLengths`).
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from argosy.stream.batches import Batch
+from argosy.stream.blocks import Block
+from argosy.stream.trees import map_leaves
+from argosy.training.device.clock import timed
+from argosy.training.device.heap import large_outside
+from argosy.training.member.foreseen import Foreseen
+from argosy.training.member.live import BatchLengths, LiveMember
+from argosy.training.member.randomness import Mark, Randomness
+from argosy.training.member.validation import Validation
+from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.turns import Turn, length_of, own, shared, turns
+from argosy.training.programs.program import OwnFaults
+from argosy.training.programs.solo import Solo
+
+__all__ = ["Rows", "there"]
+
+There = TypeVar("There")
+
+
+class Rows(ABC):
+    """A `argosy.training.programs.program.Program` of several members, by row; subclasses compute the common pass."""
+
+    def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
+        self._lives = tuple(lives)
+        self._lengths = lengths
+        """Batches that are one pass; those of any length without."""
+        self._augment = any(live.member.augment for live in lives)
+        self._states: Sequence[Randomness] = [live.randomness for live in lives]
+        """Random states that the members draw from."""
+        self.made: Made = Made(self._lives)
+        """Finished turns with a batch for each member."""
+        self._begins = not lives[0].steps
+        """Whether the very first turn is still to come."""
+        self._turn: Turn = ()
+        """The turn begun and not finished."""
+        self._one = False
+        """Whether that turn is one pass."""
+        self._solos = [Solo(live) for live in lives]
+        self._before: Sequence[Mark] | None = None
+        """Random states before that turn."""
+        self._foreseen = Foreseen(self._lives)
+        self._faults: dict[str, Exception] = {}
+        """Errors raised by the code of single members in the current turn."""
+
+    # ---- what a subclass computes
+
+    @abstractmethod
+    def gradients(self, row: int) -> dict[str, Tensor]:
+        """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
+
+    @abstractmethod
+    def _train(self, mode: bool) -> None:
+        """Switch to training, or to evaluation."""
+
+    @abstractmethod
+    def _begin_as_one(self, turn: Turn) -> None:
+        """Run the forward and backward pass of a turn for all members."""
+
+    @abstractmethod
+    def _finish_as_one(self) -> Tensor:
+        """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
+
+    @abstractmethod
+    def _evaluate(self, turn: Turn) -> None:
+        """Evaluate the members in one pass."""
+
+    @abstractmethod
+    def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
+        """Give a member's trained weights memory of their own inside, where products round as they do alone."""
+
+    @abstractmethod
+    def _dissolve(self) -> None:
+        """Give the members' tensors memory of their own again, and drop everything else."""
+
+    # ---- the program
+
+    @property
+    def members(self) -> tuple[LiveMember, ...]:
+        """The members, by row."""
+        return self._lives
+
+    @contextlib.contextmanager
+    def active(self, *, keep: bool = False) -> Iterator[None]:
+        """Implement `Program.active`; members share the time evenly."""
+        with timed([live.clock for live in self._lives]):
+            if keep:
+                self._states = [live.randomness.aside() for live in self._lives]
+            try:
+                with torch.set_grad_enabled(not keep):
+                    yield
+            finally:
+                self.made.tell()
+                self._states = [live.randomness for live in self._lives]
+
+    def cut(self, block: Block) -> Iterator[Turn]:
+        """Implement `Program.cut`, in turns."""
+        self._train(True)
+        cutters = shared([there(live.cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.keep_best()
+            live.cutter = cutter
+        self._foreseen.note(block, cutters, augment=True)
+        return turns(cutters, block)
+
+    def begin(self, batch: Turn) -> None:
+        """Implement `Program.begin`."""
+        self._turn, self._one = batch, self._as_one(batch, train=True)
+        self._before = [live.randomness.mark() for live in self._lives]
+        with large_outside() if self._begins else contextlib.nullcontext():
+            if self._one:
+                self._begin_as_one(batch)
+            else:
+                self._check_labels()
+
+    def undo(self) -> None:
+        """Undo a turn after its `begin` raised, for another try."""
+        for live, mark in zip(self._lives, self._before or (), strict=False):
+            live.randomness.go_back(mark)
+        self._turn, self._before = (), None
+
+    def finish(self) -> int:
+        """Implement `Program.finish`."""
+        with large_outside() if self._begins else contextlib.nullcontext():
+            samples = self.made.add(self._turn, self._finish_as_one()) if self._one else self._finish_apart()
+        self._turn, self._before, self._begins = (), None, False
+        self._tell_faults()
+        return samples
+
+    def evaluate(self, block: Block) -> Iterator[None]:
+        """Evaluate by turns; raises OwnFaults."""
+        self._train(False)
+        cutters = shared([there(live.val_cutter) for live in self._lives])
+        for live, cutter in zip(self._lives, cutters, strict=True):
+            live.val_cutter = cutter
+        self._foreseen.note(block, cutters, augment=False)
+        for turn in turns(cutters, block):
+            if self._as_one(turn, train=False):
+                self._evaluate(turn)
+            else:
+                self._check_labels()
+                for row, own_batch in self._with_batch(turn):
+                    with self._own(row), self._states[row].active(), self._outside(row):
+                        self._lives[row].model.eval()
+                        self._solos[row].validate(own_batch)
+            for row, (cutter, batch) in enumerate(zip(cutters, turn, strict=True)):
+                if batch is not None:
+                    cutter.commit(batch)
+                    if cutter.done:
+                        with self._own(row):
+                            self._lives[row].end_validation()
+            self._tell_faults()
+            yield
+
+    def release(self) -> None:
+        """Implement `Program.release`."""
+        for name in ("cutter", "val_cutter"):
+            cutters = [getattr(live, name) for live in self._lives]
+            for live, cutter in zip(self._lives, own(cutters), strict=True):
+                setattr(live, name, cutter)
+        self._turn, self._before = (), None
+        self._foreseen.clear()
+        self._dissolve()
+
+    # ---- a turn
+
+    def inputs(self, turn: Turn, *, augment: bool = True) -> PackInputs:
+        """Return the samples of a turn. Raises OwnFaults for labels without an output."""
+        self._check_labels()
+        batches = [there(batch) for batch in turn]
+        first = batches[0]
+        if augment and self._augment:
+            return PackInputs.of([self._augmented(row, own.data) for row, own in enumerate(batches)], first.rows)
+        if all(batch is first for batch in batches):
+            return PackInputs(first.data, first.rows, apart=False)
+        return PackInputs.of([batch.data for batch in batches], first.rows)
+
+    def _augmented(self, row: int, data: Any) -> Any:
+        augment = self._lives[row].member.augment
+        if augment is None:
+            return data
+        with self._states[row].active():
+            return augment(data)
+
+    def _as_one(self, turn: Turn, *, train: bool) -> bool:
+        """Whether the members make a turn in one pass."""
+        length, allowed = length_of(turn), self._lengths
+        if length is None or allowed is None:
+            return length is not None
+        apart = (train and self._augment) or any(batch is not turn[0] for batch in turn)
+        lengths, tried_apart = (allowed.train, allowed.apart[0]) if train else (allowed.val, allowed.apart[1])
+        return apart == tried_apart and length in lengths
+
+    def _finish_apart(self) -> int:
+        """Make the step of each member that has a batch by itself; returns their number of samples."""
+        self.made.tell()
+        samples = 0
+        for row, batch in self._with_batch(self._turn):
+            with self._own(row), self._states[row].active(), self._outside(row):
+                samples += self._step_apart(row, batch)
+        return samples
+
+    def _step_apart(self, row: int, batch: Batch) -> int:
+        """Make a member's step as it does alone; returns its samples."""
+        self._solos[row].begin(batch)
+        return self._solos[row].finish()
+
+    def _with_batch(self, turn: Turn) -> Iterator[tuple[int, Batch]]:
+        """Yield the rows with a batch."""
+        for row, batch in enumerate(turn):
+            if batch is not None:
+                yield row, batch
+
+    def _check_labels(self) -> None:
+        """Raise OwnFaults for labels without an output."""
+        self._faults |= self._foreseen.errors()
+        self._tell_faults()
+
+    def _tell_faults(self) -> None:
+        """Raise the errors of single members, once all others have made their turn."""
+        if self._faults:
+            faults, self._faults = self._faults, {}
+            raise OwnFaults(faults)
+
+    def _validate(self, turn: Turn, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]) -> None:
+        """Add a turn's losses and outputs to the validations of the members in some rows."""
+        losses, output = found
+        for row in rows:
+            own = None if output is None else map_leaves(itemgetter(row), output)
+            self._add(row, there(turn[row]), losses[row], own, into[row])
+
+    def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
+        """Add a batch to a member's validation."""
+        live, target = self._lives[row], batch.data[1] if output is not None else None
+        # Without metrics no code of the member runs that might draw.
+        drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
+        with self._own(row), drawing:
+            into.add(batch.rows, batch.digest, losses, output, target)
+
+    @contextlib.contextmanager
+    def _own(self, row: int) -> Iterator[None]:
+        """Record an error raised inside as this member's fault."""
+        try:
+            yield
+        except Exception as error:  # boundary between a member's code and ours
+            self._faults[self._lives[row].member.name] = error
+
+
+def there(value: There | None) -> There:
+    """Return a value that is not None."""
+    assert value is not None
+    return value
