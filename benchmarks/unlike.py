@@ -2,12 +2,11 @@
 
 64 members with widths, depths, activations, dropout, optimizers and rates of their own, on one CPU thread and in interleaved rounds.
 "Alike" are 64 members of that width and depth which has as many weights as the unlike ones on average, with the same rates of dropout
-and the same optimizers, as Argosy's fused program steps them. "One after another" is what Argosy does with unlike members. "Grouped" is
-a program that is none of Argosy's yet: products of one shape at one depth are one call (`unlike_sides.py`), and it does what a trainer
-asks of a program. "Padded" is what TabPack does with PyTorch alone, and keeps nothing of a step.
+and the same optimizers, as Argosy's fused program steps them. "Grouped" is Argosy's program of unlike members, "one after another" what
+it does without. "Padded" is what TabPack does with PyTorch alone (`unlike_sides.py`), and keeps nothing of a step.
 
 Equality is checked in the same run, in float64: grouped members against the same alone, and padded ones without dropout, which draw
-otherwise. "Least" is what every way of making these steps has to do, by itself: the products, and the draws of dropout.
+otherwise.
 """
 
 import itertools
@@ -23,13 +22,14 @@ from typing import Any, NamedTuple
 import torch
 from measuring import arguments, finish, hardware, quartiles, target
 from packing_networks import Workload
-from packing_sides import Task, fused, one_after_another
+from packing_sides import Programs, Task, fused, one_after_another
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from unlike_sides import Grouped, Padded
+from unlike_sides import Padded
 
 from argosy.stream.blocks import Block
 from argosy.training.device.heap import keep_freed_memory
+from argosy.training.programs.fused.grouped import Grouped
 
 MEMBERS, INPUTS, CLASSES, STEPS = 64, 32, 10, 8
 WIDTHS, DEPTHS, RATES = (32, 48, 64, 96, 128), (1, 2, 3, 4), (0.0, 0.1, 0.2)
@@ -98,18 +98,9 @@ def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.floa
     return task
 
 
-class Least(NamedTuple):
-    """What a step cannot do without; its weights stay where they are."""
-
-    side: Grouped
-
-    def prepare(self, epoch: int) -> None:
-        """See `Side.prepare`."""
-        self.side.prepare(epoch)
-
-    def run(self, block: Block) -> None:
-        """See `Side.run`."""
-        self.side.least(block)
+def grouped(task: Task) -> Programs:
+    """All members as one program."""
+    return Programs(task, [Grouped.of(task.lives())])
 
 
 def seconds_of(side: Any, task: Task, epoch: int) -> float:
@@ -126,15 +117,12 @@ def rounds_of(batch: int, options: Namespace) -> Mapping[str, Sequence[float]]:
     """Seconds of each side in each of the interleaved rounds."""
     shapes = unlike()
     different, same = task_of(shapes, batch), task_of(alike(shapes), batch)
-    least = Grouped(different)
-    seconds_of(least, different, 0)  # allocates
     sides: dict[str, tuple[Task, Any]] = {
         "alike, fused": (same, fused(same)),
-        "alike, grouped": (same, Grouped(same)),
+        "alike, grouped": (same, grouped(same)),
         "one after another": (different, one_after_another(different)),
-        "grouped": (different, Grouped(different)),
+        "grouped": (different, grouped(different)),
         "padded": (different, Padded(different)),
-        "least": (different, Least(least)),
     }
     times: dict[str, list[float]] = {name: [] for name in sides}
     dice = random.Random(batch)
@@ -169,7 +157,7 @@ def main() -> None:
     shapes = unlike()
     still = [shape._replace(rate=0.0) for shape in shapes]
     targets = [
-        target("grouped, difference from alone in float64", [unequal(Grouped, shapes, 2)], at_most=1e-10),
+        target("grouped, difference from alone in float64", [unequal(grouped, shapes, 2)], at_most=1e-10),
         target("padded, without dropout, difference from alone", [unequal(Padded, still, 1)], at_most=1e-8),
     ]
     figures: dict[str, Any] = {}

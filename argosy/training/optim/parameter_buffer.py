@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ParameterBuffer", "Piece", "stacked"]
+__all__ = ["ParameterBuffer", "Piece", "outside", "stacked"]
 
 ALIGNED = 16
 """Weights between the beginnings of two rows, or a multiple of that."""
@@ -94,23 +94,28 @@ class ParameterBuffer:
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
-    @contextlib.contextmanager
-    def outside(self, row: int) -> Iterator[None]:
-        """Give a member's trained weights memory of their own inside, where products round as they do alone."""
-        views = [parameter.data for parameter in self.parameters[row]]
-        for parameter in self.parameters[row]:
-            parameter.data = parameter.data.clone()
-        try:
-            yield
-        finally:
-            for parameter, view in zip(self.parameters[row], views, strict=True):
-                parameter.data = view.copy_(parameter.data)
+    def outside(self, row: int) -> contextlib.AbstractContextManager[None]:
+        """See `outside`, for a member's trained weights."""
+        return outside(self.parameters[row])
 
     def dissolve(self) -> None:
         """Give the members' tensors memory of their own; the shared memory is freed with its last view."""
         self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
+
+
+@contextlib.contextmanager
+def outside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Give weights that are views of common memory their own inside, where products round as they do alone."""
+    views = [parameter.data for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = parameter.data.clone()
+    try:
+        yield
+    finally:
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.data = view.copy_(parameter.data)
 
 
 def stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

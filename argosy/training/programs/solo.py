@@ -90,7 +90,14 @@ class Solo:
             return self._gradients(data, rows, of)
 
     def step(self) -> None:
-        """Step along the gradients, unless they overflowed, and drop them."""
+        """Do as `move`, and count the step."""
+        self.move()
+        if self.live.average is not None:
+            self.live.average.step()
+        self.live.steps += 1
+
+    def move(self) -> None:
+        """Step along the gradients, unless they overflowed, drop them, and step a schedule per step."""
         live = self.live
         if live.loss_scale is None:
             self._move()
@@ -99,9 +106,6 @@ class Solo:
         self.drop_gradients()
         if live.schedule is not None and live.member.schedule_per == "step":
             live.schedule.step()
-        if live.average is not None:
-            live.average.step()
-        live.steps += 1
 
     def drop_gradients(self) -> None:
         """Set gradients to None as `zero_grad` does, without the cost of its profiling.

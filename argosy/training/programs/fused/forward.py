@@ -24,7 +24,7 @@ from argosy.training.programs.fused.layers import Layers
 from argosy.training.programs.fused.vectorised import vectorised
 from argosy.training.programs.solo import cross_entropy, pair_of
 
-__all__ = ["PackInputs", "Forward"]
+__all__ = ["PackInputs", "Forward", "losses_of"]
 
 Slots = list[tuple[dict[str, Any], str]]
 """Places of a tensor in modules' tables; more than one where it is tied."""
@@ -144,20 +144,10 @@ class Forward:
         look: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Do as `values` for a plain MLP: only a loss of the member's own is vectorised."""
-        loss, (inputs, target) = self._member.loss, data.tree
+        inputs = data.tree[0]
         output = layers.outputs(inputs if data.apart else inputs.expand(len(states), *inputs.shape), weights, states)
         look(output[0])
-        if loss is None:
-            losses = _cross_entropies(output, data)
-        else:
-            leaves, structure = flatten(target)
-
-            def of_one(output: Tensor, *own: Tensor) -> tuple[Tensor]:
-                with OwnDraws(states):
-                    return (loss(output, unflatten(own or leaves, structure)),)
-
-            (losses,) = vectorised(of_one, (output, *(leaves if data.apart else ())))
-        return losses, None if self._training else output
+        return losses_of(self._member.loss, output, data, states), None if self._training else output
 
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
@@ -207,6 +197,22 @@ class Forward:
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Compute in the members' precision inside."""
         return autocast(self._member, self._device, cached=cached)
+
+
+def losses_of(
+    loss: Callable[[Any, Any], Any] | None, output: Tensor, data: PackInputs, states: Sequence[Randomness]
+) -> Tensor:
+    """Return a loss of all members ``[members, …]``, of outputs ``[members, samples, …]`` and the targets in `data`."""
+    if loss is None:
+        return _cross_entropies(output, data)
+    leaves, structure = flatten(data.tree[1])
+
+    def of_one(output: Tensor, *own: Tensor) -> tuple[Tensor]:
+        with OwnDraws(states):
+            return (loss(output, unflatten(own or leaves, structure)),)
+
+    (losses,) = vectorised(of_one, (output, *(leaves if data.apart else ())))
+    return losses
 
 
 def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:

@@ -13,7 +13,7 @@ from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.draws import rate_in
 from argosy.training.programs.fused.vmap_overrides import linear
 
-__all__ = ["Layers"]
+__all__ = ["Layers", "in_order"]
 
 OF_NUMBERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
 """Modules that compute of each number another one."""
@@ -30,7 +30,7 @@ class Layers:
     @classmethod
     def of(cls, network: nn.Module) -> "Layers | None":
         """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for another network."""
-        modules = list(_in_order(network))
+        modules = list(in_order(network))
         if all(map(_known, modules)):
             return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
         return None
@@ -72,11 +72,11 @@ class Layers:
         return iter([masks for _, masks in drawn])
 
 
-def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+def in_order(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that a network calls one after another."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _shadowed(module):
         for part in module:
-            yield from _in_order(part)
+            yield from in_order(part)
     else:
         yield module
 

@@ -1,0 +1,117 @@
+"""The program of several unlike MLPs on a CPU: one pass by `waves`, and a step of each member's own optimizer.
+
+Depth, widths, activations, rates of dropout and optimizers may differ; batches, losses and the number of outputs are the same.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from argosy.training.member.live import BatchLengths, LiveMember
+from argosy.training.member.tally import totals_of
+from argosy.training.optim.parameter_buffer import outside
+from argosy.training.programs.fused.fingerprint import token
+from argosy.training.programs.fused.forward import PackInputs, losses_of
+from argosy.training.programs.fused.rows import Rows, there
+from argosy.training.programs.fused.turns import Turn
+from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
+
+__all__ = ["Grouped", "common"]
+
+
+def common(live: LiveMember) -> Any:
+    """Return what members must have in common to be one program of unlike MLPs; None where a member can be in none."""
+    member, layers = live.member, layers_of(live.model)
+    plain = member.step is None and member.augment is None and member.accumulate == 1 and member.average is None
+    if layers is None or not plain or member.precision != "float32" or live.backend.device.type != "cpu":
+        return None
+    last, size = layers[-1].linear, member.eval_batch_size or member.batch_size
+    return (
+        token(member.loss),
+        member.batch_size,
+        size,
+        last.weight.dtype,
+        layers[0].linear.in_features,
+        last.out_features,
+    )
+
+
+class Grouped(Rows):
+    """The `Rows` of unlike MLPs."""
+
+    def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
+        super().__init__(lives, lengths)
+        self._waves = Waves.of([live.model for live in lives])
+        gradients = {id(weight): gradient for weight, gradient in self._waves.gradients()}
+        self._gradients: list[list[tuple[nn.Parameter, Tensor]]] = [
+            [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
+        ]
+        """Each member's weights, and where a pass writes their gradients."""
+        self._totals: Tensor | None = None
+        """Loss sums of the turn begun, where it is one pass."""
+        self._shares: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+        """Gradients of the members' mean losses."""
+
+    @classmethod
+    def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
+        """Make the program of members that passed the equivalence check; they step as one on batches of these `lengths`."""
+        return cls(sorted(lives, key=lambda live: (side_by_side(live.model), live.member.name)), lengths)
+
+    def gradients(self, row: int) -> dict[str, Tensor]:
+        """Implement `Rows.gradients`."""
+        names = [name for name, _ in self._lives[row].model.named_parameters()]
+        return {name: gradient for name, (_, gradient) in zip(names, self._gradients[row], strict=True)}
+
+    def _train(self, mode: bool) -> None:
+        """Do nothing: layers drop out where random states are given."""
+
+    def _begin_as_one(self, turn: Turn) -> None:
+        data = self._shared(turn)
+        with torch.no_grad():
+            outputs = self._waves.forward(data.tree[0], self._states)
+        self._foreseen.look(outputs[0])
+        leaf = outputs.detach().requires_grad_()
+        losses = losses_of(self._lives[0].member.loss, leaf, data, self._states)
+        key = losses.shape, losses.dtype
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, len(losses) / losses.numel())
+        (slopes,) = torch.autograd.grad(losses, leaf, self._shares[key])
+        with torch.no_grad():
+            self._waves.backward(data.tree[0], slopes)
+        self._totals = totals_of(losses.detach(), data.samples)
+
+    def _finish_as_one(self) -> Tensor:
+        totals = there(self._totals)
+        for row, (live, solo) in enumerate(zip(self._lives, self._solos, strict=True)):
+            for weight, gradient in self._gradients[row]:
+                weight.grad = gradient
+            # Kernels draw nothing.
+            with self._own(row), contextlib.nullcontext() if live.one_pass else self._states[row].active():
+                solo.move()
+        self._totals = None
+        return totals
+
+    def _evaluate(self, turn: Turn) -> None:
+        data = self._shared(turn)
+        outputs = self._waves.forward(data.tree[0], None).clone()
+        self._foreseen.look(outputs[0])
+        losses = losses_of(self._lives[0].member.loss, outputs, data, self._states)
+        self._validate(turn, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
+
+    def _shared(self, turn: Turn) -> PackInputs:
+        """Return the samples of a turn; raises ValueError where they are not the same pairs of tensors for all members."""
+        data = self.inputs(turn)
+        if data.apart or not data.of_rows:
+            raise ValueError("unlike members are one program on the same pairs of inputs and targets alone")
+        return data
+
+    def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
+        return outside([weight for weight, _ in self._gradients[row]])
+
+    def _dissolve(self) -> None:
+        self._totals, self._gradients = None, []
+        self._shares.clear()
+        self._waves.dissolve()

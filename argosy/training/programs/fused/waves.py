@@ -1,0 +1,366 @@
+"""The linear layers of unlike MLPs on a CPU, in waves: those of one shape at one depth are one product of stacked matrices.
+
+No number is padded, and none is moved between two layers: the activation behind a layer writes into the input of the next product,
+whichever that is. Gradients are written where optimizers find them. All last layers are one wave, so that one call computes the losses.
+
+Each member gets the bits that it has alone where torch's kernels for several matrices round as those for one (`vmap_overrides`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from argosy.training.member.randomness import Randomness
+from argosy.training.optim.parameter_buffer import ALIGNED
+from argosy.training.programs.fused.layers import in_order
+
+__all__ = ["Waves", "layers_of", "side_by_side"]
+
+aten = torch.ops.aten
+Into = Callable[[Tensor, Tensor], object]
+
+
+class Function(NamedTuple):
+    """An activation that writes into given memory."""
+
+    forward: Into
+    """Writes the values of its first argument into the second; may write into the first what `backward` needs."""
+    backward: Callable[[Tensor, Tensor, Tensor], object]
+    """Writes, of a gradient of the values and what `forward` left in its first argument, the gradient into the third."""
+
+
+def _of_result(function: Into, backward: Callable[[Tensor, Tensor, Tensor], object]) -> Function:
+    """Return a function whose gradient is made of its values."""
+
+    def forward(z: Tensor, into: Tensor) -> None:
+        function(z, z)
+        into.copy_(z)
+
+    return Function(forward, backward)
+
+
+FUNCTIONS: Mapping[type[nn.Module], Callable[[Any], Function]] = {
+    nn.ReLU: lambda relu: Function(
+        lambda z, into: torch.clamp_min(z, 0, out=into),
+        lambda g, z, into: aten.threshold_backward.grad_input(g, z, 0, grad_input=into),
+    ),
+    nn.GELU: lambda gelu: Function(
+        lambda z, into: aten.gelu.out(z, approximate=gelu.approximate, out=into),
+        lambda g, z, into: aten.gelu_backward.grad_input(g, z, approximate=gelu.approximate, grad_input=into),
+    ),
+    nn.SiLU: lambda silu: Function(
+        lambda z, into: aten.silu.out(z, out=into),
+        lambda g, z, into: aten.silu_backward.grad_input(g, z, grad_input=into),
+    ),
+    nn.LeakyReLU: lambda leaky: Function(
+        lambda z, into: aten.leaky_relu.out(z, leaky.negative_slope, out=into),
+        lambda g, z, into: aten.leaky_relu_backward.grad_input(g, z, leaky.negative_slope, False, grad_input=into),
+    ),
+    nn.ELU: lambda elu: Function(
+        lambda z, into: aten.elu.out(z, elu.alpha, out=into),
+        lambda g, z, into: aten.elu_backward.grad_input(g, elu.alpha, 1, 1, False, z, grad_input=into),
+    ),
+    nn.Tanh: lambda tanh: _of_result(
+        lambda z, into: torch.tanh(z, out=into),
+        lambda g, y, into: aten.tanh_backward.grad_input(g, y, grad_input=into),
+    ),
+    nn.Sigmoid: lambda sigmoid: _of_result(
+        lambda z, into: torch.sigmoid(z, out=into),
+        lambda g, y, into: aten.sigmoid_backward.grad_input(g, y, grad_input=into),
+    ),
+    nn.Identity: lambda identity: Function(lambda z, into: into.copy_(z), lambda g, z, into: into.copy_(g)),
+}
+"""Activations by their modules."""
+
+
+class Layer(NamedTuple):
+    """A linear layer, and what follows it."""
+
+    linear: nn.Linear
+    activation: nn.Module
+    """Of `FUNCTIONS`."""
+    rate: float
+    """Of the dropout behind the activation."""
+
+
+def layers_of(model: nn.Module) -> Sequence[Layer] | None:
+    """Return the layers of an MLP in their order, a flattening before the first left out; None for another network."""
+    modules = list(in_order(model))
+    if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
+        modules = modules[1:]
+    found: list[Layer] = []
+    identity = nn.Identity()
+    for before, module in zip([None, *modules], modules, strict=False):
+        if type(module) is nn.Linear:
+            found.append(Layer(module, identity, 0.0))
+        elif type(module) is nn.Dropout and type(before) in (nn.Linear, *FUNCTIONS):
+            found[-1] = found[-1]._replace(rate=module.p)
+        elif type(module) in FUNCTIONS and type(before) is nn.Linear:
+            found[-1] = found[-1]._replace(activation=module)
+        else:
+            return None
+    plain = found and type(modules[-1]) is nn.Linear and all("forward" not in vars(module) for module in modules)
+    weights = [weight for layer in found for weight in layer.linear.parameters()]
+    plain = plain and len(set(map(id, weights))) == len(weights) == len(list(model.parameters()))
+    return found if plain and all(weight.requires_grad for weight in weights) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Group:
+    """Linear layers of one shape in one wave, a row for each."""
+
+    places: Sequence[tuple[int, int]]
+    """Member and number of each layer."""
+    first: bool
+    """Whether their inputs are the samples."""
+    weights: Tensor
+    """``[rows, outputs, inputs]``, of which the members' own are views."""
+    biases: Tensor | None
+    """``[rows, outputs]``, likewise."""
+    of_weights: Tensor
+    """Gradients of the weights."""
+    of_biases: Tensor | None
+    """Gradients of the biases."""
+
+    @classmethod
+    def of(cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear]) -> "Group":
+        """Move these layers into memory of their own."""
+        weights = _moved([linear.weight for linear in linears])
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        moved = _moved(biases) if biases else None
+        return cls(
+            places=places,
+            first=places[0][1] == 0,
+            weights=weights,
+            biases=moved,
+            of_weights=torch.zeros_like(weights, memory_format=torch.contiguous_format),
+            of_biases=None if moved is None else torch.zeros_like(moved, memory_format=torch.contiguous_format),
+        )
+
+
+def _moved(parameters: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack."""
+    size = parameters[0].numel()
+    apart = -(-size // ALIGNED) * ALIGNED
+    rows = parameters[0].detach().new_empty(len(parameters), apart)[:, :size]
+    for row, parameter in zip(rows, parameters, strict=True):
+        parameter.data = row.view(parameter.shape).copy_(parameter.detach())
+    return rows.view(len(parameters), *parameters[0].shape)
+
+
+class Stretch(NamedTuple):
+    """Rows side by side that have one activation, and whose next layers lie side by side too; tensors ``[rows, samples, numbers]``."""
+
+    function: Function
+    outputs: Tensor
+    slopes: Tensor
+    """Gradients of the outputs."""
+    inputs: Tensor
+    """Of the next layers."""
+    input_slopes: Tensor
+    mask: Tensor | None
+    """Dropout of these inputs, where the rows have one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Product:
+    """A group's layers and what they compute of batches of one length; memory that a pass does not use is never touched."""
+
+    group: Group
+    inputs: Tensor
+    input_slopes: Tensor
+    outputs: Tensor
+    slopes: Tensor
+    masks: Tensor
+    """Dropout of the inputs."""
+    stretches: list[Stretch]
+    """How the outputs become the inputs of the next products."""
+
+    @classmethod
+    def of(cls, group: Group, length: int, outputs: tuple[Tensor, Tensor] | None) -> "Product":
+        """Allocate what batches of this length need; `outputs` and their gradients are given for a last layer."""
+        rows, outs, ins = group.weights.shape
+        inputs, input_slopes, masks = (group.weights.new_empty(rows, length, ins) for _ in range(3))
+        made, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
+        return cls(
+            group=group,
+            inputs=inputs,
+            input_slopes=input_slopes,
+            outputs=made,
+            slopes=slopes,
+            masks=masks,
+            stretches=[],
+        )
+
+    def forward(self, samples: Tensor, *, train: bool) -> None:
+        """Compute the outputs, and of them the inputs of the next products."""
+        group, rows = self.group, self._rows(samples)
+        if group.biases is None:
+            torch.bmm(rows, group.weights.mT, out=self.outputs)
+        else:
+            torch.baddbmm(group.biases.unsqueeze(1), rows, group.weights.mT, out=self.outputs)
+        for stretch in self.stretches:
+            stretch.function.forward(stretch.outputs, stretch.inputs)
+            if train and stretch.mask is not None:
+                stretch.inputs.mul_(stretch.mask)
+
+    def backward(self, samples: Tensor) -> None:
+        """Compute all gradients, of those that the next products have computed of their inputs."""
+        group = self.group
+        for stretch in self.stretches:
+            if stretch.mask is not None:
+                stretch.input_slopes.mul_(stretch.mask)
+            stretch.function.backward(stretch.input_slopes, stretch.outputs, stretch.slopes)
+        torch.bmm(self.slopes.mT, self._rows(samples), out=group.of_weights)
+        if group.of_biases is not None:
+            torch.sum(self.slopes, 1, out=group.of_biases)
+        if not group.first:
+            torch.bmm(self.slopes, group.weights, out=self.input_slopes)
+
+    def _rows(self, samples: Tensor) -> Tensor:
+        return samples.expand(len(self.inputs), *samples.shape) if self.group.first else self.inputs
+
+
+class Pass:
+    """Passes of all members on batches of one length, in memory of their own."""
+
+    def __init__(self, groups: Sequence[Group], layers: Sequence[Sequence[Layer]], length: int) -> None:
+        self._layers = layers
+        like, self._products = groups[-1].weights, list[Product]()
+        self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
+        last = 0
+        for group in groups:
+            member, number = group.places[0]
+            ends = None
+            if number == len(layers[member]) - 1:
+                own = slice(last, last + len(group.places))
+                ends, last = (self.outputs[own], self._slopes[own]), own.stop
+            self._products.append(Product.of(group, length, ends))
+        self._rows = {
+            place: (product, row) for product in self._products for row, place in enumerate(product.group.places)
+        }
+        for product in self._products:
+            product.stretches.extend(self._stretches(product))
+        drawn = [[number for number, layer in enumerate(own) if layer.rate] for own in layers]
+        self._masks = [
+            [(1 - layers[member][number].rate, self._next(member, number)) for number in numbers]
+            for member, numbers in enumerate(drawn)
+        ]
+        """Of each member its dropouts, in the order of its layers: the share that is kept, and the next layer."""
+
+    def forward(self, samples: Tensor, states: Sequence[Randomness] | None) -> Tensor:
+        """Return the networks' outputs ``[members, samples, outputs]`` of ``[samples, inputs]``, valid until the next pass.
+
+        With random states, members drop out what they draw.
+        """
+        for state, masks in zip(states or (), self._masks, strict=states is not None):
+            if masks:
+                with state.active():
+                    for kept, (product, row) in masks:
+                        product.masks[row].bernoulli_(kept).div_(kept)
+        for product in self._products:
+            product.forward(samples, train=states is not None)
+        return self.outputs
+
+    def backward(self, samples: Tensor, slopes: Tensor) -> None:
+        """Compute the groups' gradients after a pass forward, of those of the outputs."""
+        self._slopes.copy_(slopes)
+        for product in reversed(self._products):
+            product.backward(samples)
+
+    def _next(self, member: int, number: int) -> tuple[Product, int]:
+        """Return where the layer behind one computes."""
+        return self._rows[member, number + 1]
+
+    def _stretches(self, product: Product) -> Iterator[Stretch]:
+        """Yield the stretches of a product, none for last layers."""
+        found: list[tuple[tuple[Any, ...], int, int]] = []
+        for row, (member, number) in enumerate(product.group.places):
+            layer = self._layers[member][number]
+            if number == len(self._layers[member]) - 1:
+                return
+            after, there = self._next(member, number)
+            same = str(layer.activation), bool(layer.rate), id(after), there - row
+            if found and found[-1][0] == same:
+                found[-1] = same, found[-1][1], row + 1
+            else:
+                found.append((same, row, row + 1))
+        for _, start, stop in found:
+            member, number = product.group.places[start]
+            layer, (after, there) = self._layers[member][number], self._next(member, number)
+            mine, theirs = slice(start, stop), slice(there, there + stop - start)
+            yield Stretch(
+                function=FUNCTIONS[type(layer.activation)](layer.activation),
+                outputs=product.outputs[mine],
+                slopes=product.slopes[mine],
+                inputs=after.inputs[theirs],
+                input_slopes=after.input_slopes[theirs],
+                mask=after.masks[theirs] if layer.rate else None,
+            )
+
+
+class Waves:
+    """The layers of some members; their networks' own tensors are views of the groups' until `dissolve`."""
+
+    def __init__(self, models: Sequence[nn.Module], layers: Sequence[Sequence[Layer]]) -> None:
+        self._tensors = [parameter for model in models for parameter in model.parameters()]
+        self._layers = layers
+        self._flat = all(any(type(module) is nn.Flatten for module in model.modules()) for model in models)
+        depth = max(map(len, layers))
+        waves: list[dict[tuple[Any, ...], list[tuple[int, int]]]] = [{} for _ in range(depth)]
+        for member, own in enumerate(layers):
+            for number, layer in enumerate(own):
+                wave = waves[number if number < len(own) - 1 else -1]
+                alike = (*layer.linear.weight.shape, layer.linear.bias is None, number == 0)
+                wave.setdefault(alike, []).append((member, number))
+        self._groups = [
+            Group.of(places, [layers[member][number].linear for member, number in places])
+            for wave in waves
+            for places in wave.values()
+        ]
+        self._passes: dict[int, Pass] = {}
+
+    @classmethod
+    def of(cls, models: Sequence[nn.Module]) -> "Waves":
+        """Move networks, in the order of `together`, into memory of their groups."""
+        found = [layers_of(model) for model in models]
+        return cls(models, [layers for layers in found if layers is not None])
+
+    def forward(self, samples: Tensor, states: Sequence[Randomness] | None) -> Tensor:
+        """See `Pass.forward`; samples may be of any shape where all networks flatten them."""
+        if len(samples) not in self._passes:
+            self._passes[len(samples)] = Pass(self._groups, self._layers, len(samples))
+        return self._passes[len(samples)].forward(self._flattened(samples), states)
+
+    def backward(self, samples: Tensor, slopes: Tensor) -> None:
+        """See `Pass.backward`."""
+        self._passes[len(samples)].backward(self._flattened(samples), slopes)
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all weights, each with its gradient of the last pass."""
+        for group in self._groups:
+            for row, (member, number) in enumerate(group.places):
+                linear = self._layers[member][number].linear
+                yield linear.weight, group.of_weights[row]
+                if group.of_biases is not None:
+                    yield linear.bias, group.of_biases[row]
+
+    def dissolve(self) -> None:
+        """Give the networks' tensors memory of their own; the shared memory is freed with its last view."""
+        for tensor in self._tensors:
+            tensor.data = tensor.data.clone()
+        self._groups, self._passes = [], {}
+
+    def _flattened(self, samples: Tensor) -> Tensor:
+        return samples.flatten(1) if self._flat else samples
+
+
+def side_by_side(model: nn.Module) -> tuple[Any, ...]:
+    """Return a key by which those networks are neighbours whose layers lie side by side, last ones first."""
+    return tuple(
+        (*layer.linear.weight.shape, layer.linear.bias is None, str(layer.activation), bool(layer.rate), number == 0)
+        for number, layer in reversed([*enumerate(layers_of(model) or ())])
+    )
