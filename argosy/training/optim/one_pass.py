@@ -6,7 +6,7 @@ backward pass. The arithmetic is the same in another order: weights differ from 
 step itself where kernels cannot.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from argosy.training.optim.kernels import adam_numbers, is_unusual, sgd_numbers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["one_pass", "takes_one_pass"]
+__all__ = ["move_along", "moves_of", "one_pass", "takes_one_pass"]
 
 Weights = list[Tensor]
 Group = dict[str, Any]
@@ -45,7 +45,21 @@ def one_pass(optimizer: Optimizer) -> bool:
                 part.step()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
         return True
-    rule, moves = RULES[type(optimizer)], []
+    moves = moves_of(optimizer)
+    if moves is None:
+        return False
+    move_along(optimizer, moves)
+    return True
+
+
+def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
+    """Return the step along the present gradients, for `move_along`; None where the optimizer has to make it itself.
+
+    It may be made again as long as weights, gradients and states are the same tensors; numbers of the groups are read anew.
+    """
+    rule, moves = RULES.get(type(optimizer)), list[Move]()
+    if rule is None:
+        return None
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
         if not weights:
@@ -53,12 +67,17 @@ def one_pass(optimizer: Optimizer) -> bool:
         gradients = [weight.grad for weight in weights]
         # The kernels run through memory in its order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
-            return False
+            return None
         moves.append(rule(group, weights, gradients, optimizer.state))
+    return moves
+
+
+@torch.no_grad()
+def move_along(optimizer: Optimizer, moves: Sequence[Move]) -> None:
+    """Make a step of `moves_of`."""
     for move in moves:
         move()
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
-    return True
 
 
 def _dense(gradient: Tensor) -> bool:
@@ -69,33 +88,53 @@ def _sgd(group: Group, weights: Weights, gradients: Weights, states: States) -> 
     buffers = []
     if group["momentum"]:
         buffers = [_of(states[weight], "momentum_buffer", weight) for weight in weights]
-    return partial(torch._fused_sgd_, weights, gradients, buffers, **sgd_numbers(group))
+
+    def move() -> None:
+        torch._fused_sgd_(weights, gradients, buffers, **sgd_numbers(group))
+
+    return move
 
 
 def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *, decoupled: bool = False) -> Move:
     pairs = [(states[weight], weight) for weight in weights]
-    steps = [_of(own, "step", None) for own, _ in pairs]
+    made, steps = _counted([own for own, _ in pairs])
     first, second = ([_of(own, name, weight) for own, weight in pairs] for name in ("exp_avg", "exp_avg_sq"))
     kernel = torch._fused_adamw_ if decoupled or group.get("decoupled_weight_decay") else torch._fused_adam_
 
     def move() -> None:
-        torch._foreach_add_(steps, 1)
+        made.add_(1)
         kernel(weights, gradients, first, second, [], steps, **adam_numbers(group))
 
     return move
 
 
 def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
-    sums, steps = [states[weight]["sum"] for weight in weights], [states[weight]["step"] for weight in weights]
+    sums = [states[weight]["sum"] for weight in weights]
+    made, steps = _counted([states[weight] for weight in weights])
 
     def move() -> None:
-        torch._foreach_add_(steps, 1)
+        made.add_(1)
         torch._fused_adagrad_(
             weights, gradients, sums, steps, lr=group["lr"], lr_decay=group["lr_decay"],
             weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
         )  # fmt: skip
 
     return move
+
+
+def _counted(states: Sequence[dict[str, Any]]) -> tuple[Tensor, list[Tensor]]:
+    """Return the numbers of steps made of some weights, as one tensor and as views of it; they become those in the states.
+
+    Adding to each of several tensors takes longer than a small network's whole step.
+    """
+    steps = [_of(state, "step", None) for state in states]
+    made = steps[0]._base
+    if made is None or made.numel() != len(steps) or any(step._base is not made for step in steps):
+        made = torch.stack(steps)
+        steps = list(made.unbind())
+        for state, step in zip(states, steps, strict=True):
+            state["step"] = step
+    return made, steps
 
 
 def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:

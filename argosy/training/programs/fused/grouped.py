@@ -4,7 +4,7 @@ Depth, widths, activations, rates of dropout and optimizers may differ; batches,
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import totals_of
+from argosy.training.optim.one_pass import move_along, moves_of
 from argosy.training.optim.parameter_buffer import outside
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
@@ -50,6 +51,8 @@ class Grouped(Rows):
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
         """Each member's weights, and where a pass writes their gradients."""
+        self._moves: dict[int, Sequence[Callable[[], None]]] = {}
+        """Steps that may be made again and again, as they are nothing but kernels on the same tensors."""
         self._totals: Tensor | None = None
         """Loss sums of the turn begun, where it is one pass."""
         self._shares: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -85,14 +88,29 @@ class Grouped(Rows):
 
     def _finish_as_one(self) -> Tensor:
         totals = there(self._totals)
-        for row, (live, solo) in enumerate(zip(self._lives, self._solos, strict=True)):
-            for weight, gradient in self._gradients[row]:
-                weight.grad = gradient
-            # Kernels draw nothing.
-            with self._own(row), contextlib.nullcontext() if live.one_pass else self._states[row].active():
-                solo.move()
+        for row, live in enumerate(self._lives):
+            if row in self._moves:
+                move_along(live.optimizer, self._moves[row])
+                continue
+            with self._own(row):
+                self._move(row)
         self._totals = None
         return totals
+
+    def _move(self, row: int) -> None:
+        """Step a member along its gradients, as it does alone."""
+        live = self._lives[row]
+        for weight, gradient in self._gradients[row]:
+            weight.grad = gradient
+        moves = moves_of(live.optimizer) if live.one_pass else None
+        by_step = live.schedule is not None and live.member.schedule_per == "step"
+        if moves is None or live.member.clip_grad_norm is not None or by_step:
+            with self._states[row].active():
+                self._solos[row].move()
+        else:
+            move_along(live.optimizer, moves)
+            self._moves[row] = moves
+            self._solos[row].drop_gradients()
 
     def _evaluate(self, turn: Turn) -> None:
         data = self._shared(turn)
@@ -112,6 +130,6 @@ class Grouped(Rows):
         return outside([weight for weight, _ in self._gradients[row]])
 
     def _dissolve(self) -> None:
-        self._totals, self._gradients = None, []
+        self._totals, self._gradients, self._moves = None, [], {}
         self._shares.clear()
         self._waves.dissolve()
