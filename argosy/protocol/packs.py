@@ -37,7 +37,7 @@ class Packed(Event):
     reason: str = ""
     """Why there are no more members in a program."""
     kind: str = "plain"
-    """How the programs make their steps: plain, graphed (captured whole) or compiled."""
+    """How the programs make their steps: plain, graphed (captured whole), compiled, or grouped, of unlike members."""
     seconds_by_kind: tuple[tuple[str, int, float], ...] = ()
     """What was measured of programs that are not plain: (kind, members in a program, seconds)."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -46,11 +46,14 @@ class Packed(Event):
     """Whether each member has the bits in them that it would have alone."""
     shows: bool = False
     """Whether other programs would have given these members other last bits."""
+    unlike: bool = False
+    """Whether they are MLPs of several architectures."""
 
     @property
     def chosen(self) -> Chosen:
         """The choice, without the members' names."""
-        return Chosen(members=sum(map(len, self.programs)), size=self.size, kind=self.kind)
+        kind = "grouped" if self.unlike else self.kind
+        return Chosen(members=sum(map(len, self.programs)), size=self.size, kind=kind)
 
     @property
     def size(self) -> int:

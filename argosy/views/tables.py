@@ -69,14 +69,14 @@ def _pack_words(pack: Packed) -> str:
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
     if pack.size > 1 and pack.exact:
         how += ", with the bits of each alone,"
-    if pack.kind != "plain":
+    if pack.kind not in ("plain", "grouped"):
         how += f", {pack.kind},"
     measured = _pack_measured(pack)
     need = dict(pack.step_bytes).get(pack.size)
     memory = "" if need is None else f"; a step takes {sized(need * pack.size)}"
     reason = f"; {pack.reason}" if pack.reason else ""
     reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
-    return f"{count} members alike were stepped {how} on {pack.device}{measured}{memory}{reason}."
+    return f"{count} {'unlike members' if pack.unlike else 'members alike'} were stepped {how} on {pack.device}{measured}{memory}{reason}."
 
 
 def _pack_measured(pack: Packed) -> str:

@@ -56,11 +56,11 @@ class Choices:
         self._like_name = settings.like
         self._own = own
         self._like = like
-        self._like_programs: dict[str, dict[int, Chosen]] = {}
+        self._like_programs: dict[str, dict[tuple[int, bool], Chosen]] = {}
         """By member and number of members on its device."""
         for packed in () if like is None else like.packed:
             for name in (name for names in packed.programs if packed.settled for name in names):
-                self._like_programs.setdefault(name, {})[packed.chosen.members] = packed.chosen
+                self._like_programs.setdefault(name, {})[packed.chosen.members, packed.unlike] = packed.chosen
         folder = choices_folder()
         self._programs = Cached(folder=folder, kind=KeptPrograms)
         self._answers = Cached(folder=folder, kind=PolicyAnswered)
@@ -109,7 +109,10 @@ class Choices:
             kept = self._programs.load(key)
             before = () if kept is None else kept.chosen
             if packed.chosen not in before:
-                others = [one for one in before if one.members != packed.chosen.members]
+                mine = packed.chosen
+                others = [
+                    one for one in before if (one.members, one.kind == "grouped") != (mine.members, packed.unlike)
+                ]
                 self._programs.save(key, KeptPrograms(chosen=(*others, packed.chosen)))
 
     # ---- the policy

@@ -1,4 +1,6 @@
-"""The equivalence check of fused programs: members of one fingerprint are fused if together they get the results that they get alone.
+"""The equivalence check of programs of several: members are one if together they get the results that they get alone.
+
+Members of one fingerprint may be fused, and MLPs of several grouped.
 
 Copies of the members make steps and evaluations on real batches, each alone and all together. On a CPU the results of most networks
 are equal to the bit, on batches of each length that the members will see; then the program makes those lengths as one, and no result
@@ -7,8 +9,9 @@ tells rounding from real differences. This finds silent errors of vectorised cod
 Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,14 +26,28 @@ from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, differe
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.fused.grouped import Grouped, common
+from argosy.training.programs.fused.rows import Rows
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Admission", "admit", "apart"]
+__all__ = ["Admission", "Admitted", "admit", "apart"]
 
 TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
+FEW = 4
+"""Fewer like members are rather one program with unlike ones."""
 NUMBERS, TURNS = 8000, 16
 """For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What checks have found: by fingerprint, the batches that are made as one with the bits of alone."""
+
+    fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
+    """Of programs of like members."""
+    grouped: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
+    """Of programs of unlike members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +56,32 @@ class Admission:
 
     packs: tuple[tuple[str, ...], ...]
     """Members that may be fused; single ones where `single` was given."""
+    unlike: tuple[tuple[str, ...], ...]
+    """Unlike members that may be one program."""
     alone: Mapping[str, str]
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
     lengths: Mapping[tuple[str, ...], BatchLengths | None]
-    """For each of `packs`, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
+    """For each of these programs, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
 
 
 def admit(
     lives: Sequence[LiveMember],
     block: Block,
-    admitted: dict[Fingerprint, BatchLengths | None] | None = None,
+    admitted: Admitted | None = None,
     *,
     single: bool = False,
     pairs: bool = True,
+    before: Mapping[str, bool] | None = None,
 ) -> Admission:
-    """Check members that are alike on a block of training samples; the members stay unchanged.
+    """Check members on a block of training samples that may be one program; the members stay unchanged.
 
     Fingerprints in `admitted` are not checked again, and those that pass are added to it. With `single`, a member without a like is
-    checked too; without `pairs`, two members with single-pass optimizers are not.
+    checked too, and none with unlike ones; without `pairs`, two members with single-pass optimizers are not. `before` has members
+    that were in such a program before, and whether it was one of unlike members: they remain in one of that sort.
     """
-    admitted = {} if admitted is None else admitted
+    admitted = Admitted() if admitted is None else admitted
     alike: dict[Fingerprint, list[LiveMember]] = {}
     lengths: dict[tuple[str, ...], BatchLengths | None] = {}
     reasons, failed = {}, {}
@@ -74,6 +95,17 @@ def admit(
             reason = f"it cannot be compared with others: {reason_of(error)}"
         if reason is not None:
             reasons[live.member.name] = reason
+    several = list[tuple[str, ...]]()
+    for unlike in () if single else _unlike(alike, before or {}):
+        names = tuple(live.member.name for pack in unlike.values() for live in pack)
+        reason = _grouped(unlike, block, admitted.grouped)
+        if reason is None:
+            several.append(names)
+            lengths[names] = _common(admitted.grouped[fingerprint] for fingerprint in unlike)
+            alike = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
+        else:
+            failed[names] = reason
+    alike = {fingerprint: pack for fingerprint, pack in alike.items() if pack}
     for fingerprint, pack in alike.items():
         names = tuple(live.member.name for live in pack)
         lonely = _lonely(fingerprint, alike) if len(pack) == 1 else None
@@ -81,19 +113,67 @@ def admit(
             reasons[names[0]] = lonely
             if not single:
                 continue
-        spared = not pairs and len(pack) == 2 and fingerprint not in admitted and all(live.one_pass for live in pack)
+        spared = (
+            not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack)
+        )
         if spared:
             reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
-        attempt = None if fingerprint in admitted else _attempted(pack[:TRIED], block, apart=apart(pack))
+        attempt = None if fingerprint in admitted.fused else _attempted(pack[:TRIED], block, apart=apart(pack))
         if attempt is None or attempt.reason is None:
-            lengths[names] = admitted.setdefault(fingerprint, None if attempt is None else attempt.lengths)
+            lengths[names] = admitted.fused.setdefault(fingerprint, None if attempt is None else attempt.lengths)
             continue
         if lonely is None:
             reasons |= dict.fromkeys(names, attempt.reason)
         if attempt.failed:
             failed[names] = attempt.reason
-    return Admission(packs=tuple(lengths), alone=reasons, failed=failed, lengths=lengths)
+    return Admission(
+        packs=tuple(names for names in lengths if names not in several),
+        unlike=tuple(several),
+        alone=reasons,
+        failed=failed,
+        lengths=lengths,
+    )
+
+
+def _unlike(
+    alike: Mapping[Fingerprint, Sequence[LiveMember]], before: Mapping[str, bool]
+) -> Iterator[Mapping[Fingerprint, Sequence[LiveMember]]]:
+    """Yield members of several fingerprints that `Grouped` may step: those that it stepped before, and few that are new."""
+    found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
+    for fingerprint, pack in alike.items():
+        fresh = [live for live in pack if live.member.name not in before]
+        few = len(fresh) < FEW and all(before.get(live.member.name, True) for live in pack)
+        for live in pack:
+            if before.get(live.member.name, few) and (key := common(live)) is not None:
+                found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
+    for packs in found.values():
+        lives = [live for pack in packs.values() for live in pack]
+        if (len(packs) > 1 or lives[0].member.name in before) and apart(lives) == (False, False):
+            yield packs
+
+
+def _grouped(
+    packs: Mapping[Fingerprint, Sequence[LiveMember]], block: Block, admitted: dict[Fingerprint, BatchLengths | None]
+) -> str | None:
+    """Check one member of each fingerprint that is not in `admitted` yet, and add them; returns why they may not be one program."""
+    fresh = {fingerprint: pack[0] for fingerprint, pack in packs.items() if fingerprint not in admitted}
+    if not fresh:
+        return None
+    attempt = _attempted([*fresh.values()], block, apart=(False, False), make=Grouped.of)
+    if attempt.reason is None:
+        admitted.update(dict.fromkeys(fresh, attempt.lengths))
+    return attempt.reason
+
+
+def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
+    """Return the batches that all have in common; None where some have none."""
+    lengths = list(found)
+    some = [one for one in lengths if one is not None]
+    if len(some) < len(lengths):
+        return None
+    train, val, differ = zip(*some, strict=True)
+    return BatchLengths(frozenset.intersection(*train), frozenset.intersection(*val), differ[0])
 
 
 def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
@@ -119,13 +199,15 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
     )
 
 
-def _attempted(lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool]) -> "Attempt":
-    """Check these members as one program, first for equal bits. Where memory runs out, fewer of them are checked, down to two."""
+def _attempted(
+    lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool], make: Callable[..., Rows] = Fused.of
+) -> "Attempt":
+    """Check these members as one program, first for equal bits. Where memory runs out, fewer like ones are checked, down to two."""
     # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.
     exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
     while True:
-        attempt = _attempt(lives, block, apart=apart, double=double and not exact, exact=exact)
-        if attempt.crowded and len(lives) > 2:
+        attempt = _attempt(lives, block, make, apart=apart, double=double and not exact, exact=exact)
+        if attempt.crowded and len(lives) > 2 and make == Fused.of:
             lives = lives[: len(lives) // 2]
         elif attempt.reason is None or not (exact or double):
             return attempt
@@ -161,13 +243,20 @@ class Attempt:
 
 
 def _attempt(
-    lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool], double: bool, exact: bool
+    lives: Sequence[LiveMember],
+    block: Block,
+    make: Callable[..., Rows],
+    *,
+    apart: tuple[bool, bool],
+    double: bool,
+    exact: bool,
 ) -> Attempt:
     """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
     usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
     turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
     if exact:  # later steps find what the first has left, and how it was rounded
-        again = max(1, NUMBERS // max(sum(weight.numel() for weight in lives[0].model.parameters()), 1))
+        least = min(sum(weight.numel() for weight in live.model.parameters()) for live in lives)
+        again = max(1, NUMBERS // max(least, 1))
         turns += [*[(True, usual)] * min(again, TURNS), *((True, length) for length in sorted(wanted.train - {usual}))]
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     try:
@@ -176,7 +265,7 @@ def _attempt(
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
     try:
-        fused = Fused.of(together)
+        fused = make(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
     attributed = [attributes(twin.model) for twin in alone]
@@ -272,7 +361,7 @@ def _check_behaviour(twins: Sequence[LiveMember], before: Sequence[Mapping[str, 
             raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
 
 
-def _together(fused: Fused, block: Block, *, train: bool) -> list[FusedTrial]:
+def _together(fused: Rows, block: Block, *, train: bool) -> list[FusedTrial]:
     """Run the copies as one program."""
     gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
     if train:

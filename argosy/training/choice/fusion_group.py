@@ -44,8 +44,9 @@ SECONDS = 0.25
 """Time of rounds of training steps, after the first, from which on a cost is known."""
 
 Item = TypeVar("Item")
-Kind = Literal["plain", "graphed", "compiled"]
-"""How a program makes its steps: operator by operator, as a captured step, or by code compiled for its architecture."""
+Kind = Literal["plain", "graphed", "compiled", "grouped"]
+"""How a program makes its steps: operator by operator, as a captured step, by code compiled for its architecture, or for unlike
+members."""
 
 
 class ProgramCandidate(NamedTuple):
@@ -64,6 +65,8 @@ ALONE = ProgramCandidate(1)
 class FusionGroup:
     """Members that passed the equivalence check together."""
 
+    alike: bool = True
+    """Whether they are of one architecture."""
     now: ProgramCandidate = ALONE
     """The candidate that steps them at present."""
     kinds: Sequence[Kind] = ("plain",)
@@ -208,6 +211,10 @@ class FusionGroup:
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
         """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
+        if not self.alike:
+            return (
+                [ALONE] if largest == 1 or "grouped" in self.refused else [ALONE, ProgramCandidate(largest, "grouped")]
+            )
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         sizes = dict.fromkeys((1, largest))
         return [

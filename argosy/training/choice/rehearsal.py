@@ -10,19 +10,27 @@ from typing import Any
 from argosy.stream.blocks import Block
 from argosy.training.choice.copies import cut_anew, filled
 from argosy.training.choice.fused_check import apart
-from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, divided
+from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, Kind, divided
 from argosy.training.choice.measure import state_bytes
-from argosy.training.member.live import LiveMember
+from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
-__all__ = ["on_copies", "rehearse"]
+__all__ = ["on_copies", "program_of", "rehearse"]
 
 MOST_BYTES = 256 << 20
 """Copies of members that take more are not made: then the first rounds of training are measured."""
 SECONDS = 0.05
 """Time of rounds of copies from which on a cost is known: it is lost to training."""
+
+
+def program_of(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program[Any]:
+    """Make the program of several members, or of one, as it is before it is captured."""
+    if len(lives) == 1:
+        return Solo(lives[0])
+    return Grouped.of(lives, lengths) if kind == "grouped" else Fused.of(lives, lengths=lengths)
 
 
 def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
@@ -54,7 +62,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
             return
         if not programs:
             copies = [live.trial() for live in lives]
-            programs = [Fused.of(part) if len(part) > 1 else Solo(part[0]) for part in divided(copies, wanted.size)]
+            programs = [program_of(part, wanted.kind) for part in divided(copies, wanted.size)]
         cut_anew(copies, shown, length, apart=own)
         started = time.perf_counter()
         samples = sum(_stepped(program, shown) for program in programs)

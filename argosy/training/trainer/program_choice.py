@@ -14,13 +14,12 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.choice.fused_check import admit
+from argosy.training.choice.fused_check import Admitted, admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.choice.rehearsal import on_copies, rehearse
 from argosy.training.device.devices import memory_left, out_of_memory
-from argosy.training.member.live import BatchLengths, LiveMember
+from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
-from argosy.training.programs.fused.fingerprint import Fingerprint
 from argosy.training.programs.graphed.graphed import refusal
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.units import Unit
@@ -61,7 +60,7 @@ class ProgramChoice:
         """Whether a member was assigned since the last `look`."""
         self._waits = False
         """Whether a group waits for a block on which copies of its members are measured."""
-        self._admitted: dict[Fingerprint, BatchLengths | None] = {}
+        self._admitted = Admitted()
         self._compilations: dict[FusionGroup, Compilation] = {}
         """Compiled passes of groups that may be compiled."""
         self._pairs: dict[FusionGroup, bool] = {}
@@ -114,14 +113,17 @@ class ProgramChoice:
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             compiles = "compiled" in self._kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
-            admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs)
+            admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(units))
         self._check_device("its members were tried as one program")
-        for names in admission.packs:
-            members = [unit for unit in units if unit.names[0] in names]
+        for names in (*admission.packs, *admission.unlike):
+            members, alike = [unit for unit in units if unit.names[0] in names], names in admission.packs
             known = next((unit.fusion_group for unit in members if unit.fusion_group is not None), None)
-            bytes_each = weight_bytes(members[0].assignment[0].live)
-            fusion_group = known or FusionGroup(weight_bytes=bytes_each, lengths=admission.lengths[names])
-            fusion_group.kinds = self._kinds_of(members[0], alike=True)
+            bytes_each = max(weight_bytes(unit.assignment[0].live) for unit in members)
+            fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
+            if alike:
+                fusion_group.kinds = self._kinds_of(members[0], alike=True)
+            else:
+                fusion_group.lengths = admission.lengths[names]
             for unit in members:
                 unit.fusion_group = fusion_group
             self._take_over(fusion_group)
@@ -164,11 +166,12 @@ class ProgramChoice:
         members = sorted(
             (assigned for unit in self._of(fusion_group) for assigned in unit.assignment), key=lambda one: one.name
         )
+        kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
         fusion_group.chosen = {
-            found.members: ProgramCandidate(found.size, kind)
+            found.members: ProgramCandidate(found.size, kind) if found.size > 1 or kind != "grouped" else ALONE
             for assigned in reversed(members)
             for found in assigned.chosen
-            for kind in fusion_group.kinds
+            for kind in kinds
             if kind == found.kind
         }
 
@@ -180,8 +183,9 @@ class ProgramChoice:
             return
         by_name = {assigned.name: assigned for assigned in assignment}
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
-        fusion_group.refused = {kind: told.refused[kind] for kind in fusion_group.kinds if kind in told.refused}
-        same = next((kind for kind in fusion_group.kinds if kind == told.kind), None)
+        kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else (ALONE.kind, "grouped")
+        fusion_group.refused = {kind: told.refused[kind] for kind in kinds if kind in told.refused}
+        same = next((kind for kind in kinds if kind == told.kind), None)
         fusion_group.now = ProgramCandidate(max(map(len, parts)), same or "plain")
         fusion_group.settled_for = sum(map(len, told.programs)) if told.settled and same else 0
         if told.reason:
@@ -312,8 +316,10 @@ class ProgramChoice:
             kind=fusion_group.now.kind,
             seconds_by_kind=tuple((kind, size, seconds) for (size, kind), seconds in known if kind != "plain"),
             refused=dict(fusion_group.refused),
-            exact=fusion_group.now == ALONE or (fusion_group.now.kind == "plain" and fusion_group.lengths is not None),
+            exact=fusion_group.now == ALONE
+            or (fusion_group.now.kind in ("plain", "grouped") and fusion_group.lengths is not None),
             shows=fusion_group.lengths is None or len(fusion_group.kinds) > 1,
+            unlike=not fusion_group.alike,
         )
 
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
@@ -360,6 +366,18 @@ class ProgramChoice:
             fusion_group.go_on_with(ALONE)
             made = [Unit.of([assigned], fusion_group) for part in parts for assigned in part]
         self._units[at:at] = made
+
+
+def _unlike_before(units: Sequence[Unit]) -> Mapping[str, bool]:
+    """Return the members that were in a fusion group before, here or as the journal has it, and whether its members were unlike."""
+    found = {}
+    for unit in units:
+        for assigned in unit.assignment:
+            if unit.fusion_group is not None:
+                found[assigned.name] = not unit.fusion_group.alike
+            elif assigned.packed is not None:
+                found[assigned.name] = assigned.packed.unlike
+    return found
 
 
 def weight_bytes(live: LiveMember) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from argosy.protocol.trainer import Seat
 from argosy.stream.blocks import Block, Place
 from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, Kind
+from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import Graphed
@@ -20,7 +21,6 @@ from argosy.training.programs.program import Program, Together
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
 from argosy.training.programs.shard.shard import Shard
-from argosy.training.programs.solo import Solo
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.watch import InputWatch
 
@@ -69,11 +69,7 @@ class Unit:
         lengths = None if fusion_group is None else fusion_group.lengths
         if fusion_group is not None:
             kind = fusion_group.now.kind
-        program: Program[Any]
-        if kind == "compiled":
-            program = Fused.of(lives, compilation)
-        else:
-            program = Solo(lives[0]) if len(lives) == 1 else Fused.of(lives, lengths=lengths)
+        program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, lengths)
         if kind == "graphed":
             program = Graphed.of(program)
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
