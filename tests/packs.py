@@ -273,6 +273,6 @@ def admission(members: Sequence[Member]) -> Admission:
     return admit([live(member) for member in members], block)
 
 
-def pack(model: Any, **rest: Any) -> list[Member]:
-    """Three members of one network, in float32."""
-    return [member(f"m{n}", model=model, dtype=torch.float32, batch_size=8, **rest) for n in range(3)]
+def pack(model: Any, count: int = 3, **rest: Any) -> list[Member]:
+    """Members of one network, in float32."""
+    return [member(f"m{n}", model=model, dtype=torch.float32, batch_size=8, **rest) for n in range(count)]

@@ -16,9 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
-from argosy.training.choice.fused_check import admit
-from argosy.training.member.live import BatchLengths
-from argosy.training.programs.fused.fingerprint import Fingerprint
+from argosy.training.choice.fused_check import Admitted, admit
 
 
 def lookahead(optimizer: Any) -> Any:
@@ -51,11 +49,15 @@ ODD = {
 
 
 def test_members_like_each_other_are_one_program_beside_others() -> None:
-    members = [*pack(packs.mlp), *(replace(member, name=f"odd{n}") for n, (member, _) in enumerate(ODD.values()))]
+    members = [*pack(packs.mlp, 4), *(replace(member, name=f"odd{n}") for n, (member, _) in enumerate(ODD.values()))]
     found = admission(members)
-    assert found.packs == (("m0", "m1", "m2"),)
+    assert found.packs == (("m0", "m1", "m2", "m3"),)
+    assert found.unlike == (("odd0", "odd4"),)
+    assert found.lengths.keys() == {*found.packs, *found.unlike}
     for number, (kind, (_, reason)) in enumerate(ODD.items()):
-        assert reason in found.alone[f"odd{number}"], kind
+        assert number in (0, 4) or reason in found.alone[f"odd{number}"], kind
+    alone = admission([member for member in members if member.name != "odd4"])
+    assert "differs in 'out_features' of layer '0'" in alone.alone["odd0"]
 
 
 def test_what_may_differ_does_not_part_members() -> None:
@@ -90,7 +92,7 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, r
 
 def test_two_are_spared_where_each_takes_one_pass() -> None:
     """Unless they were admitted before, when there were more of them."""
-    (arrays, _), known = packs.samples(), dict[Fingerprint, BatchLengths | None]()
+    (arrays, _), known = packs.samples(), Admitted()
     (block,) = packs.blocks(packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=arrays)
 
     def packed(*members: Member, exact: bool = False) -> int:
@@ -101,8 +103,8 @@ def test_two_are_spared_where_each_takes_one_pass() -> None:
     slow = [replace(member, optimizer=partial(torch.optim.RMSprop, lr=0.01)) for member in two]
     assert packed(*two) == 0
     assert packed(*two, exact=True) == 1
-    known.clear()
+    known.fused.clear()
     assert packed(*slow) == 1
-    known.clear()
+    known.fused.clear()
     assert packed(*two, third) == 1
     assert packed(*two) == 1

@@ -16,13 +16,12 @@ from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.schedule import Orders
-from argosy.training.choice import fused_check
+from argosy.training.choice import fused_check, rehearsal
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.device.devices import backend_of
 from argosy.training.member.files import Files
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.trainer import program_choice
-from argosy.training.trainer import units as units_of_trainers
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
@@ -70,7 +69,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
 
 
 @pytest.mark.usefixtures("devices")
-@pytest.mark.parametrize("where", [fused_check, units_of_trainers], ids=["the check", "a trainer"])
+@pytest.mark.parametrize("where", [fused_check, rehearsal], ids=["the check", "a trainer"])
 def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
 ) -> None:

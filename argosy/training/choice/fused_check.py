@@ -119,7 +119,9 @@ def admit(
         if spared:
             reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
             continue
-        attempt = None if fingerprint in admitted.fused else _attempted(pack[:TRIED], block, apart=apart(pack))
+        attempt = (
+            None if fingerprint in admitted.fused else _attempted(pack[:TRIED], block, Fused.of, apart=apart(pack))
+        )
         if attempt is None or attempt.reason is None:
             lengths[names] = admitted.fused.setdefault(fingerprint, None if attempt is None else attempt.lengths)
             continue
@@ -160,7 +162,7 @@ def _grouped(
     fresh = {fingerprint: pack[0] for fingerprint, pack in packs.items() if fingerprint not in admitted}
     if not fresh:
         return None
-    attempt = _attempted([*fresh.values()], block, apart=(False, False), make=Grouped.of)
+    attempt = _attempted([*fresh.values()], block, Grouped.of, apart=(False, False))
     if attempt.reason is None:
         admitted.update(dict.fromkeys(fresh, attempt.lengths))
     return attempt.reason
@@ -200,7 +202,7 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
 
 
 def _attempted(
-    lives: Sequence[LiveMember], block: Block, *, apart: tuple[bool, bool], make: Callable[..., Rows] = Fused.of
+    lives: Sequence[LiveMember], block: Block, make: Callable[..., Rows], *, apart: tuple[bool, bool]
 ) -> "Attempt":
     """Check these members as one program, first for equal bits. Where memory runs out, fewer like ones are checked, down to two."""
     # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.

@@ -22,7 +22,7 @@ __all__ = ["move_along", "moves_of", "one_pass", "takes_one_pass"]
 Weights = list[Tensor]
 Group = dict[str, Any]
 States = dict[Tensor, dict[str, Any]]
-Move = Callable[[], None]
+Move = Callable[[], object]
 
 
 def takes_one_pass(optimizer: Any) -> bool:
@@ -97,12 +97,12 @@ def _sgd(group: Group, weights: Weights, gradients: Weights, states: States) -> 
 
 def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *, decoupled: bool = False) -> Move:
     pairs = [(states[weight], weight) for weight in weights]
-    made, steps = _counted([own for own, _ in pairs])
+    steps, count = _counting([own for own, _ in pairs])
     first, second = ([_of(own, name, weight) for own, weight in pairs] for name in ("exp_avg", "exp_avg_sq"))
     kernel = torch._fused_adamw_ if decoupled or group.get("decoupled_weight_decay") else torch._fused_adam_
 
     def move() -> None:
-        made.add_(1)
+        count()
         kernel(weights, gradients, first, second, [], steps, **adam_numbers(group))
 
     return move
@@ -110,10 +110,10 @@ def _adam(group: Group, weights: Weights, gradients: Weights, states: States, *,
 
 def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States) -> Move:
     sums = [states[weight]["sum"] for weight in weights]
-    made, steps = _counted([states[weight] for weight in weights])
+    steps, count = _counting([states[weight] for weight in weights])
 
     def move() -> None:
-        made.add_(1)
+        count()
         torch._fused_adagrad_(
             weights, gradients, sums, steps, lr=group["lr"], lr_decay=group["lr_decay"],
             weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
@@ -122,19 +122,21 @@ def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States)
     return move
 
 
-def _counted(states: Sequence[dict[str, Any]]) -> tuple[Tensor, list[Tensor]]:
-    """Return the numbers of steps made of some weights, as one tensor and as views of it; they become those in the states.
+def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:
+    """Return the numbers of steps made of some weights, and what adds one to each.
 
-    Adding to each of several tensors takes longer than a small network's whole step.
+    They become views of one tensor, unless they are views already, of a program's memory (`argosy.training.optim.kernels`): adding to
+    each of several tensors takes longer than a small network's whole step.
     """
     steps = [_of(state, "step", None) for state in states]
-    made = steps[0]._base
-    if made is None or made.numel() != len(steps) or any(step._base is not made for step in steps):
-        made = torch.stack(steps)
-        steps = list(made.unbind())
+    if all(step._base is None for step in steps):
+        steps = list(torch.stack(steps).unbind())
         for state, step in zip(states, steps, strict=True):
             state["step"] = step
-    return made, steps
+    made = steps[0]._base
+    if made is None or made.numel() != len(steps) or any(step._base is not made for step in steps):
+        return steps, partial(torch._foreach_add_, steps, 1)
+    return steps, partial(made.add_, 1)
 
 
 def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:

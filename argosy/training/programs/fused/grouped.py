@@ -51,7 +51,7 @@ class Grouped(Rows):
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
         """Each member's weights, and where a pass writes their gradients."""
-        self._moves: dict[int, Sequence[Callable[[], None]]] = {}
+        self._moves: dict[int, Sequence[Callable[[], object]]] = {}
         """Steps that may be made again and again, as they are nothing but kernels on the same tensors."""
         self._totals: Tensor | None = None
         """Loss sums of the turn begun, where it is one pass."""
