@@ -169,6 +169,11 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
         lambda r: packed(r, pack(4, 1, s1=1.0, s4=0.5, s5=0.4)),
     ),
     (
+        "4 unlike members were stepped in 1 program, with the bits of each alone, on cpu:1",
+        lambda r: packed(r, replace(pack(4), kind="grouped", unlike=True, exact=True)),
+        lambda r: packed(r, replace(pack(4), exact=True)),
+    ),
+    (
         "were stepped one after another on cpu:1; as one program they took 127% of the time",
         lambda r: packed(r, pack(1, 1, s1=1.0, s2=1.27)),
         lambda r: packed(r, pack(1, s1=1.0, s2=1.27)) + packed(r, pack(2, s1=1.0, s2=0.6)),
