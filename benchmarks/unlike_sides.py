@@ -25,6 +25,7 @@ from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["Padded"]
 
+
 class Layer(NamedTuple):
     """A linear layer of a member, and what follows it."""
 

@@ -27,7 +27,7 @@ from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped, common
-from argosy.training.programs.fused.rows import Rows
+from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.solo import Solo
 
 __all__ = ["Admission", "Admitted", "admit", "apart"]
@@ -202,7 +202,7 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
 
 
 def _attempted(
-    lives: Sequence[LiveMember], block: Block, make: Callable[..., Rows], *, apart: tuple[bool, bool]
+    lives: Sequence[LiveMember], block: Block, make: Callable[..., ProgramOfSeveral], *, apart: tuple[bool, bool]
 ) -> "Attempt":
     """Check these members as one program, first for equal bits. Where memory runs out, fewer like ones are checked, down to two."""
     # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.
@@ -247,7 +247,7 @@ class Attempt:
 def _attempt(
     lives: Sequence[LiveMember],
     block: Block,
-    make: Callable[..., Rows],
+    make: Callable[..., ProgramOfSeveral],
     *,
     apart: tuple[bool, bool],
     double: bool,
@@ -363,7 +363,7 @@ def _check_behaviour(twins: Sequence[LiveMember], before: Sequence[Mapping[str, 
             raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
 
 
-def _together(fused: Rows, block: Block, *, train: bool) -> list[FusedTrial]:
+def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
     """Run the copies as one program."""
     gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
     if train:

@@ -27,15 +27,15 @@ from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
 from argosy.training.programs.fused.forward import Forward, PackInputs
-from argosy.training.programs.fused.rows import Rows, there
+from argosy.training.programs.fused.several import ProgramOfSeveral, there
 from argosy.training.programs.fused.steps import FusedSteps, Part
 from argosy.training.programs.fused.turns import Turn
 
 __all__ = ["Fused"]
 
 
-class Fused(Rows):
-    """The `Rows` of like members."""
+class Fused(ProgramOfSeveral):
+    """The `ProgramOfSeveral` of like members."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from argosy.training.optim.one_pass import move_along, moves_of
 from argosy.training.optim.parameter_buffer import outside
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
-from argosy.training.programs.fused.rows import Rows, there
+from argosy.training.programs.fused.several import ProgramOfSeveral, there
 from argosy.training.programs.fused.turns import Turn
 from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
 
@@ -40,8 +40,8 @@ def common(live: LiveMember) -> Any:
     )
 
 
-class Grouped(Rows):
-    """The `Rows` of unlike MLPs."""
+class Grouped(ProgramOfSeveral):
+    """The `ProgramOfSeveral` of unlike MLPs."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
@@ -64,7 +64,7 @@ class Grouped(Rows):
         return cls(sorted(lives, key=lambda live: (side_by_side(live.model), live.member.name)), lengths)
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Implement `Rows.gradients`."""
+        """Implement `ProgramOfSeveral.gradients`."""
         names = [name for name, _ in self._lives[row].model.named_parameters()]
         return {name: gradient for name, (_, gradient) in zip(names, self._gradients[row], strict=True)}
 

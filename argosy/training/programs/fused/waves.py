@@ -109,7 +109,7 @@ def layers_of(model: nn.Module) -> Sequence[Layer] | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Group:
+class StackedLayers:
     """Linear layers of one shape in one wave, a row for each."""
 
     places: Sequence[tuple[int, int]]
@@ -126,7 +126,7 @@ class Group:
     """Gradients of the biases."""
 
     @classmethod
-    def of(cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear]) -> "Group":
+    def of(cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear]) -> "StackedLayers":
         """Move these layers into memory of their own."""
         weights = _moved([linear.weight for linear in linears])
         biases = [linear.bias for linear in linears if linear.bias is not None]
@@ -169,7 +169,7 @@ class Stretch(NamedTuple):
 class Product:
     """A group's layers and what they compute of batches of one length; memory that a pass does not use is never touched."""
 
-    group: Group
+    group: StackedLayers
     inputs: Tensor
     input_slopes: Tensor
     outputs: Tensor
@@ -180,7 +180,7 @@ class Product:
     """How the outputs become the inputs of the next products."""
 
     @classmethod
-    def of(cls, group: Group, length: int, outputs: tuple[Tensor, Tensor] | None) -> "Product":
+    def of(cls, group: StackedLayers, length: int, outputs: tuple[Tensor, Tensor] | None) -> "Product":
         """Allocate what batches of this length need; `outputs` and their gradients are given for a last layer."""
         rows, outs, ins = group.weights.shape
         inputs, input_slopes, masks = (group.weights.new_empty(rows, length, ins) for _ in range(3))
@@ -224,10 +224,10 @@ class Product:
         return samples.expand(len(self.inputs), *samples.shape) if self.group.first else self.inputs
 
 
-class Pass:
+class WavePass:
     """Passes of all members on batches of one length, in memory of their own."""
 
-    def __init__(self, groups: Sequence[Group], layers: Sequence[Sequence[Layer]], length: int) -> None:
+    def __init__(self, groups: Sequence[StackedLayers], layers: Sequence[Sequence[Layer]], length: int) -> None:
         self._layers = layers
         like, self._products = groups[-1].weights, list[Product]()
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
@@ -317,11 +317,11 @@ class Waves:
                 alike = (*layer.linear.weight.shape, layer.linear.bias is None, number == 0)
                 wave.setdefault(alike, []).append((member, number))
         self._groups = [
-            Group.of(places, [layers[member][number].linear for member, number in places])
+            StackedLayers.of(places, [layers[member][number].linear for member, number in places])
             for wave in waves
             for places in wave.values()
         ]
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[int, WavePass] = {}
 
     @classmethod
     def of(cls, models: Sequence[nn.Module]) -> "Waves":
@@ -330,13 +330,13 @@ class Waves:
         return cls(models, [layers for layers in found if layers is not None])
 
     def forward(self, samples: Tensor, states: Sequence[Randomness] | None) -> Tensor:
-        """See `Pass.forward`; samples may be of any shape where all networks flatten them."""
+        """See `WavePass.forward`; samples may be of any shape where all networks flatten them."""
         if len(samples) not in self._passes:
-            self._passes[len(samples)] = Pass(self._groups, self._layers, len(samples))
+            self._passes[len(samples)] = WavePass(self._groups, self._layers, len(samples))
         return self._passes[len(samples)].forward(self._flattened(samples), states)
 
     def backward(self, samples: Tensor, slopes: Tensor) -> None:
-        """See `Pass.backward`."""
+        """See `WavePass.backward`."""
         self._passes[len(samples)].backward(self._flattened(samples), slopes)
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:

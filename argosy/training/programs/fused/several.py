@@ -29,12 +29,12 @@ from argosy.training.programs.fused.turns import Turn, length_of, own, shared, t
 from argosy.training.programs.program import OwnFaults
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Rows", "there"]
+__all__ = ["ProgramOfSeveral", "there"]
 
 There = TypeVar("There")
 
 
-class Rows(ABC):
+class ProgramOfSeveral(ABC):
     """A `argosy.training.programs.program.Program` of several members, by row; subclasses compute the common pass."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
