@@ -27,7 +27,6 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from unlike_sides import Padded
 
-from argosy.stream.blocks import Block
 from argosy.training.device.heap import keep_freed_memory
 from argosy.training.programs.fused.grouped import Grouped
 

@@ -1,27 +1,15 @@
 """Unlike MLPs stepped at once by padding all to the widest and deepest (`Padded`)."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from packing_sides import Task
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
-from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
-from argosy.training.device.clock import timed
-from argosy.training.member.live import LiveMember
-from argosy.training.member.tally import totals_of
-from argosy.training.optim.kernels import adam_numbers, sgd_numbers
-from argosy.training.optim.one_pass import one_pass
-from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.turns import shared, turns
-from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["Padded"]
 
