@@ -163,7 +163,7 @@ class _Trusted:
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for commands in every round, and try no file that is added before it is read."""
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(additions, "Rehearsal", _Trusted)
 
 

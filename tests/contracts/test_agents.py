@@ -308,7 +308,7 @@ def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tu
 def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
     launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
-    monkeypatch.setattr(notices, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
 
     def serve_late() -> None:
         until(knocked.exists)

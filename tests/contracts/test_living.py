@@ -371,7 +371,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         begin(driver, *args, **rest)
         drivers.append(driver)
 
-    def look(view: Silent, phase: Phase) -> None:
+    def stop_there(view: Silent, phase: Phase) -> None:
         tick(view, phase)
         if not left and is_there(drivers[-1]):
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
@@ -380,7 +380,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
             assert drivers[-1].state.member("odd").status == "stopped"
 
     monkeypatch.setattr(Driver, "__init__", remember)
-    monkeypatch.setattr(Silent, "tick", look)
+    monkeypatch.setattr(Silent, "tick", stop_there)
     rests = living.Rests({"odd": 1} if where == "rests" else {}, back=lambda state: False)
     order = [fleet()[0], fleet()[2], fleet()[3], fleet()[1]]
     study = studies.study(90, val=11, fleet=order, epochs=4)

@@ -56,7 +56,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
     )
     clones = Clones(cast(Run, run), cast(Additions, None))
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
-    clones.look()
+    clones.poll()
 
 
 def of_somebody_gone() -> None:

@@ -305,7 +305,7 @@ def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path:
 
 ATTENTIVE = """
 from argosy.running.directory import inbox
-inbox.LOOK_SECONDS = 0.0
+inbox.POLL_SECONDS = 0.0
 """
 ADDED = """
 import argosy, studies

@@ -122,7 +122,7 @@ def test_a_lost_rank_is_replaced(
     number: signal.Signals,
 ) -> None:
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
-    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.1)
     hurt: list[int] = []
 
     def hurts(driver: Driver) -> None:

@@ -522,7 +522,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (Tuner, "show", lambda tuner, directory, store: None),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
-        (inbox, "LOOK_SECONDS", 0.02),
+        (inbox, "POLL_SECONDS", 0.02),
         # What earlier runs have found out must not matter.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),

@@ -191,7 +191,7 @@ def test_a_wait_for_the_device_is_no_idle_time_of_the_heartbeat(
 
     def synchronize(event: late.LateEvent) -> None:
         if event.at > time.monotonic():
-            signs.extend(late_trainer.heartbeat.look())
+            signs.extend(late_trainer.heartbeat.read())
         waits(event)
 
     monkeypatch.setattr(late.LateEvent, "synchronize", synchronize)

@@ -44,7 +44,7 @@ class Additions:
         """Take up a command; raises RunError for one that names no copy."""
         self._copies[file] = StudyCopy.of(command, self.run.directory / "commands")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Go on with what was asked, as far as that goes without waiting."""
         if self._rehearsal is None:
             self._rehearse({file: copy for file, copy in self._copies.items() if file not in self._rehearsed})

@@ -54,7 +54,7 @@ class Clones:
         clone.member(study.member(clone.source))
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take up those whose source has been saved, or need nothing of it."""
         for file, waiting in list(self._waiting.items()) if self.run.begun else ():
             clone, newest = waiting.clone, self._newest(waiting.clone)

@@ -76,7 +76,7 @@ __all__ = ["Driver", "drive"]
 
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class Driver:
@@ -105,7 +105,7 @@ class Driver:
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
-        self._looked = 0.0
+        self._polled = 0.0
 
     # ---- life
 
@@ -142,16 +142,16 @@ class Driver:
         for worker, files in self._written.items():
             self.pool.send(worker, Journaled(files=files))
         self._written.clear()
-        self.faults.look_whether_over()
+        self.faults.check_whether_over()
         if run.phase is Phase.TRAINING:
             self.go_on()
-        self.requests.look()
+        self.requests.poll()
         self._settle_costs()
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self.faults.look()
+        if time.monotonic() - self._polled > POLL_SECONDS:
+            self._polled = time.monotonic()
+            self.faults.poll()
             run.metrics.write()
-            self.meter.look()
+            self.meter.poll()
         for answered in run.choices.taken():
             run.record(answered)
         run.journal.commit_due()

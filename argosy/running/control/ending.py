@@ -33,7 +33,7 @@ def end_run(run: Run, meter: Meter, *, status: str, reason: str, close: Callable
 
 
 def _ended(run: Run, meter: Meter, status: str, reason: str) -> RunEnded:
-    meter.look()
+    meter.poll()
     return RunEnded(
         status=status,
         reason=reason,

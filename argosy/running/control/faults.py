@@ -262,7 +262,7 @@ class Faults:
 
     # ---- signs of life
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find workers that hang, groups that broke or stand still, and trainers that do not let go."""
         now = time.monotonic()
         shown: dict[str, tuple[Sign, ...]] = {}
@@ -270,11 +270,11 @@ class Faults:
             signs = self.pool.signs(worker)
             if signs is not None:
                 shown[worker] = signs
-                self.hangs.look(now, worker, signs, partial(self.pool.cpu_seconds, worker))
+                self.hangs.observe(now, worker, signs, partial(self.pool.cpu_seconds, worker))
         for worker, doing, still in self.hangs.hanging():
             self._end(worker, f"no progress for {still:.0f} s while {doing}")
-        self._look_at_groups()
-        self._look_at_sums(shown)
+        self._check_groups()
+        self._check_sums(shown)
         for trainer in self.regrouping.late(time.monotonic()):
             self._end(trainer, f"its members were not saved and let go within {self._patience:g} s")
 
@@ -282,7 +282,7 @@ class Faults:
         self._hung[worker] = why
         self.pool.kill(worker)
 
-    def _look_at_groups(self) -> None:
+    def _check_groups(self) -> None:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
             leg = self.legs.of(member)
@@ -294,7 +294,7 @@ class Faults:
                 self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.legs.with_worker(worker))
 
-    def _look_at_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
+    def _check_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
         """Devices that wait for one another in vain have lost each other, though all of them live."""
         together: dict[Devices, list[str]] = {}
         for leg in self.legs.live:
@@ -303,7 +303,7 @@ class Faults:
             steps = leg.gate is not Gate.REGROUPING and not leg.starting
             if steps and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
-        for devices, detail in self.standstills.look(time.monotonic(), together, shown):
+        for devices, detail in self.standstills.observe(time.monotonic(), together, shown):
             self._note_loss(f"{devices[0]}/group", detail)
             self.regroup(self.legs.with_worker(devices[0]))
 
@@ -319,7 +319,7 @@ class Faults:
         self.regroup()
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
-        """Let every trainer of these legs, or of all, save its members and let them go; `look_whether_over` goes on from there."""
+        """Let every trainer of these legs, or of all, save its members and let them go; `check_whether_over` goes on from there."""
         new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
         numbers = None if legs is None else {leg.number for leg in new}
         leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
@@ -334,7 +334,7 @@ class Faults:
         for device in busy:
             self.pool.send(device, Pause())
 
-    def look_whether_over(self) -> None:
+    def check_whether_over(self) -> None:
         """When no trainer has a member of the legs that regroup: end the run, or start again with what is there."""
         if not self.regrouping.over:
             return

@@ -40,8 +40,8 @@ class Requests:
         """Save every member where it is, and end; from any thread or signal handler."""
         self._wanted = reason
 
-    def look(self) -> None:
-        """Act on what people have said since the last look."""
+    def poll(self) -> None:
+        """Act on what people have said since the last call."""
         run = self.run
         if (reason := self._wanted or self._out_of_time()) and run.pausing is None:
             run.pausing = reason
@@ -56,8 +56,8 @@ class Requests:
             if answer is not None:
                 run.answer(file, answer)
         if run.pausing is None:
-            self.clones.look()
-            self.additions.look()
+            self.clones.poll()
+            self.additions.poll()
         for member in list(self._stopping):
             status = run.state.member(member).status
             if status not in ("waiting", "training", "resting", "paused"):

@@ -93,7 +93,7 @@ class WorkerPool:
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
         """Signs of life of a worker: its own, then those of its loaders; None where it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
-        return None if heartbeat is None else tuple(heartbeat.look())
+        return None if heartbeat is None else tuple(heartbeat.read())
 
     def cpu_seconds(self, worker: str) -> float:
         """CPU time of a worker and its children."""

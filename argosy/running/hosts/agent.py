@@ -300,7 +300,7 @@ class Agent:
         for name in list(workers.workers):
             heartbeat = workers.heartbeat(name)
             assert heartbeat is not None
-            opaque = any(sign.busy and sign.opaque for sign in heartbeat.look())
+            opaque = any(sign.busy and sign.opaque for sign in heartbeat.read())
             signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
         self.peer.send(Signs(signs))
         if not self.sees_directory:

@@ -54,7 +54,7 @@ class RemoteNode:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._cpu_seconds: dict[str, float] = {}
         self._silent = 0.0
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
 
     def give(self, blobs: Mapping[str, int], mark: str) -> None:
         """Send the blobs that workers unpack; the caller keeps the descriptors open as long as this object lives."""
@@ -136,8 +136,8 @@ class RemoteNode:
 
     def _listen(self) -> None:
         now = time.monotonic()
-        self._silent += min(now - self._looked, LISTENED_SECONDS)
-        self._looked = now
+        self._silent += min(now - self._polled, LISTENED_SECONDS)
+        self._polled = now
         try:
             heard = self.peer.receive()
         except EOFError:

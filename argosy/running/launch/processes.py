@@ -41,7 +41,7 @@ from argosy.study import Member
 
 __all__ = ["ProcessWorkers", "Processes", "enlisting"]
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two checks for stopped processes; a check reads about every process of the machine."""
 NEWS_SECONDS = 0.5
 """Seconds, after a worker's connection broke, that the fork server has to report how the worker ended."""
@@ -140,7 +140,7 @@ class ProcessWorkers:
         self.said: list[tuple[str, Any]] = []
         self._spoken_to: dict[_Worker, None] = {}
         self.stopped_since: dict[int, float] = {}
-        self._looked = 0.0
+        self._polled = 0.0
 
     def __enter__(self) -> "ProcessWorkers":
         self._forget_rendezvous()
@@ -214,8 +214,8 @@ class ProcessWorkers:
             # Skip a connection that was closed by an earlier handler of this loop.
             if self.selector.get_map().get(key.fd) is key:
                 key.data(events)
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._polled > POLL_SECONDS:
+            self._polled = time.monotonic()
             self._kill_stopped()
         for worker in list(self.workers.values()):
             if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
@@ -332,7 +332,7 @@ class ProcessWorkers:
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        last = worker.heartbeat.look()[0]
+        last = worker.heartbeat.read()[0]
         self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:

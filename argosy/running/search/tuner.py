@@ -438,11 +438,13 @@ class Tuner:
             self._older.difference_update(one.name for one in under_way)
             wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
             if wrong is not None or not under_way:
-                self._look_back(trial, here, wrong, state)
+                self._handle_ended(trial, here, wrong, state)
             elif here[0].inherited is not None and not trial.told:
                 self._tell(trial, state)
 
-    def _look_back(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState) -> None:
+    def _handle_ended(
+        self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState
+    ) -> None:
         """Handle a trial when all its members have ended, or one has failed: it ends, unless it may go on."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)

@@ -140,7 +140,7 @@ class Trainer:
     @property
     def turns_left(self) -> int:
         """Number of members' turns that a device which is behind has to complete; else 0."""
-        return sum(assigned.live.clock.look() for assigned in self.assigned.values()) if self.behind else 0
+        return sum(assigned.live.clock.poll() for assigned in self.assigned.values()) if self.behind else 0
 
     # ---- commands
 
