@@ -97,7 +97,7 @@ class Killer:
         """Learn whose processes they are."""
         self.workers = workers
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Whether it has started."""
         if isinstance(event, MemberStarted) and event.member == self.victim:
             self.victim = None
@@ -133,7 +133,7 @@ def main() -> None:
     policy = "balanced"
     if script:
         policy, POLICIES["scripted"] = "scripted", Scripted(script)
-    gauge = Gauge(count=len(members) + told["added"], act=killer.hear)
+    gauge = Gauge(count=len(members) + told["added"], act=killer.handle)
     first = {name for crew in script[0].values() for name in crew} if told["cues"] else set(told["members"])
     run(
         asked,

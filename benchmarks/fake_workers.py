@@ -398,7 +398,7 @@ class Alone:
         self.loses = -1
 
     def _ask(self, section: int, *, lost: bool = False) -> None:
-        """The driver is about to hear of this."""
+        """The driver is about to receive this."""
         if self._question is None:
             ends = section == STILL_FROM + 1
             self._question = Question(section=section, lost=lost, seconds=self.driver_seconds, ends=ends)

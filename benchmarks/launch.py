@@ -111,8 +111,8 @@ class Count(Silent):
     signs: int = 0
     """Of progress."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`: a report is heard by the one event of its member's epoch."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`: a report is heard by the one event of its member's epoch."""
         if isinstance(message, SectionEnded):
             self.ended = time.perf_counter(), time.process_time()
             self.began = self.began if any(self.began) else self.ended

@@ -98,8 +98,8 @@ class Gauge:
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, MemberStarted) and self.started is None:
             self.started = Moment.here()
         elif isinstance(message, MemberEnded):

@@ -195,10 +195,10 @@ class Dead:
     ready = True
     behind = 0
 
-    def hear(self, *what: Any) -> None:
+    def ignore(self, *what: Any) -> None:
         """Nothing."""
 
-    obey = take = go_on = know = enlist = hear
+    obey = take = go_on = know = enlist = ignore
 
     def used(self, cpu_seconds: float) -> Used:
         """Its last word."""

@@ -184,7 +184,7 @@ class Preparation:
         )
         return any(self.sources[other.place.split].kept is kept for other in others) and kept.any
 
-    def hear(self, loader: Loader) -> None:
+    def receive(self, loader: Loader) -> None:
         """Handle a worker's answer, or its death."""
         answer = loader.take()
         if answer is not None:

@@ -94,8 +94,8 @@ class Ending(Silent):
     def __init__(self, launcher: jobs.TwoNodes, at: int = 1) -> None:
         self.launcher, self.left = launcher, at
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded) and message.device.startswith("node1"):
             self.left -= 1
             if self.left == 0:
@@ -116,8 +116,8 @@ def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) ->
 class Pausing(Silent):
     """What Slurm does some time before it ends a job, when the other node has ended a section."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded) and message.device.startswith("node1") and message.epoch == 0:
             signal.raise_signal(signal.SIGUSR1)
 

@@ -248,7 +248,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
     class Killing(Silent):
         """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
 
-        def hear(self, worker: str, message: Any) -> None:
+        def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberStarted) and message.member == "late" and not killed:
                 killed.append(message.device)
                 left[0].pool.workers.kill(message.device)

@@ -100,8 +100,8 @@ class Interrupts(Silent):
     def __init__(self, flag: Path) -> None:
         self.flag = flag
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, MemberStarted) and not self.flag.exists():
             self.flag.touch()
             signal.raise_signal(signal.SIGTERM)

@@ -138,7 +138,7 @@ class World:
         for name in self.leg.hold():
             self.orders[name].append(Hold(leg=7, multiple=self.draw.choice([1, self.per_epoch])))
 
-    def hear(self, device: str) -> None:
+    def handle(self, device: str) -> None:
         section, names = self.trainers[device].said.popleft()
         for name in [name for name in names if name in self.leg.free_until]:
             left = self.ends[name] - section - 1
@@ -147,7 +147,7 @@ class World:
         if device in self.leg.assignments:
             self.leg.reported(device, section)
 
-    def hear_held(self, feeder: str) -> None:
+    def handle_held(self, feeder: str) -> None:
         if self.leg.held(feeder, self.answers[feeder].popleft()):
             self._allow(self.leg.until)
 
@@ -216,13 +216,13 @@ class World:
     def may(self) -> list[tuple[object, ...]]:
         """Whatever could happen next."""
         happen: list[tuple[object, ...]] = [(self.obey, name) for name, orders in self.orders.items() if orders]
-        happen += [(self.hear_held, name) for name, answers in self.answers.items() if answers]
+        happen += [(self.handle_held, name) for name, answers in self.answers.items() if answers]
         for name, course in self.feeders.items():
             place = course.peek() if course.assignments else None
             if place is not None and course.may_announce(place):
                 happen.append((self.announce, name))
         happen += [(self.step, device) for device, trainer in self.trainers.items() if trainer.blocks]
-        happen += [(self.hear, device) for device, trainer in self.trainers.items() if trainer.said]
+        happen += [(self.handle, device) for device, trainer in self.trainers.items() if trainer.said]
         return happen
 
 

@@ -239,12 +239,12 @@ class Watched(driving.Driver):
                 most = self.told.setdefault(name, sections + SECTIONS_AFTER_STOP)
                 assert sections <= most, f"{name} was told to stop, and goes on"
 
-    def _hear(self, worker: str, message: Any) -> None:
+    def _handle(self, worker: str, message: Any) -> None:
         event = type(message).__name__
         if isinstance(message, Lost):
             event = f"Lost {'node' if message.node_gone else 'feeder' if 'feeder' in worker else 'trainer'}"
         self.count(event)
-        super()._hear(worker, message)
+        super()._handle(worker, message)
 
     def count(self, event: str) -> None:
         """Note where each member is when the driver hears of something."""

@@ -80,7 +80,7 @@ POLL_SECONDS = 0.5
 
 
 class Driver:
-    """Drives one run. `drive` is its life; messages are answered in `_hear`."""
+    """Drives one run. `drive` is its life; messages are answered in `_handle`."""
 
     def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
         self.run = run
@@ -137,7 +137,7 @@ class Driver:
             if isinstance(message, Came):
                 self.starts.nodes.append(message.node)
             elif self.pool.knows(worker):
-                self._hear(worker, message)
+                self._handle(worker, message)
                 self._settle_costs()
         for worker, files in self._written.items():
             self.pool.send(worker, Journaled(files=files))
@@ -202,10 +202,10 @@ class Driver:
 
     # ---- messages
 
-    def _hear(self, worker: str, message: Any) -> None:
+    def _handle(self, worker: str, message: Any) -> None:
         run, names = self.run, self.run.study.names
         if not isinstance(message, Event | SectionReport):
-            run.view.hear(worker, message)
+            run.view.handle(worker, message)
         match message:
             case SectionReport():
                 self._reported(worker, message)

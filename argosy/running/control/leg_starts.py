@@ -182,6 +182,6 @@ class LegStarts:
 
     def probed(self, worker: str, probed: Probed) -> None:
         """A feeder has measured what sharing costs."""
-        self.sharing.hear(worker, probed)
+        self.sharing.handle(worker, probed)
         if self.sharing.measured:
             self.run.wants_plan = True

@@ -147,7 +147,7 @@ class Measurements:
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
         """A trainer has answered."""
-        link = self.timing.hear(device, timed)
+        link = self.timing.handle(device, timed)
         if link is not None:
             self.measuring.know_link(link)
         self.settle()
@@ -174,7 +174,7 @@ class Measurements:
         """A trainer has found out what a member costs, and so do those like it: members that waited for that may have a place."""
         trains = self.run.phase is Phase.TRAINING
         unknown = self.measuring.missing.intersection(self.members.waiting) if trains else set[str]()
-        self.measuring.hear(message)
+        self.measuring.handle(message)
         if not unknown <= self.measuring.missing:
             self.carry_out.make_room()
         self.settle()

@@ -129,7 +129,7 @@ class Measuring:
         self._large.add(self._works[member])
         self._asked.pop(member, None)
 
-    def hear(self, measured: Measured) -> None:
+    def handle(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
         self._changed()

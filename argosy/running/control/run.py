@@ -126,7 +126,7 @@ class Run:
         """Journal an event, before anything else leaves, fold it into the state, and show it."""
         self.journal.append(event)
         self.state.apply(event)
-        self.view.hear("", event)
+        self.view.handle("", event)
 
     def answer(self, file: str, answer: str) -> None:
         """A command is done with."""

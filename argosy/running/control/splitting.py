@@ -57,7 +57,7 @@ class Timing:
         """A trainer that was asked is gone."""
         self._asked, self._found = (), {}
 
-    def hear(self, device: str, timed: SumsTimed) -> Link | None:
+    def handle(self, device: str, timed: SumsTimed) -> Link | None:
         """An answer; what is known when it was the last one. None while others are to come, or where nothing came of it."""
         if device not in self._asked:
             return None

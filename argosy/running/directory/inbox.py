@@ -86,12 +86,12 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
         if all(name in answers for name in names):
             return [answers[name] for name in names]
         if not working:
-            unheard = [name for name in names if name not in answers]
-            for name in unheard:
+            unanswered = [name for name in names if name not in answers]
+            for name in unanswered:
                 for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
                     file.unlink(missing_ok=True)
-            heard = "; ".join(answers[name] for name in names if name in answers)
-            changed = f"of what was asked this alone was done: {heard}" if heard else "nothing was changed"
+            done = "; ".join(answers[name] for name in names if name in answers)
+            changed = f"of what was asked this alone was done: {done}" if done else "nothing was changed"
             raise RunError(f"the run in {directory} ended before it had heard this, and {changed}; start it again.")
         time.sleep(ANSWER_SECONDS)
 

@@ -177,8 +177,8 @@ def _compare_clocks(peer: Peer) -> tuple[float, float]:
     """Return the error bound, and by how many seconds the other clock is ahead; both in seconds."""
     asked = _now()
     there = _ask(peer)
-    heard = _now()
-    return (heard - asked) / 2, there - (asked + heard) / 2
+    answered = _now()
+    return (answered - asked) / 2, there - (asked + answered) / 2
 
 
 def _ask(peer: Peer) -> float:

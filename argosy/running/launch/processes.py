@@ -145,7 +145,7 @@ class ProcessWorkers:
     def __enter__(self) -> "ProcessWorkers":
         self._forget_rendezvous()
         make_folder(self.directory / "workers")
-        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._handle_server)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -240,7 +240,7 @@ class ProcessWorkers:
         heartbeat.start("starting", opaque=True)
         ours, theirs = Peer.pair()
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat, ours)
-        self.selector.register(ours, selectors.EVENT_READ, partial(self._hear, worker, ours))
+        self.selector.register(ours, selectors.EVENT_READ, partial(self._receive, worker, ours))
         arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
         arguments |= {"directory": str(self.directory), "nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
@@ -285,7 +285,7 @@ class ProcessWorkers:
         found = self.workers.get(worker_id.rpartition(" ")[0])
         return found if found is not None and found.worker_id == worker_id else None
 
-    def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
+    def _receive(self, worker: _Worker, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             peer.flush()
             self._watch(peer)
@@ -304,7 +304,7 @@ class ProcessWorkers:
             worker.peer.close()
             worker.peer = None
 
-    def _hear_server(self, events: int) -> None:
+    def _handle_server(self, events: int) -> None:
         self.server.channel.flush()
         try:
             for worker_id, pid, status in self.server.news():
@@ -340,7 +340,7 @@ class ProcessWorkers:
         self.selector.unregister(self.server.channel)
         reason = self._close_server()
         self.server = ForkServer.start()
-        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._handle_server)
         never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
         for worker in list(self.workers.values()):
             self._ended(worker, never if worker.pid is None else "it ended with the fork server")
