@@ -146,7 +146,7 @@ class _Feeder:
                 self._start_exchange(command)
             elif isinstance(command, UseLoaders):
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
-                self.preparation.dismiss()
+                self.preparation.end_surplus()
             elif isinstance(command, Exit):
                 self._leave()
 

@@ -189,7 +189,7 @@ class Preparation:
         answer = loader.take()
         if answer is not None:
             self._finish(*answer)
-            self.dismiss()
+            self.end_surplus()
             return
         self._let_go(loader)
         for task in loader.tasks:
@@ -238,7 +238,7 @@ class Preparation:
         self.loaders.append(loader)
         self.watch(loader)
 
-    def dismiss(self) -> None:
+    def end_surplus(self) -> None:
         """End surplus workers that have nothing to do."""
         for loader in [loader for loader in self.loaders if not loader.tasks]:
             if len(self.loaders) > max(self.wanted_loaders, 1):

@@ -61,8 +61,8 @@ class Outcomes:
         names = self.members.of_additions()[addition]
         self.members.remove(names)
         self.run.positions.remove(names)
-        self.measuring.dismiss(names)
-        self.run.pool.dismiss(names)
+        self.measuring.remove(names)
+        self.run.pool.forget_members(names)
         self.run.view.study(self.run.study)
         self.run.write_study()
         self.run.answer(addition, f"{REFUSED}{why}")

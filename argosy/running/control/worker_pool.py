@@ -203,8 +203,8 @@ class WorkerPool:
             known.update(member.name for member in new)
             self.workers.enlist(trainer, new)
 
-    def dismiss(self, names: Iterable[str]) -> None:
-        """Whoever has one of these names later is another member."""
+    def forget_members(self, names: Iterable[str]) -> None:
+        """Forget members: one that has one of these names later is another member."""
         for known in self.known.values():
             known.difference_update(names)
 
