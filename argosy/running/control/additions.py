@@ -99,10 +99,10 @@ class Additions:
 
     def _check_alike(self, members: Sequence[Member]) -> None:
         for member in members:
-            twin = self.run.identity.twin(member, self.run.study)
-            if twin is not None:
+            equal = self.run.identity.equal_member(member, self.run.study)
+            if equal is not None:
                 raise StudyError(
-                    f"member {member.name!r} is {twin!r} once more, with the same seed; give it another seed, or leave it out."
+                    f"member {member.name!r} is {equal!r} once more, with the same seed; give it another seed, or leave it out."
                 )
 
     def close(self) -> None:
