@@ -51,12 +51,12 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
 
 
 def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> None:
-    def flotilla(*seats: tuple[str, dict[str, float]]) -> Flotilla:
+    def flotilla(*placed_at: tuple[str, dict[str, float]]) -> Flotilla:
         placed = [
             Placement(
                 member=name, devices=tuple(at), seconds_per_sample=1.0, shares=tuple(at.values()) if len(at) > 1 else ()
             )
-            for name, at in seats
+            for name, at in placed_at
         ]
         return Flotilla(placements=tuple(placed))
 
