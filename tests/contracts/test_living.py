@@ -246,7 +246,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
             left.append(driver)
 
     class Killing(Silent):
-        """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
+        """Kills the trainer of the newcomer when it has started, before anything is heard of a file of it."""
 
         def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberStarted) and message.member == "late" and not killed:
@@ -409,11 +409,13 @@ def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: 
     assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberEnded")][-1] == "long"
 
 
-def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_told_to_stop_while_it_waits_to_start_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left = tmp_path / "run", list[str]()
-    # When the member that was added comes aboard, another one has to come to its device first.
+    # When the member that was added starts, another one has to come to its device first.
     moving = living.policy(
         monkeypatch, living.Dealt(lambda member, asked: member == "late" or (member == "odd" and asked > 1))
     )

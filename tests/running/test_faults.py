@@ -172,8 +172,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: s
 class Small(nn.Module):
     """A fake device of so many rows: a larger (micro-)batch does not fit, nor any batch beside another such member."""
 
-    aboard = 0
-
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.inner, self.rows = studies.Mlp(), rows

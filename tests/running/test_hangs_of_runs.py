@@ -95,7 +95,7 @@ class Endless(studies.Mlp):
 
 
 class Interrupts(Silent):
-    """A person who ends the run as soon as somebody is aboard: nothing of it has been saved yet, so that leaving has to."""
+    """A person who ends the run as soon as a member is assigned: nothing of it has been saved yet, so that leaving has to."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag

@@ -84,7 +84,7 @@ class Trainer:
 
     assignment: int = -1
     members: dict[str, int] = field(default_factory=dict)
-    """Aboard, and the section that each of them is in."""
+    """Assigned, and the section that each of them is in."""
     blocks: deque[tuple[Place, int]] = field(default_factory=deque)
     said: deque[tuple[int, list[str]]] = field(default_factory=deque)
 
@@ -121,9 +121,9 @@ class World:
         self.ends[name] = until + self.draw.randint(1, 9)
         self.leg.free_until[name] = until + self.draw.randint(1, self.ends[name] - until)
         self.leg.change(device, self.assignment, Change(start=(name,)))
-        self._board(device, {**self.trainers[device].members, name: until})
+        self._assign(device, {**self.trainers[device].members, name: until})
 
-    def _board(self, device: str, members: dict[str, int]) -> None:
+    def _assign(self, device: str, members: dict[str, int]) -> None:
         self.trainers[device].assignment, self.trainers[device].members = self.leg.assignments[device].number, members
 
     def _allow(self, until: int) -> None:
@@ -176,7 +176,7 @@ class World:
             leg.remove(name)
             self.assignment += 1
             leg.change(device, self.assignment, Change())
-            self._board(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
+            self._assign(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
         if self.draw.random() < 0.4:
             self._join(f"n{self.barriers}", self.draw.choice(DEVICES))
         if leg.members:
@@ -206,7 +206,7 @@ class World:
         if assignment < trainer.assignment:
             assert all(place.section < section for section in trainer.members.values()), "a block was missed"
             return
-        # Where nobody was aboard for a while, a feeder may be behind: sections before its own a member passes by.
+        # Where no member was assigned for a while, a feeder may be behind: sections before its own a member passes by.
         here = [name for name, section in trainer.members.items() if section <= place.section]
         assert all(trainer.members[name] == place.section < self.ends[name] for name in here), "a member goes too far"
         if place.last and place.split == "val" and trainer.members:

@@ -123,14 +123,14 @@ PLANTED = (
         0,
     ),
     Planted(
-        "who is told to stop while it waits to board is trained to its end",
+        "a member that is told to stop while it waits to start is trained to its end",
         CarryOut._start,
         "if stopped:",
         "if False:",
         "fefc2eb",
     ),
     Planted(
-        "who waits to board boards in the middle of a regrouping",
+        "a member that waits to start starts in the middle of a regrouping",
         Faults.regroup,
         "leg.starting.clear()",
         "pass",
@@ -241,7 +241,7 @@ PLANTED = (
     ),
     Planted(
         "a rank steps the next members on the block that it had for a member that ended elsewhere",
-        Trainer._board,
+        Trainer._assign,
         "self.at_hand = None",
         "pass",
         "6502672",

@@ -47,7 +47,7 @@ class Barriers:
         for leg in self.legs.live:
             if device in leg.assignments:
                 leg.reported(device, section)
-                self.predictions.turn(leg)
+                self.predictions.section_ended(leg)
 
     def held(self, feeder: str, held: Held) -> None:
         """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""

@@ -32,7 +32,7 @@ class _Expected:
     priced: tuple[int, int] = (-1, 0)
     """... by this revision of the profiles, for so many members."""
     starting: set[str] = field(default_factory=set)
-    """Members that came aboard since, and are not ready."""
+    """Members that were assigned since, and are not ready."""
     changed: float = 0.0
     """When they were told to."""
     changing_seconds: float = 0.0
@@ -81,7 +81,7 @@ class Predictions:
         self.change(leg, leg.members)
 
     def change(self, leg: LiveLeg, starting: Collection[str]) -> None:
-        """A leg has other assignments from here on, and these come aboard."""
+        """A leg has other assignments from here on, and these start in them."""
         expected = self._of_legs[leg.number]
         expected.priced = (-1, 0)
         self._predict(expected, leg)
@@ -93,7 +93,7 @@ class Predictions:
         self._of_legs.pop(leg.number, None)
 
     def started(self, member: str) -> None:
-        """A member that came aboard is ready."""
+        """A member that was assigned is ready."""
         for expected in self._of_legs.values():
             if member in expected.starting:
                 expected.starting.discard(member)
@@ -104,7 +104,7 @@ class Predictions:
         key = ended.device, ended.stream_epoch * self.run.per_epoch + ended.section
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
-    def turn(self, leg: LiveLeg) -> None:
+    def section_ended(self, leg: LiveLeg) -> None:
         """An assignment is through a section: journal what all of them are through."""
         expected, run = self._of_legs[leg.number], self.run
         through = min((leg.assignments[device].section for device in leg.devices), default=expected.section)
