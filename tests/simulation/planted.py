@@ -18,7 +18,6 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import LiveLeg
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
@@ -156,7 +155,7 @@ PLANTED = (
     Planted(
         "a member that had trained enough when its driver was killed is forgotten by the next one",
         Driver.drive,
-        "self.outcomes.settle_earlier()",
+        "self.carry_out.settle_earlier()",
         "pass",
         "7ffcbd7",
         50,
@@ -172,7 +171,7 @@ PLANTED = (
     Planted(
         "members that were leaving a trainer that is lost while others are measured wait for ever",
         Faults.lost,
-        "self.outcomes.settle(name)",
+        "self.carry_out.settle(name)",
         "pass",
         "14bb73e",
     ),
@@ -193,7 +192,7 @@ PLANTED = (
     ),
     Planted(
         "a member that ends while it is leaving is still to leave",
-        Outcomes.end,
+        CarryOut.end,
         "self.members.end(member)",
         "self.members.leaves(member) or self.members.end(member)",
         "14bb73e",

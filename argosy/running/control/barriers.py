@@ -87,7 +87,7 @@ class Barriers:
         if changes:
             self.carry_out.change(leg, changes, fates)
         if not leg.members:
-            self.carry_out.end(leg)
+            self.carry_out.end_leg(leg)
             if not self.members.waiting:
                 # Others may spread over its devices.
                 self.carry_out.make_room()

@@ -7,23 +7,24 @@ changes with it. A command leaves when the round is journaled (`Driver._round`).
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from argosy.protocol.events import Split
+from argosy.protocol.events import REFUSED, MemberEnded, MemberRested, Split
 from argosy.protocol.feeder import Credit, Hold
 from argosy.protocol.trainer import Assign, Seat, Unassign
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
-from argosy.running.control.members import Leaving, Members
-from argosy.running.control.positions import Positions
+from argosy.running.control.measuring import Measuring
+from argosy.running.control.members import Leaving, Members, State
+from argosy.running.control.positions import FINAL, Positions
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
-from argosy.running.control.verdicts import Verdict
+from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.control.worker_pool import WorkerPool
 
 __all__ = ["CarryOut"]
 
 
 class CarryOut:
-    """Changes of the legs of one run."""
+    """Changes of the legs and members of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, predictions: Predictions) -> None:
         self.run = run
@@ -33,6 +34,7 @@ class CarryOut:
         self.positions: Positions = run.positions
         self.legs: Legs = run.legs
         self.pool: WorkerPool = run.pool
+        self.measuring: Measuring = run.measuring
         self._rendezvous: dict[str, str] = {}
         """By member that several devices step: where these find each other."""
 
@@ -117,7 +119,7 @@ class CarryOut:
 
     def _start(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Tell a trainer its assignment; the stream epochs that its members train on are journaled before."""
-        there, measured = set(leg.assignments[device].members), self.run.measuring.measured
+        there, measured = set(leg.assignments[device].members), self.measuring.measured
         names = [name for name in start if name in there]
         assigned = self.positions.assigned(names)
         if assigned is not None:
@@ -140,25 +142,14 @@ class CarryOut:
             # They were told to stop when no trainer knew them.
             self.pool.send(device, Unassign(members=stopped))
 
-    def saved(self, member: str) -> None:
-        """A member's last file is journaled, or there will be none: assignments that waited for it wait no longer."""
+    def _wait_no_longer(self, member: str) -> None:
+        """A member's last file is journaled, or there will be none: assignments that waited for it start."""
         for leg in self.legs.live:
             for device, starting in list(leg.starting.items()):
                 starting.missing.discard(member)
                 if not starting.missing:
                     del leg.starting[device]
                     self._start(leg, device, start=starting.start)
-
-    def unassign(self, member: str) -> None:
-        """A member has ended, wherever it was."""
-        for leg in self.legs.live:
-            devices = leg.devices_of(member)
-            for device in devices if len(devices) > 1 else ():
-                # One of its ranks has said so.
-                self.pool.send(device, Unassign(members=(member,)))
-            if leg.remove(member):
-                self.run.wants_plan = True
-        self.saved(member)
 
     def stop(self, member: str) -> None:
         """Let the devices that step a member save it and let it go, as a person wants it to stop."""
@@ -167,13 +158,126 @@ class CarryOut:
             for device in leg.devices_of(member):
                 self.pool.send(device, Unassign(members=(member,)))
 
-    def end(self, leg: LiveLeg) -> None:
+    def end_leg(self, leg: LiveLeg) -> None:
         """A leg has no members any more."""
         self.legs.live.remove(leg)
         self.pool.rest(leg.feeders)
         self.all_have_met(leg)
         self.predictions.end(leg)
         self.run.wants_plan = True
+
+    # ---- what becomes of members
+
+    def end(self, member: str, status: str, reason: str) -> None:
+        """A member leaves the run, or does not come to be in it."""
+        run, known = self.run, self.run.state
+        if member not in run.study.names:
+            return  # it was not added, as another one of its file had failed before
+        addition = self.members.addition(member)
+        if addition:
+            *more, last = reason.strip().removesuffix(".").splitlines()
+            log = f"; its traceback is in members/{member}/log.txt" if more else ""
+            self.refuse(addition, f"member {member!r} failed while it was measured: {last}{log}.")
+            run.costs_settled = True
+            return
+        if known.member(member).status in FINAL:
+            return  # another of the devices that stepped it has said so
+        run.record(MemberEnded(member=member, status=status, reason=reason))
+        self.measuring.forget(member)
+        leaving = self.members.leaves(member)
+        # Where no leg is left, the policy is asked when all that go on elsewhere are saved.
+        run.wants_plan |= leaving is not None and leaving.verdict is None
+        # It may have failed while it was measured, or was told to stop while it waited.
+        run.costs_settled |= self.members.waits(member)
+        if member in self.members.new:
+            # A member whose costs are not known was here all the same.
+            self.announce([member])
+        self.members.end(member)
+        self._unassign(member)
+        if status == "failed":
+            run.tolerance.member_failed(member, reason, any_section=any(m.sections for m in known.members.values()))
+
+    def _unassign(self, member: str) -> None:
+        """A member has ended, wherever it was."""
+        for leg in self.legs.live:
+            devices = leg.devices_of(member)
+            for device in devices if len(devices) > 1 else ():
+                # One of its ranks has said so.
+                self.pool.send(device, Unassign(members=(member,)))
+            if leg.remove(member):
+                self.run.wants_plan = True
+        self._wait_no_longer(member)
+
+    def follow(self, member: str, verdict: Verdict) -> None:
+        """Let a member that is saved rest or end."""
+        if verdict.fate is Fate.END:
+            self.end(member, "done", verdict.reason)
+            return
+        self.run.record(MemberRested(member=member, reason=verdict.reason))
+        self.members.rest(member)
+        self.run.wants_plan = True
+
+    def left(self, member: str) -> None:
+        """A trainer has saved a member and let it go."""
+        leaving = self.members.leaves(member)
+        if self.members.is_told_to_stop(member):
+            self.end(member, "stopped", "by command")
+        elif leaving is None:
+            return  # its leg regroups: what becomes of it is decided when all are saved
+        elif leaving.verdict is not None:
+            self.follow(member, leaving.verdict)
+        else:
+            self.run.record(MemberRested(member=member, reason=""))
+            self.members.saved(member)
+            self.run.wants_plan = True
+            self._wait_no_longer(member)
+
+    def settle(self, name: str) -> None:
+        """Let a member that was saved, or lost, where a fault found it, end or rest if that is its verdict, or go on."""
+        if self.members.is_told_to_stop(name):
+            self.end(name, "stopped", "by command")
+        elif self.members.state(name) is State.REGROUPING and not self.decided(name):
+            self.members.take_back(name)
+
+    def decided(self, name: str) -> bool:
+        """Whether a member ends or rests by its verdict, as it does then."""
+        verdict = self.decisions.leaves_run(name)
+        if verdict is not None:
+            self.follow(name, verdict)
+        return verdict is not None
+
+    def settle_earlier(self) -> None:
+        """Let members end or rest about which an earlier driver did not say so."""
+        for name in self.decisions.undecided():
+            self.decided(name)
+
+    def call(self) -> None:
+        """Let those resting members wait for a place that a judge calls, or end."""
+        for name in self.decisions.called():
+            verdict = self.run.verdict(name)
+            if verdict.fate is Fate.END:
+                self.end(name, "done", verdict.reason)
+            else:
+                self.members.call(name)
+                self.make_room()
+
+    # ---- members that join
+
+    def announce(self, names: list[str]) -> None:
+        """Let study.json have members that joined."""
+        self.members.announced(names)
+        self.run.identity.add(self.run.study, names, shapes=self.measuring.shapes)
+
+    def refuse(self, addition: str, why: str) -> None:
+        """The members that a command brought come to nothing."""
+        names = self.members.of_additions()[addition]
+        self.members.remove(names)
+        self.positions.remove(names)
+        self.measuring.remove(names)
+        self.pool.forget_members(names)
+        self.run.view.study(self.run.study)
+        self.run.write_study()
+        self.run.answer(addition, f"{REFUSED}{why}")
 
     # ---- losses
 
@@ -219,7 +323,7 @@ class CarryOut:
             if name not in gone:
                 self.members.take_off(name)
         for name in gone:
-            self.saved(name)
+            self._wait_no_longer(name)
 
     def fall_behind(self, names: Collection[str], leg: LiveLeg | None) -> None:
         """Lost members wait for a device, and are to meet their leg again, which is held for them, or go on apart."""

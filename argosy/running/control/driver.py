@@ -4,7 +4,7 @@ Contract. A round is: hear what workers and people say, decide, journal, and car
 round, when the journal is on the disk. The driver never waits for a worker. It imports all parts, and none of them imports it:
 
 `run` what all of them share · `members`, `positions`, `legs` where members are · `decisions` questions, which change nothing ·
-`carry_out` changes of legs, as events and commands · `outcomes` what becomes of members · `barriers` legs that go on ·
+`carry_out` changes of legs and members, as events and commands · `barriers` legs that go on ·
 `leg_starts` new legs · `measurements` members that join · `faults` losses · `requests` what people want.
 """
 
@@ -54,7 +54,6 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
@@ -93,15 +92,12 @@ class Driver:
         self.predictions: Predictions = Predictions(run)
         self.decisions: Decisions = Decisions(run)
         self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)
-        self.outcomes: Outcomes = Outcomes(run, self.carry_out)
         self.barriers: Barriers = Barriers(run, self.decisions, self.carry_out, self.predictions)
         self.starts: LegStarts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
-        self.measurements: Measurements = Measurements(
-            run, self.carry_out, self.outcomes, self.starts, only_measure=only_measure
-        )
-        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.outcomes, self.measurements)
+        self.measurements: Measurements = Measurements(run, self.carry_out, self.starts, only_measure=only_measure)
+        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.measurements)
         self.additions: Additions = Additions(run, self.measurements)
-        self.requests: Requests = Requests(run, self.carry_out, self.outcomes, self.faults, self.additions)
+        self.requests: Requests = Requests(run, self.carry_out, self.faults, self.additions)
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
@@ -116,9 +112,9 @@ class Driver:
         run.view.study(run.study)
         # Before anything is said of what is there: it may be another study's.
         run.identity.check(run.study)
-        self.outcomes.call()
+        self.carry_out.call()
         if not self.members.waiting:
-            self.outcomes.settle_earlier()
+            self.carry_out.settle_earlier()
             run.identity.leave_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
@@ -160,7 +156,7 @@ class Driver:
     def go_on(self) -> None:
         """Choose the ensemble, and let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
         self._choose_ensemble()
-        self.outcomes.call()
+        self.carry_out.call()
         self.measurements.bring()
         self.starts.admit_nodes()
         self.barriers.go_on()
@@ -257,9 +253,9 @@ class Driver:
                 self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
-                self.outcomes.left(event.member)
+                self.carry_out.left(event.member)
             elif isinstance(event, MemberEnded):
-                self.outcomes.end(event.member, event.status, event.reason)
+                self.carry_out.end(event.member, event.status, event.reason)
             elif isinstance(event, MemberStarted):
                 # Another rank of a split member may have said before that it failed.
                 if self.members.state(event.member) is not State.ENDED:
@@ -316,7 +312,7 @@ class Driver:
         keep_aside(self.state.members.values(), run.directory)
         run.write_study()
         run.begun = True
-        self.outcomes.settle_earlier()
+        self.carry_out.settle_earlier()
         if run.phase is Phase.OPENING:  # and not about to end, as a person wants
             run.phase = Phase.MEASURING
 

@@ -22,7 +22,6 @@ from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
 from argosy.running.control.worker_pool import WorkerPool
@@ -41,13 +40,10 @@ HANGS_TO_LET_GO = 2
 class Faults:
     """The faults of one run, and the ways out of them."""
 
-    def __init__(
-        self, run: Run, decisions: Decisions, carry_out: CarryOut, outcomes: Outcomes, measurements: Measurements
-    ) -> None:
+    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, measurements: Measurements) -> None:
         self.run = run
         self.decisions = decisions
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.measurements = measurements
         self.starts: LegStarts = measurements.starts
         self.members: Members = run.members
@@ -90,7 +86,7 @@ class Faults:
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
             advice = f"Lower its batch_size{allow}."
-            self.outcomes.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
+            self.carry_out.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
             return
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
@@ -125,7 +121,7 @@ class Faults:
             self.pool.free_team(self.pool.devices, ())
         elif self.run.phase is Phase.MEASURING:
             for name in self.carry_out.drop_unsaved(worker):
-                self.outcomes.settle(name)
+                self.carry_out.settle(name)
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
             self._go_on_without(worker, given_up=given_up)
@@ -157,13 +153,13 @@ class Faults:
                 "CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
             )
             again = f"its kernel asserted on {trainer}, for the second time ({poisoned.detail})"
-            self.outcomes.end(certain[0], "failed", f"{again}. {advice}")
+            self.carry_out.end(certain[0], "failed", f"{again}. {advice}")
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
         """A trainer may be lost for a new member that it was to measure; one that this happens to twice has failed."""
         why = self.measuring.lost(trainer, self.members.new)
         if why is not None:
-            self.outcomes.end(why, "failed", f"its trainer was lost for the second time ({detail})")
+            self.carry_out.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
@@ -196,7 +192,7 @@ class Faults:
         legs = self.legs.with_worker(trainer)
         lost = self.carry_out.take_off(trainer)
         for name in lost:
-            self.outcomes.settle(name)
+            self.carry_out.settle(name)
         lost = [name for name in lost if self.members.waits(name)]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
@@ -341,10 +337,10 @@ class Faults:
         self.regrouping.end()
         names = self.members.regrouping
         for leg in self.legs.regrouping:
-            self.carry_out.end(leg)
+            self.carry_out.end_leg(leg)
         self.measurements.forget_at_rest()
         for name in sorted(names):
-            self.outcomes.settle(name)
+            self.carry_out.settle(name)
         waiting = set(self.members.waiting)
         if self.run.pausing is not None:
             for name in sorted(waiting):

@@ -18,7 +18,6 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import Run
@@ -33,12 +32,9 @@ __all__ = ["Measurements"]
 class Measurements:
     """Measures the members of one run, and welcomes those that join."""
 
-    def __init__(
-        self, run: Run, carry_out: CarryOut, outcomes: Outcomes, starts: LegStarts, *, only_measure: bool
-    ) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, starts: LegStarts, *, only_measure: bool) -> None:
         self.run = run
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.starts = starts
         self.members: Members = run.members
         self.legs: Legs = run.legs
@@ -221,7 +217,7 @@ class Measurements:
         run.view.study(run.study)
         self.expect(member.name for member in members)
         # Others may have waited for these.
-        self.outcomes.call()
+        self.carry_out.call()
 
     def expect(self, names: Iterable[str], *, addition: str = "") -> None:
         """Members are to be added, by a command or a search: they are in the study, and their costs are not known."""
@@ -244,12 +240,12 @@ class Measurements:
         if not entering:
             return
         self.members.enter(entering)
-        self.outcomes.announce(entering)
+        self.carry_out.announce(entering)
         self._fail_unfit(entering)
         for name in entering:
             # A clone may have come before others that it is to begin with.
             if self.members.state(name) is not State.ENDED:
-                self.outcomes.decided(name)
+                self.carry_out.decided(name)
         self.carry_out.make_room()
 
     def _answer_additions(self) -> None:
@@ -260,7 +256,7 @@ class Measurements:
             try:
                 self._check_fit(names)
             except PlanError as error:
-                self.outcomes.refuse(addition, str(error))
+                self.carry_out.refuse(addition, str(error))
             else:
                 self.members.answered(addition)
                 self.run.answer(addition, f"added {', '.join(names)}")
@@ -271,7 +267,7 @@ class Measurements:
             try:
                 self._check_fit([name])
             except PlanError as error:
-                self.outcomes.end(name, "failed", str(error))
+                self.carry_out.end(name, "failed", str(error))
 
     def _check_fit(self, names: Iterable[str]) -> None:
         """Raise PlanError for one of these, whose costs are known, that can train nowhere here."""

@@ -11,7 +11,6 @@ from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.clones import Clones
 from argosy.running.control.faults import Faults
 from argosy.running.control.members import State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.directory.inbox import Inbox
 
@@ -23,10 +22,9 @@ GOES_ON = "the same command goes on"
 class Requests:
     """Requests to one run. A command is answered when what it asked for is done."""
 
-    def __init__(self, run: Run, carry_out: CarryOut, outcomes: Outcomes, faults: Faults, additions: Additions) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, faults: Faults, additions: Additions) -> None:
         self.run = run
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.faults = faults
         self.additions = additions
         self.inbox: Inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
@@ -98,7 +96,7 @@ class Requests:
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):
-            self.outcomes.end(name, "stopped", "by command")
+            self.carry_out.end(name, "stopped", "by command")
         else:
             self.carry_out.stop(name)
         return None
