@@ -130,7 +130,7 @@ PLANTED = (
     ),
     Planted(
         "a member that waits to start starts in the middle of a regrouping",
-        Faults.regroup,
+        CarryOut.regroup,
         "leg.starting.clear()",
         "pass",
         "ddd80b0",
@@ -185,7 +185,7 @@ PLANTED = (
     ),
     Planted(
         "members that were being saved when their leg regrouped are still to leave it",
-        Faults.regroup,
+        CarryOut.regroup,
         "[*leaving, *(name for leg in new for name in leg.members)]",
         "[name for leg in new for name in leg.members]",
         "14bb73e",

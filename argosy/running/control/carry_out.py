@@ -5,11 +5,22 @@ changes with it. A command leaves when the round is journaled (`Driver._round`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from argosy.protocol.events import REFUSED, MemberEnded, MemberRested, Split
-from argosy.protocol.feeder import Credit, Hold
-from argosy.protocol.trainer import Assign, Seat, Unassign
+from argosy.cluster import Node
+from argosy.plans import Plan
+from argosy.protocol.events import (
+    REFUSED,
+    MemberEnded,
+    MemberRested,
+    NodeCame,
+    PlanMade,
+    SharingChosen,
+    Split,
+    WorkerLost,
+)
+from argosy.protocol.feeder import Credit, Hold, UseLoaders
+from argosy.protocol.trainer import Assign, Pause, Seat, Unassign
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
 from argosy.running.control.measuring import Measuring
@@ -19,6 +30,7 @@ from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.control.worker_pool import WorkerPool
+from argosy.running.directory.study_json import write_json
 
 __all__ = ["CarryOut"]
 
@@ -58,6 +70,35 @@ class CarryOut:
         self.run.wants_plan = True
         for leg in [leg for leg in self.legs.live if self.decisions.goes_to(leg) is None]:
             self.hold(leg, multiple=self.run.per_epoch)
+
+    # ---- nodes and plans
+
+    def admit(self, node: Node) -> None:
+        """A node came: let its workers start."""
+        self.run.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
+        self.run.cluster = self.run.cluster.beside(node)
+        self.pool.admit(node)
+
+    def publish(self, plan: Plan) -> None:
+        """Flotillas of a plan have started."""
+        told = plan.to_json()
+        self.run.record(PlanMade(plan=told))
+        write_json(self.run.directory / "plan.json", told)
+        self.run.view.plan(plan)
+
+    def release_idle(self) -> None:
+        """Let trainers without members let go of the block that they measured on."""
+        busy = set(self.legs.devices)
+        for device in self.pool.devices:
+            if device not in busy:
+                self.pool.send(device, Assign(assignment=self.legs.next_assignment()))
+
+    def share(self, chosen: SharingChosen) -> None:
+        """Nodes share the stream like this from here on."""
+        self.run.record(chosen)
+        if self.run.settings.loader_workers is None:
+            for feeder in self.pool.feeders:
+                self.pool.send(feeder, UseLoaders(count=chosen.loader_workers))
 
     # ---- assignments
 
@@ -281,6 +322,19 @@ class CarryOut:
 
     # ---- losses
 
+    def lose(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
+        """A worker is lost, or a group or an exchange that it had a part in."""
+        self.run.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
+        self.run.tolerance.worker_lost(worker, detail)
+
+    def give_up(self, node: str, why: str, *, answers: bool) -> list[str]:
+        """Go on without a node. Returns its devices."""
+        run = self.run
+        run.cluster = run.cluster.without(node)
+        left = ", ".join(other.name for other in run.cluster.nodes)
+        run.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
+        return self.pool.abandon(node, answers=answers)
+
     def take_off(self, device: str) -> list[str]:
         """Take the members of a lost trainer out of its assignment. Returns those that it was training or saving.
 
@@ -330,6 +384,30 @@ class CarryOut:
         self.members.fall_behind(names, 0 if leg is None else leg.number)
         if leg is not None:
             self.hold(leg, multiple=1)
+
+    # ---- regroupings
+
+    def regroup(self, legs: Iterable[LiveLeg] | None) -> list[str]:
+        """Let the trainers of these legs, or of all, save their members and let them go. Returns these trainers."""
+        new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
+        numbers = None if legs is None else {leg.number for leg in new}
+        leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
+        self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
+        devices = [*(its.device for its in leaving.values())]
+        for leg in new:
+            devices += [*leg.devices, *leg.starting]
+            leg.starting.clear()  # An assignment that waits to start has no part in it.
+            leg.gate = Gate.REGROUPING
+        busy = [device for device in dict.fromkeys(devices) if self.pool.knows(device)]
+        for device in busy:
+            self.pool.send(device, Pause())
+        return busy
+
+    def pause(self, names: Iterable[str]) -> None:
+        """The run ends, and these are saved to go on with the next one."""
+        reason = self.run.pausing or ""
+        for name in names:
+            self.run.record(MemberEnded(member=name, status="paused", reason=reason))
 
     def all_have_met(self, leg: LiveLeg) -> None:
         """No member is to meet this leg any more."""

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from argosy.protocol.events import Divided, MemberEnded, Recovered, WorkerLost
+from argosy.protocol.events import Divided, Recovered
 from argosy.protocol.feeder import Parted
-from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory, Pause
+from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
@@ -108,7 +108,7 @@ class Faults:
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
         if (poisoned := self.poisoned.pop(worker, None)) is None:
-            self._note_loss(worker, detail)
+            self.carry_out.lose(worker, detail)
         else:
             self._note_poison(worker, poisoned)
         given_up = self._gives_up_node_of(worker, lost)
@@ -146,7 +146,7 @@ class Faults:
         guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
         if guilty:
             self.run.tolerance.gained()
-        self._note_loss(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
+        self.carry_out.lose(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
         if guilty:
             advice = (
                 "Look for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial); with "
@@ -232,7 +232,7 @@ class Faults:
         """Where a feeder is gone, the exchanges of all the others break: only the first message counts."""
         if not self.pool.disband(worker, parted.team):
             return
-        self._note_loss(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
+        self.carry_out.lose(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
         self.measurements.forget()
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
@@ -246,15 +246,8 @@ class Faults:
     def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
         """Go on without a node."""
         self.starts.unopened.discard(node)
-        self.run.cluster = self.run.cluster.without(node)
-        left = ", ".join(other.name for other in self.run.cluster.nodes)
-        self.run.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
-        for device in self.pool.abandon(node, answers=answers):
+        for device in self.carry_out.give_up(node, why, answers=answers):
             self.regrouping.let_go(device)
-
-    def _note_loss(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
-        self.run.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
-        self.run.tolerance.worker_lost(worker, detail)
 
     # ---- signs of life
 
@@ -287,7 +280,7 @@ class Faults:
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
-                self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
+                self.carry_out.lose(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.legs.with_worker(worker))
 
     def _check_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
@@ -300,7 +293,7 @@ class Faults:
             if steps and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
         for devices, detail in self.standstills.observe(time.monotonic(), together, shown):
-            self._note_loss(f"{devices[0]}/group", detail)
+            self.carry_out.lose(f"{devices[0]}/group", detail)
             self.regroup(self.legs.with_worker(devices[0]))
 
     # ---- regrouping
@@ -316,19 +309,7 @@ class Faults:
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
         """Let every trainer of these legs, or of all, save its members and let them go; `check_whether_over` goes on from there."""
-        new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
-        numbers = None if legs is None else {leg.number for leg in new}
-        leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
-        self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
-        devices = [*(its.device for its in leaving.values())]
-        for leg in new:
-            devices += [*leg.devices, *leg.starting]
-            leg.starting.clear()  # An assignment that waits to start has no part in it.
-            leg.gate = Gate.REGROUPING
-        busy = dict.fromkeys(device for device in devices if self.pool.knows(device))
-        self.regrouping.begin(busy, until=time.monotonic() + self._patience)
-        for device in busy:
-            self.pool.send(device, Pause())
+        self.regrouping.begin(self.carry_out.regroup(legs), until=time.monotonic() + self._patience)
 
     def check_whether_over(self) -> None:
         """When no trainer has a member of the legs that regroup: end the run, or start again with what is there."""
@@ -343,9 +324,8 @@ class Faults:
             self.carry_out.settle(name)
         waiting = set(self.members.waiting)
         if self.run.pausing is not None:
-            for name in sorted(waiting):
-                if name in names or self.run.state.member(name).status == "training":
-                    self.run.record(MemberEnded(member=name, status="paused", reason=self.run.pausing))
+            status = {name: self.run.state.member(name).status for name in waiting}
+            self.carry_out.pause(sorted(name for name in waiting if name in names or status[name] == "training"))
             self.run.phase = Phase.OVER
             return
         self.carry_out.fall_behind(waiting.intersection(names), None)

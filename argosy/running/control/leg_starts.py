@@ -1,14 +1,13 @@
 """New legs: what the policy starts on devices that are free, and how the nodes of a leg share its stream."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from argosy.cluster import Cluster, Node
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
-from argosy.protocol.events import NodeCame, PlanMade, Split
-from argosy.protocol.feeder import Leg, Probed, UseLoaders
-from argosy.protocol.trainer import Assign
+from argosy.protocol.events import Split
+from argosy.protocol.feeder import Leg, Probed
 from argosy.running.control.barriers import assignments_of
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
@@ -20,7 +19,6 @@ from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.sharing_choice import SharingChoice
 from argosy.running.control.worker_pool import Feeder, WorkerPool
-from argosy.running.directory.study_json import write_json
 
 __all__ = ["LegStarts"]
 
@@ -59,10 +57,8 @@ class LegStarts:
         """Start workers on nodes that came. The policy knows of a node when its data is open."""
         nodes, self.nodes = self.nodes, []
         for node in nodes:
-            self.run.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
-            self.run.cluster = self.run.cluster.beside(node)
             self.unopened.add(node.name)
-            self.pool.admit(node)
+            self.carry_out.admit(node)
 
     def opened(self, node: str) -> None:
         """A feeder of a node has opened its data: where the node came later, all members are to have room there."""
@@ -107,15 +103,12 @@ class LegStarts:
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start(flotilla)]
-        self._release_idle()
+        self.carry_out.release_idle()
         if started:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
             idle = len(set(self.legs.devices)) < len(self.pool.devices)
             run.wants_plan = bool(self.members.waiting) and idle
-            told = plan.to_json()
-            run.record(PlanMade(plan=told))
-            write_json(run.directory / "plan.json", told)
-            run.view.plan(plan)
+            self.carry_out.publish(plan)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan ``balanced`` is told how far all train, where none may end sooner or come later."""
@@ -155,13 +148,6 @@ class LegStarts:
         self.carry_out.begin(leg, assignments_of(flotilla), assignment)
         return True
 
-    def _release_idle(self) -> None:
-        """Let trainers without members let go of the block that they measured on."""
-        busy = set(self.legs.devices)
-        for device in self.pool.devices:
-            if device not in busy:
-                self.pool.send(device, Assign(assignment=self.legs.next_assignment()))
-
     # ---- sharing
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
@@ -174,10 +160,7 @@ class LegStarts:
                 self.pool.probe(team)
             return False
         seconds = self.launching.preparation_seconds
-        self.run.record(chosen := sharing.choose(cluster, flotilla, preparation_seconds=seconds))
-        if self.run.settings.loader_workers is None:
-            for feeder in self.pool.feeders:
-                self.pool.send(feeder, UseLoaders(count=chosen.loader_workers))
+        self.carry_out.share(sharing.choose(cluster, flotilla, preparation_seconds=seconds))
         return True
 
     def probed(self, worker: str, probed: Probed) -> None:
