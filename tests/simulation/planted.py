@@ -171,8 +171,8 @@ PLANTED = (
     Planted(
         "members that were leaving a trainer that is lost while others are measured wait for ever",
         Faults.lost,
-        "self.carry_out.settle(name)",
-        "pass",
+        "self.carry_out.settle(self.carry_out.drop_unsaved(worker))",
+        "self.carry_out.drop_unsaved(worker)",
         "14bb73e",
     ),
     Planted(

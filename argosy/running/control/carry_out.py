@@ -1,34 +1,42 @@
 """Decisions become events and commands here, in the one lawful order: what is journaled first, what leaves after it.
 
-Everything that changes a leg or says something to a trainer about its members goes through `CarryOut`; the table of members
-changes with it. A command leaves when the round is journaled (`Driver._round`).
+No other part of the driver writes to the journal or gives trainers their commands; the table of members changes with both. Others decide,
+and hand over what is to change. A command leaves when the round is journaled (`Driver._round`).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from argosy.cluster import Node
 from argosy.plans import Plan
 from argosy.protocol.events import (
     REFUSED,
+    Answered,
+    Cloned,
+    Divided,
+    Event,
     MemberEnded,
     MemberRested,
     NodeCame,
     PlanMade,
+    Recovered,
     SharingChosen,
     Split,
     WorkerLost,
 )
 from argosy.protocol.feeder import Credit, Hold, UseLoaders
 from argosy.protocol.trainer import Assign, Pause, Seat, Unassign
+from argosy.running.control.clone import inherit
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
+from argosy.running.control.losses import Way
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Leaving, Members, State
 from argosy.running.control.positions import FINAL, Positions
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
-from argosy.running.control.verdicts import Fate, Verdict
+from argosy.running.control.verdicts import Fate, Newcomer, Verdict
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.directory.study_json import write_json
 
@@ -50,6 +58,23 @@ class CarryOut:
         self._rendezvous: dict[str, str] = {}
         """By member that several devices step: where these find each other."""
 
+    # ---- the journal, and what leaves after it
+
+    def record(self, *events: Event) -> None:
+        """Journal events, before anything else leaves, fold them into the state, and show them."""
+        for event in events:
+            self.run.journal.append(event)
+            self.run.state.apply(event)
+            self.run.view.handle("", event)
+
+    def answer(self, file: str, answer: str) -> None:
+        """A command is done with."""
+        self.record(Answered(file=file, command=self.run.commands.pop(file), answer=answer))
+
+    def send(self, commands: Mapping[str, Any]) -> None:
+        """Give each of these workers its command."""
+        self.pool.send(commands)
+
     # ---- credit
 
     def allow(self, leg: LiveLeg, until: int) -> None:
@@ -62,8 +87,7 @@ class CarryOut:
 
     def hold(self, leg: LiveLeg, *, multiple: int) -> None:
         """Let a leg come to a barrier soon, behind a section whose number divides by `multiple`."""
-        for feeder in leg.hold():
-            self.pool.send(feeder, Hold(leg=leg.number, multiple=multiple))
+        self.send(dict.fromkeys(leg.hold(), Hold(leg=leg.number, multiple=multiple)))
 
     def make_room(self) -> None:
         """Members wait: let every leg come to a barrier at an epoch's end, and ask the policy."""
@@ -75,30 +99,28 @@ class CarryOut:
 
     def admit(self, node: Node) -> None:
         """A node came: let its workers start."""
-        self.run.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
+        self.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
         self.run.cluster = self.run.cluster.beside(node)
         self.pool.admit(node)
 
     def publish(self, plan: Plan) -> None:
         """Flotillas of a plan have started."""
         told = plan.to_json()
-        self.run.record(PlanMade(plan=told))
+        self.record(PlanMade(plan=told))
         write_json(self.run.directory / "plan.json", told)
         self.run.view.plan(plan)
 
     def release_idle(self) -> None:
         """Let trainers without members let go of the block that they measured on."""
         busy = set(self.legs.devices)
-        for device in self.pool.devices:
-            if device not in busy:
-                self.pool.send(device, Assign(assignment=self.legs.next_assignment()))
+        idle = [device for device in self.pool.devices if device not in busy]
+        self.send({device: Assign(assignment=self.legs.next_assignment()) for device in idle})
 
     def share(self, chosen: SharingChosen) -> None:
         """Nodes share the stream like this from here on."""
-        self.run.record(chosen)
+        self.record(chosen)
         if self.run.settings.loader_workers is None:
-            for feeder in self.pool.feeders:
-                self.pool.send(feeder, UseLoaders(count=chosen.loader_workers))
+            self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
 
     # ---- assignments
 
@@ -130,7 +152,7 @@ class CarryOut:
             if missing:
                 leg.starting[device] = Starting(start=change.start, missing=missing)
                 self.positions.settled(change.start)  # their next epoch is this leg's
-                self.pool.send(device, Unassign(members=change.leave))
+                self.send({device: Unassign(members=change.leave)})
             else:
                 self._start(leg, device, leave=change.leave, start=change.start)
 
@@ -152,7 +174,7 @@ class CarryOut:
         placement, before = leg.flotilla.of(name), self.run.state.member(name).split
         split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
         if split != before and (placement.is_split or before is not None):
-            self.run.record(split)
+            self.record(split)
         if not placement.is_split:
             return None
         rank, number = placement.devices.index(device), self.positions.number(name)
@@ -164,7 +186,7 @@ class CarryOut:
         names = [name for name in start if name in there]
         assigned = self.positions.assigned(names)
         if assigned is not None:
-            self.run.record(assigned)
+            self.record(assigned)
         self.members.assign(names)
         # Without a feeder to read from, a trainer would take this for what was said before its feeder was lost.
         self.pool.attach(leg.feeders, device)
@@ -177,11 +199,11 @@ class CarryOut:
             )
             for name in names
         )
-        self.pool.send(device, Assign(assignment=leg.assignments[device].number, leave=leave, start=starts))
+        self.send({device: Assign(assignment=leg.assignments[device].number, leave=leave, start=starts)})
         stopped = tuple(filter(self.members.is_told_to_stop, names))
         if stopped:
             # They were told to stop when no trainer knew them.
-            self.pool.send(device, Unassign(members=stopped))
+            self.send({device: Unassign(members=stopped)})
 
     def _wait_no_longer(self, member: str) -> None:
         """A member's last file is journaled, or there will be none: assignments that waited for it start."""
@@ -196,8 +218,7 @@ class CarryOut:
         """Let the devices that step a member save it and let it go, as a person wants it to stop."""
         leg = self.legs.of(member)
         if leg is not None and leg.gate is not Gate.REGROUPING:
-            for device in leg.devices_of(member):
-                self.pool.send(device, Unassign(members=(member,)))
+            self.send(dict.fromkeys(leg.devices_of(member), Unassign(members=(member,))))
 
     def end_leg(self, leg: LiveLeg) -> None:
         """A leg has no members any more."""
@@ -223,7 +244,7 @@ class CarryOut:
             return
         if known.member(member).status in FINAL:
             return  # another of the devices that stepped it has said so
-        run.record(MemberEnded(member=member, status=status, reason=reason))
+        self.record(MemberEnded(member=member, status=status, reason=reason))
         self.measuring.forget(member)
         leaving = self.members.leaves(member)
         # Where no leg is left, the policy is asked when all that go on elsewhere are saved.
@@ -242,9 +263,8 @@ class CarryOut:
         """A member has ended, wherever it was."""
         for leg in self.legs.live:
             devices = leg.devices_of(member)
-            for device in devices if len(devices) > 1 else ():
-                # One of its ranks has said so.
-                self.pool.send(device, Unassign(members=(member,)))
+            if len(devices) > 1:  # one of its ranks has said so
+                self.send(dict.fromkeys(devices, Unassign(members=(member,))))
             if leg.remove(member):
                 self.run.wants_plan = True
         self._wait_no_longer(member)
@@ -253,10 +273,10 @@ class CarryOut:
         """Let a member that is saved rest or end."""
         if verdict.fate is Fate.END:
             self.end(member, "done", verdict.reason)
-            return
-        self.run.record(MemberRested(member=member, reason=verdict.reason))
-        self.members.rest(member)
-        self.run.wants_plan = True
+        else:
+            self.record(MemberRested(member=member, reason=verdict.reason))
+            self.members.rest(member)
+            self.run.wants_plan = True
 
     def left(self, member: str) -> None:
         """A trainer has saved a member and let it go."""
@@ -268,22 +288,22 @@ class CarryOut:
         elif leaving.verdict is not None:
             self.follow(member, leaving.verdict)
         else:
-            self.run.record(MemberRested(member=member, reason=""))
+            self.record(MemberRested(member=member, reason=""))
             self.members.saved(member)
             self.run.wants_plan = True
             self._wait_no_longer(member)
 
-    def settle(self, name: str) -> None:
-        """Let a member that was saved, or lost, where a fault found it, end or rest if that is its verdict, or go on."""
-        if self.members.is_told_to_stop(name):
-            self.end(name, "stopped", "by command")
-        elif self.members.state(name) is State.REGROUPING and not self.decided(name):
-            self.members.take_back(name)
+    def settle(self, names: Iterable[str]) -> None:
+        """Let members that were saved, or lost, where a fault found them, end or rest if that is their verdict, or go on."""
+        for name in names:
+            if self.members.is_told_to_stop(name):
+                self.end(name, "stopped", "by command")
+            elif self.members.state(name) is State.REGROUPING and not self.decided(name):
+                self.members.take_back(name)
 
     def decided(self, name: str) -> bool:
         """Whether a member ends or rests by its verdict, as it does then."""
-        verdict = self.decisions.leaves_run(name)
-        if verdict is not None:
+        if (verdict := self.decisions.leaves_run(name)) is not None:
             self.follow(name, verdict)
         return verdict is not None
 
@@ -318,13 +338,36 @@ class CarryOut:
         self.pool.forget_members(names)
         self.run.view.study(self.run.study)
         self.run.write_study()
-        self.run.answer(addition, f"{REFUSED}{why}")
+        self.answer(addition, f"{REFUSED}{why}")
+
+    def inherit(self, cloned: Cloned) -> None:
+        """Journal a clone, behind the file that it begins with."""
+        inherit(self.run.directory, cloned)
+        self.record(cloned)
+
+    def bring(self, brought: Iterable[Newcomer]) -> None:
+        """Journal members that a search brings, each behind the file that it begins with."""
+        for new in brought:
+            if new.cloned is not None:
+                inherit(self.run.directory, new.cloned)
+                self.measuring.as_source(new.cloned.member, new.cloned.source)
+            self.record(*new.events)
+        # Before study.json names them, which the next driver compares with what it finds here.
+        self.run.journal.commit()
 
     # ---- losses
 
+    def divide(self, member: str, parts: int) -> None:
+        """Cut a member's batches into so many micro-batches from here on."""
+        self.record(Divided(member=member, accumulate=parts))
+
+    def choose_way(self, trainer: str, lost: Sequence[str], way: Way, costs: Mapping[str, float]) -> None:
+        """The members of a lost trainer go on like this."""
+        self.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+
     def lose(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
         """A worker is lost, or a group or an exchange that it had a part in."""
-        self.run.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
+        self.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
         self.run.tolerance.worker_lost(worker, detail)
 
     def give_up(self, node: str, why: str, *, answers: bool) -> list[str]:
@@ -332,7 +375,7 @@ class CarryOut:
         run = self.run
         run.cluster = run.cluster.without(node)
         left = ", ".join(other.name for other in run.cluster.nodes)
-        run.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
+        self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
         return self.pool.abandon(node, answers=answers)
 
     def take_off(self, device: str) -> list[str]:
@@ -399,15 +442,12 @@ class CarryOut:
             leg.starting.clear()  # An assignment that waits to start has no part in it.
             leg.gate = Gate.REGROUPING
         busy = [device for device in dict.fromkeys(devices) if self.pool.knows(device)]
-        for device in busy:
-            self.pool.send(device, Pause())
+        self.send(dict.fromkeys(busy, Pause()))
         return busy
 
-    def pause(self, names: Iterable[str]) -> None:
+    def pause(self, names: Iterable[str], reason: str) -> None:
         """The run ends, and these are saved to go on with the next one."""
-        reason = self.run.pausing or ""
-        for name in names:
-            self.run.record(MemberEnded(member=name, status="paused", reason=reason))
+        self.record(*(MemberEnded(member=name, status="paused", reason=reason) for name in names))
 
     def all_have_met(self, leg: LiveLeg) -> None:
         """No member is to meet this leg any more."""

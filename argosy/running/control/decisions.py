@@ -128,20 +128,16 @@ class Decisions:
 
     def undecided(self) -> list[str]:
         """Members that an earlier driver may have left between their last file and its word on them."""
-        found = []
-        for name in self.run.study.names:
-            status, state = self.run.state.member(name).status, self.members.state(name)
-            # One that was done, and waits, may do so because a search is to compare more than it was.
-            revived = status == "done" and state is State.WAITING
-            if (status in ("training", "paused") and state is not State.RESTING) or revived:
-                found.append(name)
-        return found
+        statuses = {name: self.run.state.member(name).status for name in self.run.study.names}
+        begun = {name for name, status in statuses.items() if status in ("training", "paused")} - self.members.resting
+        # One that was done, and waits, may do so because a search is to compare more than it was.
+        revived = {name for name in self.members.having(State.WAITING) if statuses[name] == "done"}
+        return [name for name in statuses if name in begun or name in revived]
 
     def called(self) -> list[str]:
         """Resting members that a judge calls."""
         run, resting = self.run, self.members.resting
-        called = {name for one in run.judges for name in one.called(resting, run.state, run.study)}
-        return sorted(called & resting)
+        return sorted(resting & {name for one in run.judges for name in one.called(resting, run.state, run.study)})
 
     # ---- what the policy is asked
 

@@ -96,7 +96,7 @@ class Driver:
         self.starts: LegStarts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
         self.measurements: Measurements = Measurements(run, self.carry_out, self.starts, only_measure=only_measure)
         self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.measurements)
-        self.additions: Additions = Additions(run, self.measurements)
+        self.additions: Additions = Additions(run, self.carry_out, self.measurements)
         self.requests: Requests = Requests(run, self.carry_out, self.faults, self.additions)
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
@@ -135,8 +135,7 @@ class Driver:
             elif self.pool.knows(worker):
                 self._handle(worker, message)
                 self._settle_costs()
-        for worker, files in self._written.items():
-            self.pool.send(worker, Journaled(files=files))
+        self.carry_out.send({worker: Journaled(files=files) for worker, files in self._written.items()})
         self._written.clear()
         self.faults.check_whether_over()
         if run.phase is Phase.TRAINING:
@@ -148,8 +147,7 @@ class Driver:
             self.faults.poll()
             run.metrics.write()
             self.meter.poll()
-        for answered in run.choices.taken():
-            run.record(answered)
+        self.carry_out.record(*run.choices.taken())
         run.journal.commit_due()
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
@@ -157,6 +155,8 @@ class Driver:
         """Choose the ensemble, and let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
         self._choose_ensemble()
         self.carry_out.call()
+        for bringer in self.run.bringers:
+            self.carry_out.record(*bringer.found(self.state))
         self.measurements.bring()
         self.starts.admit_nodes()
         self.barriers.go_on()
@@ -168,7 +168,7 @@ class Driver:
     def _choose_ensemble(self) -> None:
         run = self.run
         while run.steering is not None and (decision := run.steering.decide(run.state, run.study)) is not None:
-            run.record(decision)
+            self.carry_out.record(decision)
 
     def _settle_costs(self) -> None:
         if self.run.costs_settled:
@@ -194,7 +194,7 @@ class Driver:
         """Ask every worker to exit, wait a little for it, and journal what it still says."""
         for _, message in self.pool.farewell(FAREWELL_SECONDS):
             if self.run.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
-                self.run.record(message)
+                self.carry_out.record(message)
 
     # ---- messages
 
@@ -231,7 +231,7 @@ class Driver:
                 if not self.faults.does_without(worker, message.error):
                     raise message.error
             case Event():
-                run.record(message)
+                self.carry_out.record(message)
 
     def _reported(self, worker: str, report: SectionReport) -> None:
         """What an assignment reports together, in the order of its events."""
@@ -242,14 +242,14 @@ class Driver:
             run.steering.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
             if isinstance(event, SectionEnded):
-                run.record(event)
+                self.carry_out.record(event)
                 run.tolerance.gained()
                 run.metrics.note(self.state.member(event.member))
                 run.measuring.saw(event, self.state.member(event.member))
                 self.predictions.stepped(event)
                 self.barriers.judge(event.member)
             elif isinstance(event, Saved):
-                run.record(replace(event, leg=self._number_of_leg(event.member)))
+                self.carry_out.record(replace(event, leg=self._number_of_leg(event.member)))
                 self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
@@ -259,13 +259,13 @@ class Driver:
             elif isinstance(event, MemberStarted):
                 # Another rank of a split member may have said before that it failed.
                 if self.members.state(event.member) is not State.ENDED:
-                    run.record(event)
+                    self.carry_out.record(event)
                     self.predictions.started(event.member)
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
                     run.choices.keep_programs(event)
-                run.record(event)
+                self.carry_out.record(event)
         if report.section is not None:
             self.barriers.section_ended(worker, report.section)
 
@@ -301,12 +301,10 @@ class Driver:
         launching.opening_seconds = opened.opening_seconds
         run.identity.check(run.study, **run.known_of_study())
         costs = launching.preparation_rate, launching.opening_seconds
-        run.record(run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs))
-        run.record(DataOpened(keeping=opened.keeping, shards=opened.shards))
-        if run.positions.retried:
-            run.record(Retried(members=run.positions.retried))
-        if self.anew is not None:
-            run.record(self.anew)
+        started = run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
+        retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
+        data = DataOpened(keeping=opened.keeping, shards=opened.shards)
+        self.carry_out.record(started, data, *retried, *([] if self.anew is None else [self.anew]))
         # Before the study is there that they are members of now: those of before are none of it.
         run.journal.commit()
         keep_aside(self.state.members.values(), run.directory)
@@ -369,4 +367,4 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            end_run(run, driver.meter, status=status, reason=reason, close=driver.additions.close)
+            end_run(run, driver.carry_out, driver.meter, status=status, reason=reason, close=driver.additions.close)

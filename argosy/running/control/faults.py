@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from argosy.protocol.events import Divided, Recovered
 from argosy.protocol.feeder import Parted
 from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory
 from argosy.running.control.carry_out import CarryOut
@@ -82,7 +81,7 @@ class Faults:
         elif crowded:
             self.measuring.crowded(member.name, device.memory_bytes)
         elif (parts := self._division(member, now, message)) is not None:
-            self.run.record(Divided(member=member.name, accumulate=parts))
+            self.carry_out.divide(member.name, parts)
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
             advice = f"Lower its batch_size{allow}."
@@ -120,8 +119,7 @@ class Faults:
             # No other part starts a feeder again that has not opened the data.
             self.pool.free_team(self.pool.devices, ())
         elif self.run.phase is Phase.MEASURING:
-            for name in self.carry_out.drop_unsaved(worker):
-                self.carry_out.settle(name)
+            self.carry_out.settle(self.carry_out.drop_unsaved(worker))
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
             self._go_on_without(worker, given_up=given_up)
@@ -191,8 +189,7 @@ class Faults:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
         legs = self.legs.with_worker(trainer)
         lost = self.carry_out.take_off(trainer)
-        for name in lost:
-            self.carry_out.settle(name)
+        self.carry_out.settle(lost)
         lost = [name for name in lost if self.members.waits(name)]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
@@ -225,7 +222,7 @@ class Faults:
         # Where the policy has nothing for its device alone, its members would wait for the others' end.
         way = Way.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
-        run.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+        self.carry_out.choose_way(trainer, lost, way, costs)
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
@@ -320,12 +317,11 @@ class Faults:
         for leg in self.legs.regrouping:
             self.carry_out.end_leg(leg)
         self.measurements.forget_at_rest()
-        for name in sorted(names):
-            self.carry_out.settle(name)
+        self.carry_out.settle(sorted(names))
         waiting = set(self.members.waiting)
         if self.run.pausing is not None:
-            status = {name: self.run.state.member(name).status for name in waiting}
-            self.carry_out.pause(sorted(name for name in waiting if name in names or status[name] == "training"))
+            training = {name for name in waiting if self.run.state.member(name).status == "training"}
+            self.carry_out.pause(sorted(training | waiting.intersection(names)), self.run.pausing)
             self.run.phase = Phase.OVER
             return
         self.carry_out.fall_behind(waiting.intersection(names), None)

@@ -91,7 +91,7 @@ class LegStarts:
         if not self.legs.live and any(its.verdict is None for its in self.members.leaving.values()):
             return  # No member trains meanwhile, and the policy is to choose among all that are left.
         profiles = self.decisions.profiles(self.decisions.to_start())
-        self.predictions.profiled(profiles)
+        self.carry_out.record(*self.predictions.profiled(profiles))
         situation = self.decisions.situation(profiles, {})
         with self.predictions.planning():
             self._foresee(situation)
@@ -159,8 +159,7 @@ class LegStarts:
                 sharing.ask([feeder.name for feeder in team])
                 self.pool.probe(team)
             return False
-        seconds = self.launching.preparation_seconds
-        self.carry_out.share(sharing.choose(cluster, flotilla, preparation_seconds=seconds))
+        self.carry_out.share(sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds))
         return True
 
     def probed(self, worker: str, probed: Probed) -> None:

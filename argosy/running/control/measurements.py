@@ -5,7 +5,7 @@ later are measured beside those that train. An addition is whole or nothing: its
 known and fit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from argosy.errors import PlanError
@@ -13,7 +13,6 @@ from argosy.planning.memory import require_fit
 from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.clone import inherit
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measuring import Measuring
@@ -25,6 +24,7 @@ from argosy.running.control.splitting import Timing
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
+from argosy.study import Member
 
 __all__ = ["Measurements"]
 
@@ -42,7 +42,7 @@ class Measurements:
         self.positions: Positions = run.positions
         self.measuring: Measuring = run.measuring
         self.only_measure = only_measure
-        self.timing: Timing = Timing(run.pool)
+        self.timing: Timing = Timing()
 
     # ---- where no member trains
 
@@ -128,7 +128,7 @@ class Measurements:
         accumulate = {member.name: self.positions.accumulate(member.name) for member in study.members}
         for device, command in self.measuring.commands(tuple(devices), assignment, accumulate).items():
             self.pool.define(device, map(study.member, command.members))
-            self.pool.send(device, command)
+            self.carry_out.send({device: command})
 
     # ---- sums over devices
 
@@ -138,7 +138,7 @@ class Measurements:
         # Of several nodes one may be left, with one device.
         if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
-        self.timing.ask(devices)
+        self.carry_out.send(self.timing.commands(devices, self.pool.rendezvous))
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
@@ -195,9 +195,6 @@ class Measurements:
     def bring(self) -> None:
         """Let those join that a search brings."""
         run = self.run
-        for bringer in run.bringers:
-            for event in bringer.found(run.state):
-                run.record(event)
         if run.pausing is not None:
             return
         brought = [new for bringer in run.bringers for new in bringer.bring(run.state)]
@@ -205,23 +202,16 @@ class Measurements:
             return
         members = [member for new in brought for member in new.members]
         check_batches(members, run.lengths)
-        for new in brought:
-            if new.cloned is not None:
-                inherit(run.directory, new.cloned)
-                self.measuring.as_source(new.cloned.member, new.cloned.source)
-            for event in new.events:
-                run.record(event)
-        # Before study.json names them, which the next driver compares with what it finds here.
-        run.journal.commit()
-        self.positions.extend(members)
-        run.view.study(run.study)
-        self.expect(member.name for member in members)
+        self.carry_out.bring(brought)
+        self.expect(members)
         # Others may have waited for these.
         self.carry_out.call()
 
-    def expect(self, names: Iterable[str], *, addition: str = "") -> None:
-        """Members are to be added, by a command or a search: they are in the study, and their costs are not known."""
-        self.members.expect(names, addition=addition)
+    def expect(self, members: Sequence[Member], *, addition: str = "") -> None:
+        """Members are to be added, by a command or a search: they are in the study from here on, and their costs are not known."""
+        self.positions.extend(members)
+        self.run.view.study(self.run.study)
+        self.members.expect((member.name for member in members), addition=addition)
         if self.run.phase is Phase.TRAINING:
             self._welcome()
 
@@ -259,7 +249,7 @@ class Measurements:
                 self.carry_out.refuse(addition, str(error))
             else:
                 self.members.answered(addition)
-                self.run.answer(addition, f"added {', '.join(names)}")
+                self.carry_out.answer(addition, f"added {', '.join(names)}")
 
     def _fail_unfit(self, names: Iterable[str]) -> None:
         """Trials of a search that can train nowhere here have failed; the others go on."""

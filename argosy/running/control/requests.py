@@ -28,7 +28,7 @@ class Requests:
         self.faults = faults
         self.additions = additions
         self.inbox: Inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
-        self.clones: Clones = Clones(run, additions)
+        self.clones: Clones = Clones(run, carry_out, additions)
         self._wanted: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt a round at any place."""
         self._stopping: dict[str, list[str]] = {}
@@ -52,17 +52,16 @@ class Requests:
             except ArgosyError as error:
                 answer = f"{REFUSED}{error}"
             if answer is not None:
-                run.answer(file, answer)
+                self.carry_out.answer(file, answer)
         if run.pausing is None:
             self.clones.poll()
             self.additions.poll()
         for member in list(self._stopping):
             status = run.state.member(member).status
             if status not in ("waiting", "training", "resting", "paused"):
+                how = "is saved and stops" if status == "stopped" else f"had ended: {status}"
                 for file in self._stopping.pop(member):
-                    run.answer(
-                        file, f"{member} is saved and stops" if status == "stopped" else f"{member} had ended: {status}"
-                    )
+                    self.carry_out.answer(file, f"{member} {how}")
 
     def _out_of_time(self) -> str | None:
         limit = self.run.settings.time_limit

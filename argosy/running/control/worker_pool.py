@@ -78,9 +78,10 @@ class WorkerPool:
         for device, node in self.node_of.items():
             self.workers.start_trainer(device, node)
 
-    def send(self, worker: str, command: Any) -> None:
-        """Say something to a worker."""
-        self.workers.send(worker, command)
+    def send(self, commands: Mapping[str, Any]) -> None:
+        """Give each of these workers its command."""
+        for worker, command in commands.items():
+            self.workers.send(worker, command)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds."""
