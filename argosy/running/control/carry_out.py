@@ -25,8 +25,8 @@ from argosy.protocol.events import (
     Split,
     WorkerLost,
 )
-from argosy.protocol.feeder import Credit, Hold, UseLoaders
-from argosy.protocol.trainer import Assign, Pause, Seat, Unassign
+from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
+from argosy.protocol.trainer import Assign, Measure, Pause, Seat, Unassign
 from argosy.running.control.clone import inherit
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
@@ -37,7 +37,7 @@ from argosy.running.control.positions import FINAL, Positions
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
-from argosy.running.control.worker_pool import WorkerPool
+from argosy.running.control.worker_pool import Feeder, WorkerPool
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["CarryOut"]
@@ -121,6 +121,19 @@ class CarryOut:
         self.record(chosen)
         if self.run.settings.loader_workers is None:
             self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
+
+    def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> tuple[Leg, int]:
+        """Let a team prepare a new leg. Returns it, with its number, and the number of its first assignment."""
+        self.legs.count += 1
+        leg = replace(stretch, number=self.legs.count)
+        self.pool.feed(team, leg, pipeline)
+        return leg, self.legs.next_assignment()
+
+    def measure(self, commands: Mapping[str, Measure]) -> None:
+        """Let trainers measure members."""
+        for device, command in commands.items():
+            self.pool.define(device, map(self.run.study.member, command.members))
+            self.send({device: command})
 
     # ---- assignments
 

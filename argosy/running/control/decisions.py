@@ -123,8 +123,7 @@ class Decisions:
     def leaves_run(self, name: str) -> Verdict | None:
         """The verdict on a member that ends or rests, its newest file being that of its last section; None where it goes on."""
         verdict = self.run.verdict(name)
-        goes_on = verdict.fate is Fate.GO_ON or not self.run.state.member(name).saved_at_its_end
-        return None if goes_on else verdict
+        return verdict if verdict.fate is not Fate.GO_ON and self.run.state.member(name).saved_at_its_end else None
 
     def undecided(self) -> list[str]:
         """Members that an earlier driver may have left between their last file and its word on them."""

@@ -139,9 +139,7 @@ class LegStarts:
         else:
             if measured is not None:
                 self.pool.rest(feeder.name for feeder in measured[0])
-            self.legs.count += 1
-            assignment = self.legs.next_assignment()
-            self.pool.feed(team, replace(stretch, number=self.legs.count), self.sharing.pipeline)
+            _, assignment = self.carry_out.feed(team, stretch, self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
         leg = LiveLeg(number=self.legs.count, feeders=names, until=stretch.section, begins=stretch, flotilla=flotilla)
         self.splits = {name: split for name, split in self.splits.items() if name not in flotilla.members}

@@ -91,10 +91,8 @@ class Measurements:
         team = self.pool.free_team(devices, ())
         if team is None:
             return
-        self.legs.count += 1
-        assignment = self.legs.next_assignment()
-        leg = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=self.legs.count))
-        self.pool.feed(team, leg, self.starts.sharing.pipeline)
+        stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=0))
+        leg, assignment = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
         ends = [self.positions.last_section(name) for name in waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
@@ -124,11 +122,8 @@ class Measurements:
             self._measure(self.pool.devices, self.starts.measuring_leg[2])
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
-        study = self.run.study
-        accumulate = {member.name: self.positions.accumulate(member.name) for member in study.members}
-        for device, command in self.measuring.commands(tuple(devices), assignment, accumulate).items():
-            self.pool.define(device, map(study.member, command.members))
-            self.carry_out.send({device: command})
+        accumulate = {member.name: self.positions.accumulate(member.name) for member in self.run.study.members}
+        self.carry_out.measure(self.measuring.commands(tuple(devices), assignment, accumulate))
 
     # ---- sums over devices
 
