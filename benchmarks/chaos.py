@@ -49,7 +49,7 @@ def hurt(run: Run, roles: Sequence[str], dice: random.Random) -> str | None:
     if role == "driver":
         number = signal.SIGKILL
     while run.process.poll() is None:
-        victims = run.role(role) if time.monotonic() > moment else run.look() and []
+        victims = run.role(role) if time.monotonic() > moment else run.processes() and []
         if victims:
             run.signal(dice.choice(victims), number)
             return f"{role}:{number.name}"
@@ -93,7 +93,7 @@ def kill_driver(directory: Path, settings: str, kills: int, dice: random.Random)
     while done < kills:
         deadline = time.monotonic() + dice.uniform(0.5, 3.5)
         while time.monotonic() < deadline and runs[-1].process.poll() is None:
-            runs[-1].look()
+            runs[-1].processes()
             time.sleep(0.02)
         if runs[-1].process.poll() is not None:
             break

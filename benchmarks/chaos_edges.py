@@ -212,7 +212,7 @@ def befall(around: Surroundings, dice: random.Random) -> str | None:
     """One fault at a random moment of a run; None where the run ended before."""
     moment, fault = time.monotonic() + dice.uniform(0.0, MOST_SECONDS), dice.choice(FAULTS)
     while time.monotonic() < moment and around.run.process.poll() is None:
-        around.run.look()
+        around.run.processes()
         time.sleep(0.02)
     return fault(around, dice) if around.run.process.poll() is None else None
 

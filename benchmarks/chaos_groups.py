@@ -1,6 +1,6 @@
 """Seeded campaign of faults against members that span devices: every run must end with the weights of members alone.
 
-Five members on three CPU devices; at every barrier each of them is seated anew, on one device or several, in shares drawn by the
+Five members on three CPU devices; at every barrier each of them is placed anew, on one device or several, in shares drawn by the
 seed, and up to three processes (trainers, feeders) are killed or stopped at random moments. Weights in float64 may differ from
 those of the member alone by rounding, 1e-9 relative; the audit must pass, and no run may take longer than two minutes.
 """
@@ -26,7 +26,7 @@ import evidence
 import living
 import pytest
 import torch
-from seats import all_alone, check, train
+from splits import all_alone, check, train
 
 from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
@@ -38,7 +38,7 @@ PARTS = (0.02, 0.3, 0.5, 1.0)
 LIMIT_SECONDS = 120
 
 
-def seats(seed: int, name: str, asked: int) -> Mapping[int, float]:
+def shares_of(seed: int, name: str, asked: int) -> Mapping[int, float]:
     """Devices and shares of a member, whenever the policy is asked."""
     dice = random.Random(f"{seed} {name} {asked}")
     devices = dice.sample(range(DEVICES), dice.choice([1, 1, 2, 2, 3]))
@@ -76,7 +76,7 @@ def one_run(directory: Path, seed: int, alone: Mapping[str, Mapping[str, torch.T
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(processes, "STOPPED_SECONDS", 0.5)
         living.at_every_round(patched, hurts)
-        train(directory, patched, partial(seats, seed))
+        train(directory, patched, partial(shares_of, seed))
     signal.alarm(0)
     check(directory, alone)
     assert audit(directory) == []

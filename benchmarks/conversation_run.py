@@ -73,13 +73,13 @@ class Addition:
         """Learn whose processes count."""
         self.workers = workers
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Whether there is a command. The round that ends here may have answered it: what counts is the end of the one before."""
         self._told = self._told or any(self.directory.glob("commands/*.json"))
         if not self._told:
             self.begun = self._here()
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Whether they train."""
         if isinstance(event, MemberStarted) and event.member in self.missing:
             self.missing.discard(event.member)
@@ -103,7 +103,7 @@ def main() -> None:
         [member(name) for name in names], samples=told["samples"], val=told["val"], epochs=told["epochs"], sections=1
     )
     addition = Addition(directory, added)
-    gauge = Gauge(count=len(names) + len(added), act=addition.hear, look=addition.look if added else lambda: None)
+    gauge = Gauge(count=len(names) + len(added), act=addition.handle, poll=addition.poll if added else lambda: None)
     run(
         asked,
         Settings(devices=told["devices"], numerics="exact"),

@@ -1,6 +1,6 @@
 """What it costs the others that members leave, join, rest, come back and move; and that an epoch has several sections.
 
-* A study in which ten things change at every epoch's end, beside a quiet one with equally many members aboard each device in
+* A study in which ten things change at every epoch's end, beside a quiet one with equally many members assigned to each device in
   every section, interleaved. Members that nothing happened to must end with the quiet study's weights, and every member with
   those of a plain loop over the stream epochs that were journaled for it; no sample may be prepared twice.
 * The same with the trainer killed on which a member has just started, before it could be saved.
@@ -42,7 +42,7 @@ def steady_of(count: int) -> dict[str, list[str]]:
 
 
 def crews_at(epoch: int, steady: int) -> Crews:
-    """Who is aboard in an epoch of the changing study."""
+    """Members that are assigned in an epoch of the changing study."""
     turn = epoch % 2
     movers = [["mover-0", "mover-1"], ["mover-2", "mover-3"]]
     crews = steady_of(steady)
@@ -64,13 +64,13 @@ def quiet_crews(steady: int) -> Crews:
 
 def told_of(script: Sequence[Crews], *, epochs: int, samples: int, cues: bool, victim: str | None) -> dict[str, Any]:
     """A study whose members train when the script says so."""
-    aboard = [{name for crew in crews.values() for name in crew} for crews in script]
-    everybody = sorted(set.union(*aboard))
-    added = [name for name in everybody if name.startswith("once-") and name not in aboard[0]]
+    assigned = [{name for crew in crews.values() for name in crew} for crews in script]
+    everybody = sorted(set.union(*assigned))
+    added = [name for name in everybody if name.startswith("once-") and name not in assigned[0]]
     return {
         "script": script,
         "members": {
-            name: sum(name in here for here in aboard) if cues else epochs for name in everybody if name not in added
+            name: sum(name in here for here in assigned) if cues else epochs for name in everybody if name not in added
         },
         "added": len(added),
         "samples": samples,

@@ -1,6 +1,6 @@
 """One Argosy run of `crews.py` in a process of its own: told by one JSON file, it writes another of what it measured.
 
-What changes is written in a script: who is aboard which device in each epoch of the stream. The policy of this file places
+What changes is written in a script: which members each device has in each epoch of the stream. The policy of this file places
 members as the script says, and its judge rests and calls them; who is not in the script ends by its rule and joins by command.
 """
 
@@ -32,7 +32,7 @@ from argosy.study import Study
 __all__ = ["Scripted"]
 
 Script = Sequence[Mapping[str, Sequence[str]]]
-"""For each epoch of the stream, who is aboard each device."""
+"""For each epoch of the stream, the members of each device."""
 
 
 class Scripted:
@@ -42,9 +42,9 @@ class Scripted:
         self.script = script
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """The script's crews of the epoch that those aboard are at; at the beginning of a run, of the least one."""
-        aboard = [name for name in situation.homes if name in situation.epochs_done]
-        epoch = min(situation.epochs_done[name] for name in aboard or situation.epochs_done)
+        """The script's crews of the epoch that assigned members are at; at the beginning of a run, of the least one."""
+        assigned = [name for name in situation.homes if name in situation.epochs_done]
+        epoch = min(situation.epochs_done[name] for name in assigned or situation.epochs_done)
         profiles = {p.member: p for p in situation.waiting if situation.epochs_done[p.member] == epoch}
         free = {device.name for device in situation.free}  # after a loss, others may still train on the rest
         placements = [
@@ -61,10 +61,10 @@ class Scripted:
 
 
 class Cues:
-    """A judge who rests and calls members as a script says: whoever is not aboard in the epoch that comes next rests."""
+    """A judge who rests and calls members as a script says: a member that is not assigned in the epoch that comes next rests."""
 
     def __init__(self, script: Script) -> None:
-        self.aboard = [{name for crew in crews.values() for name in crew} for crews in script]
+        self.assigned = [{name for crew in crews.values() for name in crew} for crews in script]
         self._coming = 0
         """The epoch of the stream behind the last one that somebody ended."""
 
@@ -82,8 +82,8 @@ class Cues:
     def _is_due(self, member: str, state: RunState) -> bool:
         """Whether one of its epochs is there; after a fault, whether one is to be trained again."""
         sections = state.member(member).sections
-        own = range(sections[-1].stream_epoch + 1 if sections else 0, min(self._coming + 1, len(self.aboard)))
-        return any(member in self.aboard[epoch] for epoch in own)
+        own = range(sections[-1].stream_epoch + 1 if sections else 0, min(self._coming + 1, len(self.assigned)))
+        return any(member in self.assigned[epoch] for epoch in own)
 
 
 class Killer:
@@ -97,7 +97,7 @@ class Killer:
         """Learn whose processes they are."""
         self.workers = workers
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Whether it has started."""
         if isinstance(event, MemberStarted) and event.member == self.victim:
             self.victim = None
@@ -133,7 +133,7 @@ def main() -> None:
     policy = "balanced"
     if script:
         policy, POLICIES["scripted"] = "scripted", Scripted(script)
-    gauge = Gauge(count=len(members) + told["added"], act=killer.hear)
+    gauge = Gauge(count=len(members) + told["added"], act=killer.handle)
     first = {name for crew in script[0].values() for name in crew} if told["cues"] else set(told["members"])
     run(
         asked,

@@ -80,14 +80,14 @@ def watch(folder: Path, blocks: int) -> list[Snapshot]:
     snapshots = []
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            snapshots.append(look(process.pid, folder / "run" / "journal.jsonl"))
+            snapshots.append(snapshot(process.pid, folder / "run" / "journal.jsonl"))
             time.sleep(SAMPLE_SECONDS)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
     return snapshots
 
 
-def look(pid: int, journal: Path) -> Snapshot:
+def snapshot(pid: int, journal: Path) -> Snapshot:
     """The processes of the run as they are."""
     processes = {}
     for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):

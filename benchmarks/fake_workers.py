@@ -137,7 +137,7 @@ class FakeFeeder:
 
 
 @dataclass(slots=True)
-class _Aboard:
+class _Assigned:
     leads: bool
     """Whether it speaks for the member."""
     epoch: int
@@ -152,7 +152,7 @@ class FakeTrainer:
 
     name: str
     directory: Path
-    aboard: dict[str, _Aboard] = field(default_factory=dict)
+    assigned: dict[str, _Assigned] = field(default_factory=dict)
     assignment: int = -1
     kept: list[tuple[Place, int]] = field(default_factory=list)
     """Blocks that were measured on, or whose assignment is not known yet."""
@@ -180,7 +180,7 @@ class FakeTrainer:
                 events = self._leave(command.members)
                 return [SectionReport(events=events)] if events else []
             case Pause():
-                events = self._leave(tuple(self.aboard))
+                events = self._leave(tuple(self.assigned))
                 self.kept.clear()
                 return [*([SectionReport(events=events)] if events else []), Paused()]
             case TimeSums():
@@ -194,12 +194,12 @@ class FakeTrainer:
         if assignment > self.assignment or self.measuring:
             self.kept.append((place, assignment))
             return []
-        return [self._trained(place)] if assignment == self.assignment and self.aboard else []
+        return [self._trained(place)] if assignment == self.assignment and self.assigned else []
 
     def progress(self) -> Progress:
         """As a trainer says it a few times a second."""
-        samples = {name: aboard.epoch * LENGTH for name, aboard in self.aboard.items()}
-        losses = dict.fromkeys(self.aboard, 0.5)
+        samples = {name: member.epoch * LENGTH for name, member in self.assigned.items()}
+        losses = dict.fromkeys(self.assigned, 0.5)
         return Progress(blocks=1, samples=samples, losses=losses, gauge=asdict(TrainerGauge()))
 
     def _follow(self, assignment: int) -> list[Any]:
@@ -210,28 +210,28 @@ class FakeTrainer:
     def _start(self, start: StartMember) -> MemberStarted | None:
         (self.directory / "members" / start.member).mkdir(parents=True, exist_ok=True)
         leads = start.seat is None or start.seat.rank == 0
-        self.aboard[start.member] = _Aboard(leads=leads, epoch=start.epoch, next=start.stream_epoch)
+        self.assigned[start.member] = _Assigned(leads=leads, epoch=start.epoch, next=start.stream_epoch)
         place = {"epoch": start.epoch, "section": 0, "position": 0, "stream_epoch": start.stream_epoch}
         return MemberStarted(member=start.member, device=self.name, threads=1, mkldnn=True, **place) if leads else None
 
     def _leave(self, names: Sequence[str]) -> tuple[Event, ...]:
-        gone = {name: aboard for name in names if (aboard := self.aboard.pop(name, None)) is not None}
-        leading = {name: aboard for name, aboard in gone.items() if aboard.leads}
-        saved = [self._saved(name, aboard) for name, aboard in leading.items() if aboard.epoch]
+        gone = {name: member for name in names if (member := self.assigned.pop(name, None)) is not None}
+        leading = {name: member for name, member in gone.items() if member.leads}
+        saved = [self._saved(name, member) for name, member in leading.items() if member.epoch]
         return (*saved, *(MemberRested(member=name, reason="") for name in leading))
 
     def _trained(self, place: Place) -> SectionReport:
         events: list[Event] = []
-        for name, aboard in self.aboard.items():
-            if place.section >= aboard.next:
-                aboard.next = place.section + 1
-                aboard.epoch += 1
-                if aboard.leads:
-                    events += [self._ended(name, aboard, place), self._saved(name, aboard)]
+        for name, member in self.assigned.items():
+            if place.section >= member.next:
+                member.next = place.section + 1
+                member.epoch += 1
+                if member.leads:
+                    events += [self._ended(name, member, place), self._saved(name, member)]
         return SectionReport(events=tuple(events), section=place.section)
 
-    def _ended(self, name: str, aboard: _Aboard, place: Place) -> SectionEnded:
-        epoch, still = aboard.epoch - 1, int(name[1:]) % VARIANTS == VARIANTS - 1
+    def _ended(self, name: str, member: _Assigned, place: Place) -> SectionEnded:
+        epoch, still = member.epoch - 1, int(name[1:]) % VARIANTS == VARIANTS - 1
         loss = 1 / (1 + (min(epoch, STILL_FROM) if still else epoch))
         return SectionEnded(
             member=name,
@@ -241,19 +241,19 @@ class FakeTrainer:
             stream_epoch=place.epoch,
             position=LENGTH,
             metrics={"train_loss": loss},
-            epochs=aboard.epoch,
+            epochs=member.epoch,
             seconds=LENGTH / cost_of(name).rate(1),
             samples=LENGTH,
             digest=(0, 0, 0),
             val_digest=None,
             best=True,
-            steps=aboard.epoch * LENGTH // BATCH,
+            steps=member.epoch * LENGTH // BATCH,
         )
 
-    def _saved(self, name: str, aboard: _Aboard) -> Saved:
-        file = f"e{aboard.epoch:04}.pt"
+    def _saved(self, name: str, member: _Assigned) -> Saved:
+        file = f"e{member.epoch:04}.pt"
         (self.directory / "members" / name / file).touch()
-        saved = Checkpoint(file=file, sha256="0" * 64, epoch=aboard.epoch, section=0, position=0, best=file)
+        saved = Checkpoint(file=file, sha256="0" * 64, epoch=member.epoch, section=0, position=0, best=file)
         return Saved(member=name, checkpoint=saved)
 
 
@@ -287,7 +287,7 @@ class Question:
     lost: bool
     seconds: float
     """Of the driver's CPU time: until this was said, and when it is answered, from there on."""
-    boards: int = 0
+    changed_devices: int = 0
     """Trainers that were told of other members before there was credit."""
     ends: bool = False
     """Whether members improve no more by then."""
@@ -370,7 +370,7 @@ class Alone:
         question = self._question
         if question is None:
             return
-        question.boards += isinstance(command, Assign) and bool(command.start)
+        question.changed_devices += isinstance(command, Assign) and bool(command.start)
         if isinstance(command, Credit) and command.until > question.section:
             question.seconds = self.driver_seconds - question.seconds
             self.answered.append(question)
@@ -398,7 +398,7 @@ class Alone:
         self.loses = -1
 
     def _ask(self, section: int, *, lost: bool = False) -> None:
-        """The driver is about to hear of this."""
+        """The driver is about to receive this."""
         if self._question is None:
             ends = section == STILL_FROM + 1
             self._question = Question(section=section, lost=lost, seconds=self.driver_seconds, ends=ends)

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gpu_packs
 import packs
 from gpu_site import MIB, Outcome, Site, differences, digits, equal, events
-from groups import Seated, distance, sail
+from groups import Placed, distance, sail
 
 import argosy
 from argosy import api
@@ -341,13 +341,13 @@ def split_is_alone(site: Site) -> Outcome:
     }
     if len(backend_of(site.device).hardware(kind)) > 1:
         ways["two devices"] = ((0.3, 0.7), f"{kind}:{{}}".format, None)
-    (solo,) = sail([Seated(one)], site.folder, epochs=3, places=here)["m"]
+    (solo,) = sail([Placed(one)], site.folder, epochs=3, places=here)["m"]
     gaps = {}
     for words, (shares, places, on) in ways.items():
         folder = site.folder / f"split, {words}"
         folder.mkdir()
-        seated = Seated(one, tuple(range(len(shares))), shares)
-        lives = sail([seated], folder, epochs=3, places=places, on=on)["m"]
+        placed = Placed(one, tuple(range(len(shares))), shares)
+        lives = sail([placed], folder, epochs=3, places=places, on=on)["m"]
         gaps[words] = max(distance(live, solo) for live in lives)
     return Outcome(holds=max(gaps.values()) <= 1e-9, figures={"relative distance from the member alone": gaps})
 

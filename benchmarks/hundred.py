@@ -42,7 +42,7 @@ argosy.train(study, quiet=True, directory=sys.argv[1], {settings}, checkpoint_se
 """
 SETTINGS = 'devices="cpu:2", loader_workers=1'
 ROLES = ("driver", "trainer", "feeder", "server")
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 GROWTH = 0.05
 SLOTS = (4, 8)
 POLICIES = ("rounds", "fleet", "balanced")
@@ -67,7 +67,7 @@ def watch(run: Run, every: float) -> tuple[list[tuple[float, Moment]], int]:
         if time.monotonic() - began > (kills + 1) * every and (victims := run.role("trainer")):
             dice.choice(victims).kill()
             kills += 1
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return seen, kills
 
 

@@ -68,7 +68,7 @@ def deliver(sources: dict[str, Source], count: int) -> tuple[float, StreamGauge]
                 preparation.start(place, order[place.start : place.start + place.rows], ())
         at_once = preparation.hand_out()
         for key, _ in selector.select(timeout=0) if at_once else selector.select():
-            preparation.hear(key.data)
+            preparation.receive(key.data)
         while preparation.filling and not preparation.filling[0].missing:
             preparation.free.append(preparation.filling.popleft().slot)
     seconds = time.perf_counter() - began

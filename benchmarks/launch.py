@@ -111,8 +111,8 @@ class Count(Silent):
     signs: int = 0
     """Of progress."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`: a report is heard by the one event of its member's epoch."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`: a report is heard by the one event of its member's epoch."""
         if isinstance(message, SectionEnded):
             self.ended = time.perf_counter(), time.process_time()
             self.began = self.began if any(self.began) else self.ended
@@ -182,7 +182,7 @@ def planning(options: Any, figures: dict[str, Any], targets: list[dict[str, Any]
         for question in workers.answered:
             what = "a node is lost" if question.lost else "a tenth ends" if question.ends else "nothing changes"
             print(
-                f"    epoch {question.section}: {what}; {question.boards} devices get others; {question.seconds:.2f} s"
+                f"    epoch {question.section}: {what}; {question.changed_devices} devices get others; {question.seconds:.2f} s"
             )
             found[what].append(question.seconds)
         print(f"{whole:.1f} s in all, {workers.driver_seconds:.1f} s of it the driver's", flush=True)

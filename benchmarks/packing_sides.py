@@ -187,7 +187,7 @@ class Chosen:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._units = [Unit.of([self._aboard(one)]) for one in task.lives()]
+        self._units = [Unit.of([self._assigned(one)]) for one in task.lives()]
         self.packed: list[Packed] = []
         """What was chosen."""
         heartbeat = Heartbeat.private()
@@ -202,7 +202,7 @@ class Chosen:
     @property
     def models(self) -> Sequence[nn.Module]:
         """See `Side.models`."""
-        lives = [aboard.live for unit in self._units for aboard in unit.assignment]
+        lives = [assigned.live for unit in self._units for assigned in unit.assignment]
         return [one.model for one in sorted(lives, key=lambda one: int(one.member.name[1:]))]
 
     @property
@@ -216,8 +216,8 @@ class Chosen:
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
         for unit in self._units:
-            for aboard in unit.assignment:
-                aboard.live.begin_epoch(self._task.orders, epoch)
+            for assigned in unit.assignment:
+                assigned.live.begin_epoch(self._task.orders, epoch)
 
     def run(self, block: Block) -> None:
         """See `Side.run`."""
@@ -238,7 +238,7 @@ class Chosen:
             self._fusion.broke(unit, str(error), memory=False)
             return False
 
-    def _aboard(self, live: LiveMember) -> AssignedMember:
+    def _assigned(self, live: LiveMember) -> AssignedMember:
         files = Files(Path(tempfile.gettempdir()), None)  # nothing is saved
         return AssignedMember(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 

@@ -81,7 +81,7 @@ class Gauge:
     """Members that are to end."""
     act: Callable[[Event], None] = lambda event: None
     """Called with whatever a worker says."""
-    look: Callable[[], None] = lambda: None
+    poll: Callable[[], None] = lambda: None
     """Called in every round of the driver."""
     begun: Moment | None = None
     started: Moment | None = None
@@ -98,8 +98,8 @@ class Gauge:
     def plan(self, plan: Plan) -> None:
         """See `View.plan`."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, MemberStarted) and self.started is None:
             self.started = Moment.here()
         elif isinstance(message, MemberEnded):
@@ -110,7 +110,7 @@ class Gauge:
 
     def tick(self, phase: Phase) -> None:
         """See `View.tick`."""
-        self.look()
+        self.poll()
 
     def end(self) -> None:
         """See `View.end`."""

@@ -51,16 +51,16 @@ Settings = dict[str, Any]
 class FailingView(Silent):
     """Raises whatever it hears."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         raise RuntimeError("no colours")
 
 
 class SlowView(Silent):
     """Takes a second a call."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         time.sleep(1.0)
 
 

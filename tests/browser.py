@@ -43,7 +43,7 @@ class Browser:
         self.call("Performance.enable", timeDomain="threadTicks")
         self.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         self.call("Page.navigate", url=path.resolve().as_uri())
-        while self._hear().get("method") != "Page.loadEventFired":
+        while self._receive().get("method") != "Page.loadEventFired":
             pass
 
     def leave(self) -> None:
@@ -89,11 +89,11 @@ class Browser:
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._count, "method": method, "params": parameters, **session}
         self._to.write(json.dumps(message).encode() + b"\0")
-        while (answer := self._hear()).get("id") != self._count:
+        while (answer := self._receive()).get("id") != self._count:
             pass
         return answer
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             part = self._from.read(1 << 20)
             assert part, "the browser has ended"

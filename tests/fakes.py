@@ -201,9 +201,9 @@ class Vanishing(Alone):
     def _obey(self, worker: str, command: Any) -> None:
         if isinstance(command, Save):
             self.saving.append(worker)
-        aboard = self.trainers[worker].aboard.get(self.doomed) if worker in self.trainers else None
+        member = self.trainers[worker].assigned.get(self.doomed) if worker in self.trainers else None
         leaves = isinstance(command, Assign) and self.doomed in command.leave
-        if leaves and aboard is not None and aboard.leads and not self.vanished:
+        if leaves and member is not None and member.leads and not self.vanished:
             self.kill(worker)
             self.vanished.append(worker)
             self.said.append((worker, Lost(detail="in a test")))

@@ -140,13 +140,13 @@ class Run:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if sum(line["event"] == kind for line in self.lines()) >= count:
-                self.look()
+                self.processes()
                 return
             assert self.process.poll() is None, self.errors
             time.sleep(0.005)
         raise AssertionError(f"no {count} events {kind} within {seconds} s")
 
-    def look(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
         """All processes of the run but the driver; remembered for `left`."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True)
@@ -160,7 +160,7 @@ class Run:
         if role == "driver":
             return [psutil.Process(self.process.pid)]
         found = []
-        for process in self.look():
+        for process in self.processes():
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
                 log = Path(f"/proc/{process.pid}/fd/1").readlink()
                 named = process.name().removeprefix("argosy-")
@@ -171,7 +171,7 @@ class Run:
 
     def end(self, seconds: float = 120) -> int:
         """Wait for the driver; its exit code."""
-        self.look()
+        self.processes()
         return self.process.wait(seconds)
 
     @property

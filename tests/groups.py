@@ -23,11 +23,11 @@ from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.merged import Move, moves
 
-__all__ = ["Seated", "distance", "sail", "steps"]
+__all__ = ["Placed", "distance", "sail", "steps"]
 
 
 @dataclass(frozen=True)
-class Seated:
+class Placed:
     """A member on its devices, by their numbers; shares in the same order, none for a whole one."""
 
     member: Member
@@ -36,7 +36,7 @@ class Seated:
 
 
 def sail(
-    seated: Sequence[Seated],
+    placed: Sequence[Placed],
     folder: Path,
     *,
     epochs: int = 1,
@@ -48,10 +48,10 @@ def sail(
 
     `places` names the devices by their numbers, several the same if need be; groups add up where they would, or `on` another.
     """
-    devices = sorted({device for one in seated for device in one.devices})
-    lives: dict[str, list[LiveMember]] = {one.member.name: [] for one in seated}
+    devices = sorted({device for one in placed for device in one.devices})
+    lives: dict[str, list[LiveMember]] = {one.member.name: [] for one in placed}
     programs: dict[int, dict[str, Any]] = {device: {} for device in devices}
-    for number, one in enumerate(seated):
+    for number, one in enumerate(placed):
         for rank, device in enumerate(one.devices):
             live = packs.live(one.member, places(device))
             lives[one.member.name].append(live)

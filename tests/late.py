@@ -70,7 +70,7 @@ class LateEvent:
 
     def query(self) -> bool:
         """See `Event.query`."""
-        _looked_at()
+        _notice_poison()
         self.queries += 1
         if self.queries >= QUERIES and time.monotonic() >= self.at:
             self.synchronize()
@@ -78,7 +78,7 @@ class LateEvent:
 
     def synchronize(self) -> None:
         """See `Event.synchronize`."""
-        _looked_at()
+        _notice_poison()
         time.sleep(max(self.at - time.monotonic(), 0.0))
         self.arrive()
         self.passed = True
@@ -137,7 +137,7 @@ def _alive() -> None:
         raise RuntimeError(state.poison)
 
 
-def _looked_at() -> None:
+def _notice_poison() -> None:
     """The host hears of what has come over the device meanwhile."""
     state.poison = state.poison or state.coming_poison
     _alive()
@@ -376,7 +376,7 @@ class Late(Backend):
 
     def synchronize(self) -> None:
         """See `Backend.synchronize`."""
-        _looked_at()
+        _notice_poison()
         state.waits += 1
         time.sleep(max(state.idle_at.get(self.name, 0.0) - time.monotonic(), 0.0))
 

@@ -163,7 +163,7 @@ class _Trusted:
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for commands in every round, and try no file that is added before it is read."""
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(additions, "Rehearsal", _Trusted)
 
 
@@ -195,10 +195,10 @@ class Dead:
     ready = True
     behind = 0
 
-    def hear(self, *what: Any) -> None:
+    def ignore(self, *what: Any) -> None:
         """Nothing."""
 
-    obey = take = go_on = know = enlist = hear
+    obey = take = go_on = know = enlist = ignore
 
     def used(self, cpu_seconds: float) -> Used:
         """Its last word."""

@@ -30,7 +30,7 @@ class Guard:
         self.seen: list[str] = []
         """What was stopped in this test."""
 
-    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def handle(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Be told of an audit event; a socket that is bound to a path takes no port."""
         if self.on and (event in STARTS or (event == "socket.bind" and isinstance(arguments[1], tuple))):
             self.stop(event)
@@ -43,7 +43,7 @@ class Guard:
 
 
 guard = Guard()
-sys.addaudithook(guard.hear)
+sys.addaudithook(guard.handle)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -189,6 +189,23 @@ def test_the_state_of_a_member_is_written_in_one_place() -> None:
                 assert path.name == "members.py" or chain(node)[-2:-1] != ["members"], path
 
 
+def test_one_part_of_the_driver_writes_the_journal_and_gives_commands() -> None:
+    """`carry_out` alone. Which parts still hand it bare events and commands, or let the pool feed trainers, is a list that only shrinks."""
+    users: dict[str, set[str]] = {}
+    for module, path in files().items():
+        if room(module) == "running.control":
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = chain(node) if isinstance(node, ast.Attribute) else []
+                users.setdefault(".".join(names[-2:]), set()).add(path.stem)
+    assert users["journal.append"] == users["pool.send"] == {"carry_out"}
+    assert users["workers.send"] == {"worker_pool"}
+    assert users["carry_out.record"] == {"barriers", "driver", "ending", "leg_starts"}
+    assert users["carry_out.send"] == {"clones", "driver", "measurements"}
+    assert users["pool.feed"] == users["pool.define"] == {"carry_out"}
+    assert users["pool.rest"] | users["pool.probe"] == {"carry_out", "leg_starts"}
+    assert users["pool.attach"] | users["pool.allow"] == {"carry_out", "measurements"}
+
+
 def test_no_part_of_the_driver_imports_it() -> None:
     makes = {"argosy.api", "argosy.running.control.profiling"}
     assert {module for module, other, _ in imports() if other == "argosy.running.control.driver"} == makes

@@ -21,7 +21,7 @@ from argosy.results.ranking import rank
 from argosy.results.repetitions import Repetitions
 from argosy.study import Repetition
 
-TRUTH = {"small": 0.30, "large": 0.28, "twin": 0.28}
+TRUTH = {"small": 0.30, "large": 0.28, "like": 0.28}
 """What the mean over all seeds would be."""
 SPREAD, OF_THE_SEED = 0.02, 0.03
 """Of a member, and of what the members with one seed share."""
@@ -57,7 +57,7 @@ def held(*, seeds: int) -> tuple[float, float, float]:
         mean = next(found for found in study.configurations if found.name == "small").metrics["val_loss"]
         means += within(mean, TRUTH["small"])
         differences += within(study.compare("large", "small").first_minus_second, TRUTH["large"] - TRUTH["small"])
-        mistakes += study.compare("large", "twin").distinguishable
+        mistakes += study.compare("large", "like").distinguishable
     return means / 1000, differences / 1000, mistakes / 1000
 
 
@@ -219,7 +219,7 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     shown = f"{report}"
     assert "3 of 3" in shown
     best = min(report.repetitions.configurations, key=lambda one: one.metrics["val_loss"].mean)
-    assert "Best: once, val_loss " in shown, "as lucky as its twin, and nothing else is known of it"
+    assert "Best: once, val_loss " in shown, "as lucky as its like, and nothing else is known of it"
     assert report.leader is not None and report.to_json()["best"]["name"] == report.leader.name == "once"
     repeated = replace(report, rows=tuple(row for row in report.rows if row.repetition is not None))
     assert str(repeated.leader) == f"{best.name}, val_loss {best.metrics['val_loss']}, mean of 3"

@@ -38,7 +38,7 @@ class Balanced:
         if apart is None:
             return _a_stream_each(outlook.longest_first, situation)
         free = list(situation.free)
-        own = [Flotilla(placements=(Placement.whole(p, _seat(p, free, situation)),)) for p in apart]
+        own = [Flotilla(placements=(Placement.whole(p, _take_device(p, free, situation)),)) for p in apart]
         others = [profile for profile in outlook.longest_first if profile not in apart]
         return (*own, *self._together(others, free, situation))
 
@@ -110,7 +110,7 @@ def _a_stream_each(longest_first: Sequence[Profile], situation: Situation) -> tu
         first = waiting.pop(0)
         if all(device.memory_bytes < first.memory_bytes for device in free):
             continue
-        name = _seat(first, free, situation)
+        name = _take_device(first, free, situation)
         pack = _slow_enough(first, waiting, next(d for d in situation.free if d.name == name), pace, situation)
         waiting = [profile for profile in waiting if profile not in pack[1:]] if len(pack) > 1 else waiting
         flotillas.append(Flotilla(placements=tuple(Placement.whole(profile, name) for profile in pack)))
@@ -132,7 +132,7 @@ def _slow_enough(
     return pack
 
 
-def _seat(profile: Profile, free: list[Device], situation: Situation) -> str:
+def _take_device(profile: Profile, free: list[Device], situation: Situation) -> str:
     """Take a device for one member out of those that are free: where its weights are, or the smallest that holds it."""
     homes = situation.homes.get(profile.member, ())
     able = [device for device in free if device.memory_bytes >= profile.memory_bytes]

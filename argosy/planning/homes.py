@@ -1,4 +1,4 @@
-"""Where weights already are: seat a new flotilla so that little has to move, and what the rest costs."""
+"""Where weights already are: place a new flotilla so that little has to move, and what the rest costs."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from argosy.profiles import Profile
 
 __all__ = ["arrivals", "moving_seconds", "settle"]
 
-Seat = TypeVar("Seat", bound=Hashable)
+Slot = TypeVar("Slot", bound=Hashable)
 Homes = Mapping[str, tuple[str, ...]]
 
 
@@ -59,12 +59,12 @@ def _likeness(device: Device) -> tuple[str, int]:
 
 
 def _match(
-    weights: Mapping[tuple[Seat, Seat], int], left: Mapping[Seat, object], right: Mapping[Seat, object]
-) -> dict[Seat, Seat]:
-    """Match seats that are alike, greedily by falling weight; the rest keep their own seat where it is left."""
-    matched: dict[Seat, Seat] = {}
-    taken: set[Seat] = set()
-    order = {seat: place for place, seat in enumerate([*left, *right])}
+    weights: Mapping[tuple[Slot, Slot], int], left: Mapping[Slot, object], right: Mapping[Slot, object]
+) -> dict[Slot, Slot]:
+    """Match nodes or devices that are alike, greedily by falling weight; the rest keep their own where it is left."""
+    matched: dict[Slot, Slot] = {}
+    taken: set[Slot] = set()
+    order = {slot: place for place, slot in enumerate([*left, *right])}
     usable = [pair for pair in weights if pair[0] in left and pair[1] in right and left[pair[0]] == right[pair[1]]]
     for a, b in sorted(usable, key=lambda pair: (-weights[pair], order[pair[0]], order[pair[1]])):
         if a not in matched and b not in taken:

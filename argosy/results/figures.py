@@ -60,20 +60,20 @@ def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | Non
     """Draw one line for each member, best first: the first in colour under this name, if there is one, the others in grey."""
     for number, curve in reversed([*enumerate(curves)]):
         first = best is not None and number == 0
-        look = {"color": COLOURS[0], "label": f"best: {best}"} if first else {"color": GREY, "linewidth": 0.8}
-        axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **look)
+        style = {"color": COLOURS[0], "label": f"best: {best}"} if first else {"color": GREY, "linewidth": 0.8}
+        axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **style)
     _finish(axes, metric, named=best is not None)
 
 
 def draw_bands(axes: Any, bands: Sequence[Band], metric: str) -> None:
     """Draw the mean of each group of members and the band around it."""
     for number, band in enumerate(bands):
-        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
+        style = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
         label = f"{band.name} (n = {band.count})"
-        axes.plot(band.epochs, band.means, marker=_marker(len(band.epochs)), label=label, **look)
+        axes.plot(band.epochs, band.means, marker=_marker(len(band.epochs)), label=label, **style)
         if band.bounds:
             low, high = zip(*band.bounds, strict=True)
-            axes.fill_between(band.epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
+            axes.fill_between(band.epochs, low, high, color=style["color"], alpha=0.2, linewidth=0)
     _finish(axes, metric, named=bool(bands))
 
 

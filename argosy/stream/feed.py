@@ -79,7 +79,7 @@ class _Feeder:
             heartbeat,
             wanted_loaders=wanted_loaders,
             inherited=self._connections,
-            watch=lambda loader: self._watch(loader.connection, partial(self.preparation.hear, loader)),
+            watch=lambda loader: self._watch(loader.connection, partial(self.preparation.receive, loader)),
             forget=lambda loader: self.selector.unregister(loader.connection),
         )
         self.readers: dict[str, Peer] = {}
@@ -146,7 +146,7 @@ class _Feeder:
                 self._start_exchange(command)
             elif isinstance(command, UseLoaders):
                 self.preparation.wanted_loaders = min(self.preparation.wanted_loaders, max(command.count, 1))
-                self.preparation.dismiss()
+                self.preparation.end_surplus()
             elif isinstance(command, Exit):
                 self._leave()
 
@@ -186,7 +186,7 @@ class _Feeder:
         self.team = command.team.key
         others = (loader.connection for loader in self.preparation.loaders)
         self.exchange = start_exchange(self.ring, command.team, [*self._connections(), *others])
-        self._watch(self.exchange.connection, self._hear_exchange)
+        self._watch(self.exchange.connection, self._handle_exchange)
 
     def _connections(self) -> list[Any]:
         """Return the connections that a forked child must close."""
@@ -203,7 +203,7 @@ class _Feeder:
             for slot in [slot for slot, holders in self.held.items() if exchange in holders]:
                 self._give_back(slot, exchange)
 
-    def _hear_exchange(self) -> None:
+    def _handle_exchange(self) -> None:
         assert self.exchange is not None
         message = self.exchange.take()
         if isinstance(message, Exchanged):

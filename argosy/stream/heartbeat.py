@@ -131,7 +131,7 @@ class Heartbeat:
         """Return a copy of the slots that were ever used."""
         return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
-    def look(self) -> tuple[Sign, ...]:
+    def read(self) -> tuple[Sign, ...]:
         """Return the signs of this worker and of its loaders, in the order of their slots."""
         return tuple(Heartbeat(self._memory, number)._sign() for number in range(self._words[IN_USE] + 1))
 

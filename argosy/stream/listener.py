@@ -54,7 +54,7 @@ ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
 """The first bytes of a caller that uses TLS."""
-UNHEARD_SECONDS = 30.0
+SILENT_SECONDS = 30.0
 """A node that acknowledges nothing for so long is gone: no end-of-file tells of one without power."""
 
 
@@ -140,10 +140,10 @@ class Listener:
                 self._hang_up(silent, said if caller.received or self._seal is None else NO_CERTIFICATE)
         return entered
 
-    def serve(self, over: threading.Event, heard: Callable[[Peer], bool], *, tick_seconds: float) -> None:
+    def serve(self, over: threading.Event, receive: Callable[[Peer], bool], *, tick_seconds: float) -> None:
         """Accept callers and receive from them until `over` is set, which is checked every `tick_seconds`; then close.
 
-        `heard` receives from a peer and returns whether it is still there; it is called for all of them in each round.
+        `receive` receives from a peer and returns whether it is still there; it is called for all of them in each round.
         """
         peers: list[Peer] = []
         while not over.is_set():
@@ -155,7 +155,7 @@ class Listener:
             peers += [peer for _, peer in self.enter()]
             for peer in peers:
                 peer.flush()
-            peers = [peer for peer in peers if heard(peer)]
+            peers = [peer for peer in peers if receive(peer)]
         for peer in peers:
             peer.close()
         self.close()
@@ -294,7 +294,7 @@ def _framing(
 ) -> Framing:
     """Return the framing of a proved connection; to another node, messages leave at once, and its silence is noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_SECONDS * 1000))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_SECONDS * 1000))
     if isinstance(connection, ssl.SSLSocket):
         return Plain()
     sends, receives = (_prove(key, b"frames of the " + side, nonce, greeting) for side in (own, other))

@@ -184,12 +184,12 @@ class Preparation:
         )
         return any(self.sources[other.place.split].kept is kept for other in others) and kept.any
 
-    def hear(self, loader: Loader) -> None:
+    def receive(self, loader: Loader) -> None:
         """Handle a worker's answer, or its death."""
         answer = loader.take()
         if answer is not None:
             self._finish(*answer)
-            self.dismiss()
+            self.end_surplus()
             return
         self._let_go(loader)
         for task in loader.tasks:
@@ -238,7 +238,7 @@ class Preparation:
         self.loaders.append(loader)
         self.watch(loader)
 
-    def dismiss(self) -> None:
+    def end_surplus(self) -> None:
         """End surplus workers that have nothing to do."""
         for loader in [loader for loader in self.loaders if not loader.tasks]:
             if len(self.loaders) > max(self.wanted_loaders, 1):

@@ -54,9 +54,9 @@ class NetworkRendezvous:
         self._thread.join()
 
     def _serve(self) -> None:
-        self._listener.serve(self._over, self._hear, tick_seconds=TICK_SECONDS)
+        self._listener.serve(self._over, self._receive, tick_seconds=TICK_SECONDS)
 
-    def _hear(self, peer: Peer) -> bool:
+    def _receive(self, peer: Peer) -> bool:
         """Carry out what a caller asks; return False where it has gone."""
         try:
             for asked in peer.receive():

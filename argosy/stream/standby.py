@@ -95,7 +95,7 @@ def open_for(
         return found, _Word(facts=facts, skip_errors=prover.skip_errors)
 
     if all(isinstance(split, ArraySource) for split in splits.values()):
-        empty.dismiss()  # no loader workers
+        empty.end()  # no loader workers
         return splits
     if _left_open(before):
         empty.go_on(learn()[1], hang_up)
@@ -108,10 +108,10 @@ def open_for(
             for name, split in splits.items()
         }
     sources, word = learn()
-    empty.dismiss()
+    empty.end()
     if _left_open(before):
         loaded.go_on(word, hang_up)
-    loaded.dismiss()
+    loaded.end()
     return sources
 
 
@@ -165,7 +165,7 @@ class _Standby:
         theirs.close()
         return cls(pid, ours), None
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """End the spare, and wait for it."""
         self._tell(b"")
         os.waitpid(self.pid, 0)

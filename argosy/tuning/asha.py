@@ -8,12 +8,12 @@ reached.
 
 from argosy.tuning.hyperband import rungs
 from argosy.tuning.objectives import ranked
-from argosy.tuning.scheduler import Looking, sections_of
+from argosy.tuning.scheduler import EventDriven, sections_of
 
 __all__ = ["Asha"]
 
 
-class Asha(Looking):
+class Asha(EventDriven):
     """One bracket of so many trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int) -> None:
@@ -53,7 +53,7 @@ class Asha(Looking):
     def _all_are_compared(self) -> bool:
         return all(len(compared) == len(came) for compared, came in zip(self._compared, self._came, strict=True))
 
-    def _look(self, trial: int) -> None:
+    def _reconsider(self, trial: int) -> None:
         """Compare the trials that can be, and promote those that may go on."""
         self._compare(self.rung[trial])
         while self._all_are_compared and (best := self._best_at_the_top()) is not None:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal
 
 from argosy.tuning.objectives import ranked
-from argosy.tuning.scheduler import Looking, sections_of
+from argosy.tuning.scheduler import EventDriven, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 
@@ -43,7 +43,7 @@ class Bracket:
         return self.rung == len(self.budgets)
 
 
-class Hyperband(Looking):
+class Hyperband(EventDriven):
     """Rounds of brackets, repeated until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
@@ -86,7 +86,7 @@ class Hyperband(Looking):
     def _bracket(self, trial: int) -> Bracket:
         return self.brackets[bisect_right(self._ends, trial)]
 
-    def _look(self, trial: int) -> None:
+    def _reconsider(self, trial: int) -> None:
         """Decide the rungs of a trial's bracket that all have reached."""
         bracket = self._bracket(trial)
         while not bracket.over:

@@ -8,12 +8,12 @@ begins when all clones are there, so that the outcome depends on nothing but wha
 from random import Random
 
 from argosy.tuning.objectives import ranked
-from argosy.tuning.scheduler import Looking
+from argosy.tuning.scheduler import EventDriven
 
 __all__ = ["Pbt"]
 
 
-class Pbt(Looking):
+class Pbt(EventDriven):
     """One population of so many trials; clones reached what their sources had, and take the places of those that failed."""
 
     def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
@@ -53,7 +53,7 @@ class Pbt(Looking):
         del again  # no trial begins anew
         return self.trials * self.most + self.replaced * sum(range(self.every, self.most, self.every))
 
-    def _look(self, trial: int) -> None:
+    def _reconsider(self, trial: int) -> None:
         """Decide the generations that all trials have finished."""
         if trial in self._missing and self.results.at(trial, self._mark) is not None:
             self._missing.discard(trial)

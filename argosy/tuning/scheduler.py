@@ -13,7 +13,7 @@ from typing import Protocol
 
 from argosy.tuning.objectives import Cost
 
-__all__ = ["Looking", "Results", "Scheduler", "is_out", "sections_of"]
+__all__ = ["EventDriven", "Results", "Scheduler", "is_out", "sections_of"]
 
 OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Beginning of what schedulers answer to `Scheduler.out`."""
@@ -95,7 +95,7 @@ class Results:
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
 
 
-class Looking(ABC):
+class EventDriven(ABC):
     """Base of schedulers that may decide something with every report."""
 
     def __init__(self) -> None:
@@ -104,20 +104,20 @@ class Looking(ABC):
     def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
         """Note what a trial reached, and decide what follows."""
         self.results.tell(trial, sections, Cost(costs, excess))
-        self._look(trial)
+        self._reconsider(trial)
 
     def close(self, trial: int) -> None:
         """Note that a trial ended by its own rule, and decide what follows."""
         self.results.close(trial)
-        self._look(trial)
+        self._reconsider(trial)
 
     def fail(self, trial: int) -> None:
         """Note that a trial failed, and decide what follows."""
         self.results.fail(trial)
-        self._look(trial)
+        self._reconsider(trial)
 
     @abstractmethod
-    def _look(self, trial: int) -> None:
+    def _reconsider(self, trial: int) -> None:
         """Decide what follows from what is known of a trial."""
 
 

@@ -73,9 +73,9 @@ class Notebook:
         """Implement `View.plan`."""
         self.watch.plan(plan)
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and keep its notices."""
-        self.watch.hear(worker, message)
+        self.watch.handle(worker, message)
         self._told += [text for text, _ in self._notices.of(message, self.watch.directory)]
 
     def tick(self, phase: Phase) -> None:

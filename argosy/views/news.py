@@ -40,7 +40,7 @@ class News:
     _sections: int = 1
     _seen: dict[str, tuple[float, int]] = field(default_factory=dict)
 
-    def hear(self, worker: str, message: Any, now: float) -> None:
+    def handle(self, worker: str, message: Any, now: float) -> None:
         """Take a worker's message or a journaled event."""
         if isinstance(message, Progress):
             self.gauges[worker] = message.gauge

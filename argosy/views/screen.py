@@ -207,11 +207,11 @@ def _waiting(gauges: Sequence[Mapping[str, float]]) -> float:
 
 def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
     numbers = {device: n for n, flotilla in enumerate(news.flotillas, start=1) for device in flotilla.devices}
-    aboard: dict[str, list[str]] = {device: [] for device in numbers}
+    assigned: dict[str, list[str]] = {device: [] for device in numbers}
     for name, state in states.items():
         if state.status == "training":
             for device in state.split.devices if state.split else (state.device,):
-                aboard.setdefault(device, []).append(name)
+                assigned.setdefault(device, []).append(name)
     return tuple(
         Berth(
             device=device,
@@ -220,7 +220,7 @@ def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
             samples_per_second=sum(news.rates.get(name, 0.0) for name in names),
             waiting=_waiting([gauge] if "waiting_seconds" in (gauge := news.gauges.get(device, {})) else []),
         )
-        for device, names in sorted(aboard.items())
+        for device, names in sorted(assigned.items())
     )
 
 

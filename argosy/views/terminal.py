@@ -62,9 +62,9 @@ class Terminal:
         """Implement `View.plan`."""
         self.watch.plan(plan)
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and print its notices."""
-        self.watch.hear(worker, message)
+        self.watch.handle(worker, message)
         for text, style in self._notices.of(message, self.watch.directory):
             self._print(text, style)
 

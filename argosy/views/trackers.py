@@ -160,7 +160,7 @@ class Tracked:
         """Implement `View.plan`."""
         self._view.plan(plan)
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Tell trackers of members' starts, sections and ends; pass the message on to the view."""
         if isinstance(message, MemberStarted) and message.member not in self._begun:
             assert self._asked is not None
@@ -172,7 +172,7 @@ class Tracked:
         elif isinstance(message, MemberEnded) and message.member in self._begun:
             self._begun.discard(message.member)
             self._tell("end", message.member, message.status)
-        self._view.hear(worker, message)
+        self._view.handle(worker, message)
 
     def tick(self, phase: Phase) -> None:
         """Implement `View.tick`."""

@@ -21,7 +21,7 @@ SHARE = 0.05
 
 
 class Watch:
-    """Watches one run; `study`, `expect`, `plan` and `hear` are those of `View`."""
+    """Watches one run; `study`, `expect`, `plan` and `handle` are those of `View`."""
 
     def __init__(self) -> None:
         self.news: News = News()
@@ -52,9 +52,9 @@ class Watch:
         """Implement `View.plan`."""
         self.news.sail(plan)
 
-    def hear(self, worker: str, message: Any) -> None:
-        """Implement `View.hear`."""
-        self.news.hear(worker, message, time.monotonic())
+    def handle(self, worker: str, message: Any) -> None:
+        """Implement `View.handle`."""
+        self.news.handle(worker, message, time.monotonic())
 
     def refresh(self, phase: Phase, show: Callable[[Screen], None]) -> None:
         """Show a screen if one is due."""

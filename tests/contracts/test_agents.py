@@ -94,8 +94,8 @@ class Ending(Silent):
     def __init__(self, launcher: jobs.TwoNodes, at: int = 1) -> None:
         self.launcher, self.left = launcher, at
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded) and message.device.startswith("node1"):
             self.left -= 1
             if self.left == 0:
@@ -116,8 +116,8 @@ def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) ->
 class Pausing(Silent):
     """What Slurm does some time before it ends a job, when the other node has ended a section."""
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded) and message.device.startswith("node1") and message.epoch == 0:
             signal.raise_signal(signal.SIGUSR1)
 
@@ -308,7 +308,7 @@ def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tu
 def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
     launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
-    monkeypatch.setattr(notices, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
 
     def serve_late() -> None:
         until(knocked.exists)

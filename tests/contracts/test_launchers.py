@@ -372,7 +372,7 @@ def test_a_pause_that_comes_with_the_last_epoch_is_no_pause(tmp_path: Path, laun
     class Late(Silent):
         """A person stops the run when its last member has ended."""
 
-        def hear(self, worker: str, message: Any) -> None:
+        def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberEnded):
                 signal.raise_signal(signal.SIGTERM)
 

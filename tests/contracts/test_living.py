@@ -246,9 +246,9 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
             left.append(driver)
 
     class Killing(Silent):
-        """Kills the trainer of the newcomer when it has come aboard, before anything is heard of a file of it."""
+        """Kills the trainer of the newcomer when it has started, before anything is heard of a file of it."""
 
-        def hear(self, worker: str, message: Any) -> None:
+        def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberStarted) and message.member == "late" and not killed:
                 killed.append(message.device)
                 left[0].pool.workers.kill(message.device)
@@ -371,7 +371,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         begin(driver, *args, **rest)
         drivers.append(driver)
 
-    def look(view: Silent, phase: Phase) -> None:
+    def stop_there(view: Silent, phase: Phase) -> None:
         tick(view, phase)
         if not left and is_there(drivers[-1]):
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
@@ -380,7 +380,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
             assert drivers[-1].state.member("odd").status == "stopped"
 
     monkeypatch.setattr(Driver, "__init__", remember)
-    monkeypatch.setattr(Silent, "tick", look)
+    monkeypatch.setattr(Silent, "tick", stop_there)
     rests = living.Rests({"odd": 1} if where == "rests" else {}, back=lambda state: False)
     order = [fleet()[0], fleet()[2], fleet()[3], fleet()[1]]
     study = studies.study(90, val=11, fleet=order, epochs=4)
@@ -409,11 +409,13 @@ def test_a_device_is_free_for_the_next_one_as_soon_as_its_member_ends(tmp_path: 
     assert [line["member"] for line in evidence.event_lines(tmp_path, "MemberEnded")][-1] == "long"
 
 
-def test_who_is_told_to_stop_while_it_waits_to_board_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_told_to_stop_while_it_waits_to_start_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left = tmp_path / "run", list[str]()
-    # When the member that was added comes aboard, another one has to come to its device first.
+    # When the member that was added starts, another one has to come to its device first.
     moving = living.policy(
         monkeypatch, living.Dealt(lambda member, asked: member == "late" or (member == "odd" and asked > 1))
     )

@@ -163,8 +163,8 @@ class Killing(Silent):
     def __init__(self) -> None:
         self.killed: list[str] = []
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded) and not self.killed:
             feeders = {}
             for process in psutil.Process().children(recursive=True):

@@ -46,7 +46,7 @@ def test_a_listening_socket_is_found() -> None:
 @pytest.mark.parametrize("settings", [ONE_NODE, TWO_NODES.format(sharing="local")], ids=["one node", "two nodes"])
 def test_no_process_of_a_run_on_one_machine_listens(tmp_path: Path, settings: str) -> None:
     run = Run.halted(tmp_path / "run", "SectionEnded", 2, settings=settings)
-    processes = [*run.look(), *run.role("driver")]
+    processes = [*run.processes(), *run.role("driver")]
     assert {"argosy-feeder", "argosy-loader", "argosy-trainer"} <= {process.name() for process in processes}
     assert listening(processes) == {}
     run.go_on()
@@ -55,6 +55,6 @@ def test_no_process_of_a_run_on_one_machine_listens(tmp_path: Path, settings: st
 
 def test_where_nodes_exchange_blocks_their_exchanges_alone_listen_on_the_loopback(tmp_path: Path) -> None:
     run = Run.halted(tmp_path / "run", "SectionEnded", 2, settings=TWO_NODES.format(sharing="all-shared"))
-    assert listening([*run.look(), *run.role("driver")]) == {"0100007F": "argosy-exchange"}
+    assert listening([*run.processes(), *run.role("driver")]) == {"0100007F": "argosy-exchange"}
     run.go_on()
     assert run.end() == 0, run.errors

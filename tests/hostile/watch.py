@@ -48,7 +48,7 @@ _heard: list[str] | None = None
 _allowed = ""
 
 
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _heard is None:
         return
     if event in FORBIDDEN:
@@ -69,7 +69,7 @@ def _outside(path: Any) -> bool:
     return resolved.startswith(FOLDERS) or not resolved.startswith(LIBRARIES)
 
 
-sys.addaudithook(_hear)
+sys.addaudithook(_audit)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from argosy.cli.steer import _setting
 from argosy.protocol.events import Answered
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
+from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.clone import Clone
 from argosy.running.control.clones import Clones
 from argosy.running.control.measurements import Measurements
@@ -52,11 +53,10 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
         members=members,
         positions=SimpleNamespace(check_new=lambda name: None),
         legs=SimpleNamespace(of=lambda member: None),
-        answer=lambda *_: None,
     )
-    clones = Clones(cast(Run, run), cast(Additions, None))
+    clones = Clones(cast(Run, run), cast(CarryOut, SimpleNamespace(answer=lambda *_: None)), cast(Additions, None))
     clones.ask("1-clone.json", {"member": source, "name": name, "set": {"optimizer.lr": 0.2}, "warm": warm})
-    clones.look()
+    clones.poll()
 
 
 def of_somebody_gone() -> None:
@@ -73,7 +73,7 @@ def once_more() -> None:
     run = SimpleNamespace(
         study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}, ProcessState.here())
     )
-    Additions(cast(Run, run), cast(Measurements, None))._check_alike([twin])
+    Additions(cast(Run, run), cast(CarryOut, None), cast(Measurements, None))._check_alike([twin])
 
 
 def in_no_group() -> None:

@@ -23,6 +23,7 @@ from argosy.protocol.events import Checkpoint, RunEnded
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.additions import Additions
+from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.driver import Driver
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.positions import Positions
@@ -108,8 +109,10 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
 
 def added(rehearsed: Rehearsed) -> None:
     """An added file whose members are here already, as the driver takes it up."""
-    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), answer=lambda *_: None)
-    additions = Additions(cast(Run, run), cast(Measurements, None))
+    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()))
+    additions = Additions(
+        cast(Run, run), cast(CarryOut, SimpleNamespace(answer=lambda *_: None)), cast(Measurements, None)
+    )
     text = "import argosy, studies\nstudy = studies.study(fleet=[studies.member('mlp')])\n"
     additions._copies["1-add.json"] = copied(text)
     additions._take_up("1-add.json", rehearsed)

@@ -108,7 +108,7 @@ def test_members_stay_at_home_when_equal_devices_can_be_exchanged() -> None:
     assert {placement.member: placement.devices for placement in flotilla.placements} == homes
 
 
-def test_seats_are_exchanged_only_among_devices_that_are_alike() -> None:
+def test_devices_are_exchanged_only_among_those_that_are_alike() -> None:
     small, large = devices(2, node_devices=1)
     cluster = (small, replace(large, memory_bytes=32 * GB))
     flotilla = Flotilla(placements=(Placement.whole(profile("a", 1.0), small.name),))

@@ -203,7 +203,7 @@ def test_where_no_process_can_be_started_an_addition_is_refused(
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(Rehearsal, "start", refuse)
-    monkeypatch.setattr(inbox, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
     (tmp_path / "newcomers.py").write_text("")
     (tmp_path / "run").mkdir()
     inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / "newcomers.py")})

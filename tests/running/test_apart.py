@@ -36,7 +36,7 @@ class Stuck(Silent):
         self.inside.set()
         self.barrier.wait()
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         self.heard.append(message)
 
 
@@ -72,9 +72,9 @@ def test_what_workers_say_again_and_again_a_slow_view_hears_once(tmp_path: Path,
         view.tick(Phase.OPENING)
     events = [voyages.ended("one", "cpu:0", epoch, value=0.5) for epoch in range(5)]
     for number in range(1000):
-        view.hear("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
+        view.handle("cpu:0", Progress(blocks=number, samples={}, losses={}, gauge={}))
         if number % 200 == 0:
-            view.hear("", events[number // 200])
+            view.handle("", events[number // 200])
         view.tick(Phase.TRAINING)
     stuck.barrier.set()
     view.end()
@@ -89,7 +89,7 @@ def test_a_view_sees_the_fold_of_what_it_has_heard(tmp_path: Path) -> None:
         def begin(self, job: Job, state: RunState) -> None:
             self.state, self.behind = state, list[bool]()
 
-        def hear(self, worker: str, message: Any) -> None:
+        def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, SectionEnded):
                 self.behind.append(message in self.state.member(message.member).sections)
 

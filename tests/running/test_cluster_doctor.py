@@ -15,7 +15,7 @@ from argosy.errors import WorkerError
 from argosy.running.doctor import cluster as cluster_doctor
 from argosy.running.doctor import cluster_checks
 from argosy.running.doctor.cluster import answer, examine_cluster
-from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
+from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
 from argosy.running.hosts.place import JobPlace
 from argosy.stream import listener
 
@@ -143,31 +143,31 @@ def node(rank: int, **other: Any) -> Here:
     return Here(rank=rank, **({"versions": {"python": "3.12.1", "torch": "2.13.0"}, **fixed} | other))
 
 
-def found(name: str, nodes: list[Here], looked: dict[int, Looked]) -> Any:
-    return next(check for check in judge(nodes, len(nodes), looked, []) if check.name == name)
+def found(name: str, nodes: list[Here], findings: dict[int, Findings]) -> Any:
+    return next(check for check in judge(nodes, len(nodes), findings, []) if check.name == name)
 
 
 def test_a_clock_counts_as_wrong_only_where_the_round_trip_cannot_explain_it() -> None:
     nodes = [node(0), node(1)]
     for ahead, within, ok in ((0.9, 0.0, True), (5.0, 4.5, True), (5.0, 0.1, False), (-5.0, 0.1, False)):
         links = [MeasuredLink(to=1, ahead_seconds=ahead, within_seconds=within)]
-        assert found("clocks", nodes, {0: Looked(links=links, samples=None)}).ok is ok
+        assert found("clocks", nodes, {0: Findings(links=links, samples=None)}).ok is ok
 
 
 def test_the_slow_link_is_named() -> None:
     nodes, rates = [node(0), node(1), node(2)], (1e9, 2e6, 1e9)
-    looked = {
-        rank: Looked(links=[MeasuredLink(to=(rank + 1) % 3, bytes_per_second=rate)], samples=None)
+    findings = {
+        rank: Findings(links=[MeasuredLink(to=(rank + 1) % 3, bytes_per_second=rate)], samples=None)
         for rank, rate in enumerate(rates)
     }
-    check = found("bandwidth", nodes, looked)
+    check = found("bandwidth", nodes, findings)
     assert (check.ok, check.found) == (False, "rank 1 on host-1 to rank 2 on host-2 2 MB/s")
     assert check.mend.startswith("on host-1: ethtool $(ip -o route get 10.0.0.3 ")
 
 
 def test_a_node_that_falls_silent_is_named() -> None:
     nodes = [node(0), node(1)]
-    check = found("reachability", nodes, {0: Looked(links=[MeasuredLink(to=1)], samples=None)})
+    check = found("reachability", nodes, {0: Findings(links=[MeasuredLink(to=1)], samples=None)})
     assert (check.ok, check.found) == (False, "rank 1 on host-1 has not said whom it reaches")
 
 
@@ -178,7 +178,7 @@ def test_data_that_cannot_be_opened_and_data_of_other_bytes_are_named() -> None:
         Samples(lengths={}, fingerprints={}, problem="no such folder."),
         Samples(lengths={"train": 4}, fingerprints={"train": "b"}),
     ]
-    check = found("equal data", nodes, {rank: Looked(links=[], samples=one) for rank, one in enumerate(samples)})
+    check = found("equal data", nodes, {rank: Findings(links=[], samples=one) for rank, one in enumerate(samples)})
     assert not check.ok
     assert check.found.startswith("rank 1 on host-1: no such folder.; rank 2 on host-2 has as many samples, ")
 

@@ -109,7 +109,7 @@ def test_a_member_that_ran_out_of_memory_beside_others_needs_it_alone_though_oth
     study = studies.study(fleet=[studies.member("a", lr=0.1), studies.member("b", lr=0.2)])
     measuring = Measuring(device_kind="cpu")
     measuring.want(study.members)
-    measuring.hear(replace(MEASURED, member="a"))
+    measuring.handle(replace(MEASURED, member="a"))
     assert {profile.memory_bytes for profile in measuring.profiles("ab", study)} == {10}
     measuring.crowded(crowded, 1000)
     found = {profile.member: profile.memory_bytes for profile in measuring.profiles("ab", study)}
@@ -146,7 +146,7 @@ def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered
     fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
     study, measuring = studies.study(fleet=fleet), Measuring(device_kind="cpu")
     measuring.want(fleet)
-    measuring.hear(replace(MEASURED, member="a"))
+    measuring.handle(replace(MEASURED, member="a"))
     alone = measuring.profiles("abcd", study)
     assert {profile.seconds_per_sample for profile in alone} == {0.01}
     assert len({profile.alike for profile in alone}) == 1
@@ -159,7 +159,7 @@ def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered
     measuring.remember(state, study)
     other = Measuring(device_kind="cpu")
     other.want(fleet)
-    other.hear(replace(MEASURED, member="a"))
+    other.handle(replace(MEASURED, member="a"))
     assert {profile.seconds_per_sample for profile in other.profiles("abcd", study)} == {0.01}
     measuring.stepped(replace(packed, programs=tuple((name,) for name in "abcd")))
     assert {profile.seconds_per_sample for profile in measuring.profiles("abcd", study)} == {0.01}
@@ -175,7 +175,7 @@ def test_plans_know_members_by_the_samples_of_the_stream_of_which_a_fold_makes_a
     study, measuring = studies.study(120, fleet=fleet), Measuring(device_kind="cpu", link=ASSUMED_LINK)
     measuring.samples_per_epoch = 120
     measuring.want(fleet)
-    measuring.hear(replace(MEASURED, member="all", shard_seconds=(0.1,)))
+    measuring.handle(replace(MEASURED, member="all", shard_seconds=(0.1,)))
     one, fold, twice = measuring.profiles(["all", "fold", "twice"], study)
     assert fold.samples_per_second == pytest.approx(tuple(rate / 0.75 for rate in one.samples_per_second))
     assert (one.rate(1), fold.rate(1), twice.rate(1)) == pytest.approx((100.0, 100.0 / 0.75, 50.0))

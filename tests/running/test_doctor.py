@@ -71,9 +71,9 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    assert doctor._look_at_locks(tmp_path / "runs" / "x").ok
+    assert doctor._check_locks(tmp_path / "runs" / "x").ok
     monkeypatch.setattr(doctor.fcntl, "flock", refuse)
-    check = doctor._look_at_locks(tmp_path / "runs" / "x")
+    check = doctor._check_locks(tmp_path / "runs" / "x")
     assert not check.ok
     assert "No locks available" in check.found
     assert "mount this one with locks" in check.mend
@@ -160,10 +160,10 @@ def test_what_is_fine(name: str) -> None:
 
 
 def test_a_check_that_raises_has_failed() -> None:
-    def look() -> Check:
+    def failing() -> Check:
         raise OSError(24, "Too many open files")
 
-    check = doctor._guarded("memfd", look)
+    check = doctor._guarded("memfd", failing)
     assert not check.ok
     assert "Too many open files" in check.found
 

@@ -21,7 +21,7 @@ def test_counters_wrap_and_may_fall_silent() -> None:
     meter = Meter({"package-0": Counter(read=read, wraps_at=100.0)})
     told = []
     for _ in range(5):
-        meter.look()
+        meter.poll()
         told.append(meter.told.get("package-0"))
     assert told == [0.0, 5.0, 20.0, 20.0, 40.0]
 
@@ -52,7 +52,7 @@ def test_every_package_is_found_that_may_be_read(tmp_path: Path) -> None:
     eleventh.write_text("1000000\n")
     for other in others:
         other.write_text("3000000\n")
-    meter.look()
+    meter.poll()
     assert meter.told == {"package-0": 2.5, "package-1-die-4": 2.0}
 
 
@@ -89,5 +89,5 @@ def test_gpus_count_millijoules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ctypes, "CDLL", {NVML: library}.__getitem__)
     meter = Meter.here(gpus=True, powercap=tmp_path / "none")
     library.millijoules = {1: 2_250}
-    meter.look()
+    meter.poll()
     assert meter.told == {"gpu 0": 1.2, "gpu 2": 0.0}

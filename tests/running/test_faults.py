@@ -172,8 +172,6 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path, launcher: s
 class Small(nn.Module):
     """A fake device of so many rows: a larger (micro-)batch does not fit, nor any batch beside another such member."""
 
-    aboard = 0
-
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.inner, self.rows = studies.Mlp(), rows
@@ -305,7 +303,7 @@ def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path:
 
 ATTENTIVE = """
 from argosy.running.directory import inbox
-inbox.LOOK_SECONDS = 0.0
+inbox.POLL_SECONDS = 0.0
 """
 ADDED = """
 import argosy, studies

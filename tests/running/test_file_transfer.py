@@ -143,10 +143,10 @@ def test_a_node_that_says_nothing_for_long_is_gone(tmp_path: Path, monkeypatch: 
     place.start("node1/feeder-0", "feeder")
     times = iter(range(1000))
     monkeypatch.setattr(remote_node.time, "monotonic", lambda: 1e6 + next(times))
-    looks = 0
+    polls = 0
     while not (said := place.receive()):
-        looks += 1
-    assert abs(looks - remote_node.SILENCE_SECONDS) <= 2
+        polls += 1
+    assert abs(polls - remote_node.SILENCE_SECONDS) <= 2
     assert "nothing was heard of it for 30 s" in said[0][1].detail
     there.close()
 

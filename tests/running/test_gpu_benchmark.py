@@ -108,5 +108,5 @@ def test_members_of_scarce_memory_fit_in_it_one_by_one_alone(script: ModuleType)
     with torch.device("meta"):
         network = packs.network("plain", packs.WIDE)
     weights = sum(weight.numel() * weight.itemsize for weight in network.parameters())
-    aboard, step = packs.MANY * 3 * weights, 2 * weights
-    assert aboard + step < packs.SCARCE * packs.GIB < aboard + packs.MANY * step + packs.GIB / 2
+    weights_and_states, step = packs.MANY * 3 * weights, 2 * weights
+    assert weights_and_states + step < packs.SCARCE * packs.GIB < weights_and_states + packs.MANY * step + packs.GIB / 2

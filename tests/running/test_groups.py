@@ -14,7 +14,7 @@ import late
 import living
 import pytest
 import studies
-from seats import all_alone, check, fleet, member, study, train, weights
+from splits import all_alone, check, fleet, member, study, train, weights
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -83,7 +83,7 @@ def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monk
         if samples:
             fusion_group.costs[fusion_group.now] = 1.0 / fusion_group.now.size
 
-    def seats(name: str, asked: int) -> Mapping[int, float]:
+    def shares_of(name: str, asked: int) -> Mapping[int, float]:
         del asked
         return {0: 0.6, 1: 0.4} if name == "wide" else {0: 1.0}
 
@@ -91,7 +91,7 @@ def test_a_program_of_several_members_goes_on_beside_shares(tmp_path: Path, monk
     alike = [member(f"m{n}", batch_size=10, optimizer=partial(SGD, lr=0.02 * (n + 1))) for n in range(3)]
     fleet = [member("wide", batch_size=20), *alike, member("early", 1, batch_size=10)]
     wanted = study(members=fleet)
-    report = train(tmp_path / "beside", monkeypatch, seats, wanted, packing="auto")
+    report = train(tmp_path / "beside", monkeypatch, shares_of, wanted, packing="auto")
     sizes = [sorted(map(len, e["programs"])) for e in evidence.event_lines(tmp_path / "beside", "Packed")]
     assert max(map(max, sizes)) == 4
     argosy.train(wanted, directory=tmp_path / "alone", launcher="inline", devices="cpu:1", numerics="exact")
@@ -122,7 +122,7 @@ def test_a_lost_rank_is_replaced(
     number: signal.Signals,
 ) -> None:
     monkeypatch.setattr(processes, "STOPPED_SECONDS", 0.3)
-    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "POLL_SECONDS", 0.1)
     hurt: list[int] = []
 
     def hurts(driver: Driver) -> None:
@@ -259,8 +259,8 @@ def test_members_on_devices_of_two_nodes_become_what_they_are_alone_though_a_ran
     report = train(tmp_path, monkeypatch, across, devices="cpu:1", nodes=2, sharing="all-shared")
     assert {row.status for row in report.rows} == {"done"}
     assert "node1/cpu:0" in [line["worker"] for line in evidence.event_lines(tmp_path, "WorkerLost")]
-    seats = {tuple(line["devices"]) for line in evidence.event_lines(tmp_path, "Split") if line["member"] == "wide"}
-    assert seats == {("node0/cpu:0", "node1/cpu:0")}
+    groups = {tuple(line["devices"]) for line in evidence.event_lines(tmp_path, "Split") if line["member"] == "wide"}
+    assert groups == {("node0/cpu:0", "node1/cpu:0")}
     check(tmp_path, alone)
 
 

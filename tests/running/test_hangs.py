@@ -15,7 +15,7 @@ import studies
 import torch
 
 from argosy import Data
-from argosy.running.control.hangs import LOOKS, Hangs
+from argosy.running.control.hangs import OBSERVATIONS, Hangs
 from argosy.running.launch.activity import activity
 from argosy.stream.blocks import Place
 from argosy.stream.heartbeat import Heartbeat, Sign
@@ -77,7 +77,7 @@ def watch(
     while (seconds := time.monotonic() - began) < PATIENCE and (seconds < at_least or not found.keys() >= {*wanted}):
         for name, (heartbeat, pid) in heartbeats.items():
             if name not in found:
-                hangs.look(time.monotonic(), name, heartbeat.look(), partial(activity, pid))
+                hangs.observe(time.monotonic(), name, heartbeat.read(), partial(activity, pid))
         found |= {name: (doing, seconds) for name, doing, seconds in hangs.hanging()}
         time.sleep(0.05)
     return found
@@ -202,13 +202,13 @@ def test_a_loader_that_hangs_is_named_beside_its_feeder_and_one_that_died_is_not
         found = watch({"sample": (heartbeat, os.getpid())}, ["sample"])
         assert found["sample"][0] == "preparing sample 17 of train"
         # The feeder looks no different.
-        assert [sign.busy for sign in heartbeat.look()] == [False, False, True]
+        assert [sign.busy for sign in heartbeat.read()] == [False, False, True]
         os.kill(loaders[1].pid, signal.SIGKILL)
         assert loaders[1].take() is None
     finally:
         for loader in loaders:
             loader.end()
-    assert not any(sign.busy for sign in heartbeat.look())
+    assert not any(sign.busy for sign in heartbeat.read())
 
 
 def sign(beat: int = 0, *, busy: bool = True, doing: str = "x", opaque: bool = False) -> Sign:
@@ -223,9 +223,9 @@ def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
     """It was suspended, and all workers with it."""
     hangs = Hangs(100.0)
     for now in (0.0, 1000.0, 2000.0, 3000.0):
-        hangs.look(now, "worker", [sign()], never)
+        hangs.observe(now, "worker", [sign()], never)
         assert hangs.hanging() == []
-    hangs.look(4000.0, "worker", [sign()], never)
+    hangs.observe(4000.0, "worker", [sign()], never)
     assert hangs.hanging() == [("worker", "x", 100.0)]
     assert hangs.hanging() == []
 
@@ -233,10 +233,10 @@ def test_time_in_which_the_driver_did_not_look_does_not_count() -> None:
 def test_who_gets_the_name_of_a_worker_that_is_gone_starts_anew() -> None:
     hangs = Hangs(4.0)
     for now in range(4):
-        hangs.look(now, "worker", [sign()], never)
+        hangs.observe(now, "worker", [sign()], never)
     hangs.forget("worker")
     for now in range(4, 8):
-        hangs.look(now, "worker", [sign()], never)
+        hangs.observe(now, "worker", [sign()], never)
         assert hangs.hanging() == []
 
 
@@ -244,13 +244,13 @@ def test_a_thread_that_only_wakes_up_now_and_then_is_no_progress() -> None:
     hangs, cpu, found = Hangs(20.0), 0.0, []
     for now in range(60):
         cpu += 0.01 * (now % 10 == 0)
-        hangs.look(float(now), "worker", [sign(opaque=True)], lambda cpu=cpu: cpu)
+        hangs.observe(float(now), "worker", [sign(opaque=True)], lambda cpu=cpu: cpu)
         found += hangs.hanging()
     assert found
 
 
 def test_the_cpu_time_of_what_beats_is_not_asked_for() -> None:
     hangs = Hangs(4.0)
-    for beat in range(4 * LOOKS):
-        hangs.look(float(beat), "worker", [sign(beat, opaque=True)], never)
+    for beat in range(4 * OBSERVATIONS):
+        hangs.observe(float(beat), "worker", [sign(beat, opaque=True)], never)
         assert hangs.hanging() == []

@@ -95,13 +95,13 @@ class Endless(studies.Mlp):
 
 
 class Interrupts(Silent):
-    """A person who ends the run as soon as somebody is aboard: nothing of it has been saved yet, so that leaving has to."""
+    """A person who ends the run as soon as a member is assigned: nothing of it has been saved yet, so that leaving has to."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, MemberStarted) and not self.flag.exists():
             self.flag.touch()
             signal.raise_signal(signal.SIGTERM)

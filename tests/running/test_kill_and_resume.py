@@ -27,7 +27,7 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], kind: str, count: int
 ) -> None:
     run = Run.halted(tmp_path, kind, count)
-    assert len(run.look()) >= 6  # fork server, feeder, two loader workers, two trainers
+    assert len(run.processes()) >= 6  # fork server, feeder, two loader workers, two trainers
     run.process.kill()
     run.process.wait()
     run.go_on()

@@ -141,7 +141,7 @@ class AssertsAlways(nn.Linear):
 @pytest.mark.parametrize("after", [0, 20], ids=["from its measuring on", "from its third epoch on"])
 def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: int) -> None:
     # Exact, as programs of small networks are chosen by time, and round otherwise.
-    sound = [studies.member("sound"), *(studies.member(f"twin-{name}", batch_size=8) for name in "abc")]
+    sound = [studies.member("sound"), *(studies.member(f"like-{name}", batch_size=8) for name in "abc")]
     asserts = studies.member("asserts", model=partial(AssertsAlways, after))
     study = studies.study(fleet=[sound[0], asserts, *sound[1:]], epochs=4)
     with pytest.warns(MemberFailed, match="'asserts' failed: "):

@@ -51,12 +51,12 @@ def test_a_difference_leads_to_what_is_wanted_and_names_nobody_else(
 
 
 def test_who_is_carried_together_by_others_or_in_other_shares_starts_anew() -> None:
-    def flotilla(*seats: tuple[str, dict[str, float]]) -> Flotilla:
+    def flotilla(*placed_at: tuple[str, dict[str, float]]) -> Flotilla:
         placed = [
             Placement(
                 member=name, devices=tuple(at), seconds_per_sample=1.0, shares=tuple(at.values()) if len(at) > 1 else ()
             )
-            for name, at in seats
+            for name, at in placed_at
         ]
         return Flotilla(placements=tuple(placed))
 
@@ -84,7 +84,7 @@ class Trainer:
 
     assignment: int = -1
     members: dict[str, int] = field(default_factory=dict)
-    """Aboard, and the section that each of them is in."""
+    """Assigned, and the section that each of them is in."""
     blocks: deque[tuple[Place, int]] = field(default_factory=deque)
     said: deque[tuple[int, list[str]]] = field(default_factory=deque)
 
@@ -121,9 +121,9 @@ class World:
         self.ends[name] = until + self.draw.randint(1, 9)
         self.leg.free_until[name] = until + self.draw.randint(1, self.ends[name] - until)
         self.leg.change(device, self.assignment, Change(start=(name,)))
-        self._board(device, {**self.trainers[device].members, name: until})
+        self._assign(device, {**self.trainers[device].members, name: until})
 
-    def _board(self, device: str, members: dict[str, int]) -> None:
+    def _assign(self, device: str, members: dict[str, int]) -> None:
         self.trainers[device].assignment, self.trainers[device].members = self.leg.assignments[device].number, members
 
     def _allow(self, until: int) -> None:
@@ -138,7 +138,7 @@ class World:
         for name in self.leg.hold():
             self.orders[name].append(Hold(leg=7, multiple=self.draw.choice([1, self.per_epoch])))
 
-    def hear(self, device: str) -> None:
+    def handle(self, device: str) -> None:
         section, names = self.trainers[device].said.popleft()
         for name in [name for name in names if name in self.leg.free_until]:
             left = self.ends[name] - section - 1
@@ -147,7 +147,7 @@ class World:
         if device in self.leg.assignments:
             self.leg.reported(device, section)
 
-    def hear_held(self, feeder: str) -> None:
+    def handle_held(self, feeder: str) -> None:
         if self.leg.held(feeder, self.answers[feeder].popleft()):
             self._allow(self.leg.until)
 
@@ -176,7 +176,7 @@ class World:
             leg.remove(name)
             self.assignment += 1
             leg.change(device, self.assignment, Change())
-            self._board(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
+            self._assign(device, {n: s for n, s in self.trainers[device].members.items() if n != name})
         if self.draw.random() < 0.4:
             self._join(f"n{self.barriers}", self.draw.choice(DEVICES))
         if leg.members:
@@ -206,7 +206,7 @@ class World:
         if assignment < trainer.assignment:
             assert all(place.section < section for section in trainer.members.values()), "a block was missed"
             return
-        # Where nobody was aboard for a while, a feeder may be behind: sections before its own a member passes by.
+        # Where no member was assigned for a while, a feeder may be behind: sections before its own a member passes by.
         here = [name for name, section in trainer.members.items() if section <= place.section]
         assert all(trainer.members[name] == place.section < self.ends[name] for name in here), "a member goes too far"
         if place.last and place.split == "val" and trainer.members:
@@ -216,13 +216,13 @@ class World:
     def may(self) -> list[tuple[object, ...]]:
         """Whatever could happen next."""
         happen: list[tuple[object, ...]] = [(self.obey, name) for name, orders in self.orders.items() if orders]
-        happen += [(self.hear_held, name) for name, answers in self.answers.items() if answers]
+        happen += [(self.handle_held, name) for name, answers in self.answers.items() if answers]
         for name, course in self.feeders.items():
             place = course.peek() if course.assignments else None
             if place is not None and course.may_announce(place):
                 happen.append((self.announce, name))
         happen += [(self.step, device) for device, trainer in self.trainers.items() if trainer.blocks]
-        happen += [(self.hear, device) for device, trainer in self.trainers.items() if trainer.said]
+        happen += [(self.handle, device) for device, trainer in self.trainers.items() if trainer.said]
         return happen
 
 

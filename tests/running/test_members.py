@@ -34,11 +34,11 @@ class World:
         self.positions = Positions(job, self.state)
         self.members = Members(self.positions)
         self.members.begin()
-        self.aboard: dict[str, int] = {}
+        self.assigned: dict[str, int] = {}
         """By member: its stream epoch."""
         self.epoch = 0
 
-    def board(self) -> None:
+    def assign(self) -> None:
         """Some of those that wait go on, or begin, with the stream where it is."""
         positions, members = self.positions, self.members
         positions.join(members.waiting, self.epoch)
@@ -56,11 +56,11 @@ class World:
             place = {"epoch": start.epoch, "section": 0, "stream_epoch": self.epoch, "position": 0}
             self.state.apply(MemberStarted(member=name, device="cpu:0", threads=1, mkldnn=True, **place))
             assert start.epoch == len(self.state.member(name).sections)
-            self.aboard[name] = self.epoch
+            self.assigned[name] = self.epoch
 
     def go_on(self) -> None:
-        """Everybody aboard ends the epoch, and is saved or not."""
-        for name in self.aboard:
+        """Every assigned member ends the epoch, and is saved or not."""
+        for name in self.assigned:
             epoch = len(self.state.member(name).sections)
             self.state.apply(
                 SectionEnded(
@@ -94,8 +94,8 @@ class World:
 
     def leave(self) -> None:
         """Somebody lets go: saved, to wait or to rest; or lost, and back where its newest file is."""
-        name = self.draw.choice(sorted(self.aboard))
-        del self.aboard[name]
+        name = self.draw.choice(sorted(self.assigned))
+        del self.assigned[name]
         what = self.draw.choice(["rest", "wait", "lost"])
         if what != "lost":
             self.save(name)
@@ -112,11 +112,11 @@ class World:
             self.members.take_back(name)
         # A stream that is behind has to come again for those that were lost.
         self.epoch = min([self.epoch, *map(self.positions.place, self.members.waiting)])
-        for other in list(self.aboard):
+        for other in list(self.assigned):
             self.save(other)
             self.members.regroup([other])
             self.members.take_back(other)
-            del self.aboard[other]
+            del self.assigned[other]
 
     def call(self) -> None:
         """Somebody who rests wants to go on."""
@@ -129,11 +129,11 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
     with TemporaryDirectory() as folder:
         world = World(draw, Path(folder))
         for _ in range(draw.randint(5, 60)):
-            acts = [world.board]
-            acts += [world.go_on, world.leave] * bool(world.aboard) + [world.call] * bool(world.members.resting)
+            acts = [world.assign]
+            acts += [world.go_on, world.leave] * bool(world.assigned) + [world.call] * bool(world.members.resting)
             draw.choice(acts)()
             members = world.members
-            assert sorted([*members.waiting, *members.resting, *world.aboard]) == NAMES
+            assert sorted([*members.waiting, *members.resting, *world.assigned]) == NAMES
             assert members.waiting == sorted(members.waiting)
             assert world.positions.unsettled <= set(members.waiting)
             for name in NAMES:

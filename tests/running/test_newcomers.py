@@ -288,7 +288,7 @@ def test_newcomers_wait_while_nodes_find_out_what_sharing_costs(
 
 
 @pytest.mark.tampers
-def test_who_is_to_board_when_others_have_left_its_place_is_given_no_other_one(
+def test_a_member_that_is_to_start_when_others_have_left_its_place_is_given_no_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two legs are at their barriers at once, and a newcomer could join either; where it does, it waits for one that moves there."""

@@ -55,8 +55,8 @@ class Growing(Silent):
         """See `Launcher.close`."""
         self.processes.close()
 
-    def hear(self, worker: str, message: Any) -> None:
-        """See `View.hear`."""
+    def handle(self, worker: str, message: Any) -> None:
+        """See `View.handle`."""
         if isinstance(message, SectionEnded):
             if self.second is not None:
                 self.hurry.with_name("came").touch()

@@ -54,7 +54,7 @@ class Broken(Silent):
         self.error = error
         self.asked = 0
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         if isinstance(message, SectionEnded):
             self.asked += 1
             raise self.error

@@ -319,7 +319,7 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
 def test_a_worker_shows_that_it_starts_before_anybody_has_heard_of_it(workers: ProcessWorkers) -> None:
     heartbeat = workers.heartbeat("cpu:0")
     assert heartbeat is not None
-    (sign,) = heartbeat.look()
+    (sign,) = heartbeat.read()
     assert (sign.busy, sign.opaque, sign.doing) == (True, True, "starting")
     assert workers.heartbeat("cpu:7") is None
     assert workers.cpu_seconds("cpu:7") == 0.0

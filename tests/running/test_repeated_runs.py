@@ -10,7 +10,7 @@ from typing import Any
 import evidence
 import packs
 import pytest
-import seats
+import splits
 import torch
 from torch import nn
 from torch.optim import SGD
@@ -127,7 +127,7 @@ def test_split_members_have_the_shares_of_before(tmp_path: Path, monkeypatch: py
         def wanted(member: str, asked: int) -> Mapping[int, float]:
             return {0: first, 1: 1.0 - first} if member == "wide" else {1: 1.0}
 
-        seats.train(tmp_path / name, monkeypatch, wanted, seats.study("wide", "middle"), devices="cpu:2", **how)
+        splits.train(tmp_path / name, monkeypatch, wanted, splits.study("wide", "middle"), devices="cpu:2", **how)
         return evidence.results(tmp_path / name)
 
     first, second = split("first", 0.3), split("second", 0.6)

@@ -8,7 +8,7 @@ from typing import Any
 import evidence
 import forked
 import pytest
-import seats
+import splits
 import texts
 import torch
 
@@ -75,14 +75,14 @@ def test_members_that_span_devices_or_share_a_program_are_what_they_are_alone(
     for member in members:
         one = texts.study(member, validations_per_epoch=2)
         argosy.train(one, directory=tmp_path / member.name, launcher="inline", devices="cpu:1", numerics="exact")
-        alone[member.name] = seats.weights(tmp_path / member.name, member.name)
+        alone[member.name] = splits.weights(tmp_path / member.name, member.name)
 
-    def seat(name: str, asked: int) -> dict[int, float]:
+    def shares_of(name: str, asked: int) -> dict[int, float]:
         return {"a": {0: 0.5, 1: 0.3, 2: 0.2}, "b": {0: 0.6, 1: 0.4}}.get(name, {2: 1.0})
 
-    report = seats.train(tmp_path / "run", monkeypatch, seat, wanted, packing="auto")
+    report = splits.train(tmp_path / "run", monkeypatch, shares_of, wanted, packing="auto")
     assert audit(tmp_path / "run") == []
-    seats.check(tmp_path / "run", alone)
+    splits.check(tmp_path / "run", alone)
     assert any({"like", "other", "third"} in map(set, packed.programs) for packed in report.packs), "nothing was fused"
 
 

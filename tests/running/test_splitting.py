@@ -36,40 +36,27 @@ def test_who_may_be_split_where(
     assert bool(measuring.notes) == bool(words)
 
 
-class Force:
-    """What is said to trainers."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, Any]] = []
-        self.workers = self
-
-    def rendezvous(self) -> str:
-        return f"rendezvous-{len(self.said)}"
-
-    def send(self, device: str, command: Any) -> None:
-        self.said.append((device, command))
-
-
 def test_sums_are_timed_once_by_the_slowest_and_again_where_somebody_was_lost() -> None:
-    force: Any = Force()
-    timing = Timing(force)
-    timing.ask("abcdefg")
-    timing.ask("abcdefg")
-    assert [device for device, _ in force.said] == list("abcd")
-    assert timing.hear("a", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
+    timing = Timing()
+    assert [*timing.commands("abcdefg", lambda: "there")] == list("abcd")
+    assert not timing.commands("abcdefg", lambda: "there")
+    assert timing.handle("a", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
     timing.forget()
-    assert timing.hear("b", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
-    timing.ask("ab")
-    assert {command.rendezvous for _, command in force.said[4:]} == {"rendezvous-4"}
-    assert timing.hear("a", SumsTimed(short_seconds=0.2, long_seconds=1.2)) is None and not timing.over
-    link = timing.hear("b", SumsTimed(short_seconds=0.1, long_seconds=0.3))
+    assert timing.handle("b", SumsTimed(short_seconds=1.0, long_seconds=2.0)) is None
+    again = timing.commands("ab", lambda: "elsewhere")
+    assert {device: (at.rendezvous, at.rank, at.size) for device, at in again.items()} == {
+        "a": ("elsewhere", 0, 2),
+        "b": ("elsewhere", 1, 2),
+    }
+    assert timing.handle("a", SumsTimed(short_seconds=0.2, long_seconds=1.2)) is None and not timing.over
+    link = timing.handle("b", SumsTimed(short_seconds=0.1, long_seconds=0.3))
     assert link is not None and timing.over
     assert link.seconds(2, 0) == pytest.approx(0.2) and link.seconds(2, 4 * 2**20) == pytest.approx(1.2)
 
 
 def test_where_no_group_comes_to_be_nobody_is_split() -> None:
-    timing = Timing(Force())  # type: ignore[arg-type]
-    timing.ask("ab")
-    assert timing.hear("a", SumsTimed(short_seconds=math.inf, long_seconds=math.inf)) is None
-    assert timing.hear("b", SumsTimed(short_seconds=0.1, long_seconds=0.2)) is None
+    timing = Timing()
+    assert timing.commands("ab", lambda: "there")
+    assert timing.handle("a", SumsTimed(short_seconds=math.inf, long_seconds=math.inf)) is None
+    assert timing.handle("b", SumsTimed(short_seconds=0.1, long_seconds=0.2)) is None
     assert timing.over

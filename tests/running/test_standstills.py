@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from argosy.plans import Flotilla, Placement
-from argosy.running.control.hangs import LOOKS
+from argosy.running.control.hangs import OBSERVATIONS
 from argosy.running.control.legs import Change, LiveLeg
 from argosy.running.control.standstills import Standstills
 from argosy.stream.heartbeat import Heartbeat, Sign
@@ -36,11 +36,11 @@ def found(
     feeder: Callable[[int], Sequence[Sign]] = lambda now: [idle()],
     seconds: int = 40,
 ) -> list[tuple[int, str]]:
-    """When somebody is found to stand still, and in which words, with looks once a second."""
+    """When somebody is found to stand still, and in which words, observed once a second."""
     standstills, said = Standstills(SECONDS), []
     for now in range(seconds):
         shown = {"a": [a(now)], "b": [b(now)], "c": [c(now)], "feeder": feeder(now)}
-        for devices, words in standstills.look(float(now), TOGETHER, shown):
+        for devices, words in standstills.observe(float(now), TOGETHER, shown):
             assert devices == ("a", "b")
             said.append((now, words))
     return said
@@ -86,18 +86,18 @@ def test_what_a_device_does_while_it_waits_for_the_same_is_no_progress() -> None
     assert first < 2 * SECONDS
 
 
-def test_time_in_which_nobody_looked_does_not_count() -> None:
+def test_time_in_which_the_driver_did_not_observe_does_not_count() -> None:
     standstills, shown = Standstills(SECONDS), {"a": [waits()], "b": [waits()]}
-    looks = [standstills.look(1000.0 * now, {("a", "b"): ("a", "b")}, shown) for now in range(LOOKS + 1)]
-    assert [bool(look) for look in looks] == [False] * LOOKS + [True]
+    found = [standstills.observe(1000.0 * now, {("a", "b"): ("a", "b")}, shown) for now in range(OBSERVATIONS + 1)]
+    assert [bool(late) for late in found] == [False] * OBSERVATIONS + [True]
 
 
 def test_a_heartbeat_shows_that_it_waits_and_is_not_busy() -> None:
     heartbeat = Heartbeat.private()
     with heartbeat.waiting("waiting for 'wide' in step 5"):
-        (shown,) = heartbeat.look()
+        (shown,) = heartbeat.read()
         assert shown.waits and not shown.busy and shown.doing == "waiting for 'wide' in step 5"
-    (shown,) = heartbeat.look()
+    (shown,) = heartbeat.read()
     assert not shown.waits and not shown.busy
 
 

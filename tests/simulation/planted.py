@@ -18,7 +18,6 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import LiveLeg
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch import worker
@@ -123,15 +122,15 @@ PLANTED = (
         0,
     ),
     Planted(
-        "who is told to stop while it waits to board is trained to its end",
+        "a member that is told to stop while it waits to start is trained to its end",
         CarryOut._start,
         "if stopped:",
         "if False:",
         "fefc2eb",
     ),
     Planted(
-        "who waits to board boards in the middle of a regrouping",
-        Faults.regroup,
+        "a member that waits to start starts in the middle of a regrouping",
+        CarryOut.regroup,
         "leg.starting.clear()",
         "pass",
         "ddd80b0",
@@ -156,7 +155,7 @@ PLANTED = (
     Planted(
         "a member that had trained enough when its driver was killed is forgotten by the next one",
         Driver.drive,
-        "self.outcomes.settle_earlier()",
+        "self.carry_out.settle_earlier()",
         "pass",
         "7ffcbd7",
         50,
@@ -172,8 +171,8 @@ PLANTED = (
     Planted(
         "members that were leaving a trainer that is lost while others are measured wait for ever",
         Faults.lost,
-        "self.outcomes.settle(name)",
-        "pass",
+        "self.carry_out.settle(self.carry_out.drop_unsaved(worker))",
+        "self.carry_out.drop_unsaved(worker)",
         "14bb73e",
     ),
     Planted(
@@ -186,14 +185,14 @@ PLANTED = (
     ),
     Planted(
         "members that were being saved when their leg regrouped are still to leave it",
-        Faults.regroup,
+        CarryOut.regroup,
         "[*leaving, *(name for leg in new for name in leg.members)]",
         "[name for leg in new for name in leg.members]",
         "14bb73e",
     ),
     Planted(
         "a member that ends while it is leaving is still to leave",
-        Outcomes.end,
+        CarryOut.end,
         "self.members.end(member)",
         "self.members.leaves(member) or self.members.end(member)",
         "14bb73e",
@@ -241,7 +240,7 @@ PLANTED = (
     ),
     Planted(
         "a rank steps the next members on the block that it had for a member that ended elsewhere",
-        Trainer._board,
+        Trainer._assign,
         "self.at_hand = None",
         "pass",
         "6502672",

@@ -1,4 +1,4 @@
-"""A policy that seats members anew at most barriers, so that they move all the time: other policies move them where it pays."""
+"""A policy that places members anew at most barriers, so that they move all the time: other policies move them where it pays."""
 
 import random
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SPLITS = 0.3
 
 @dataclass(slots=True)
 class Restless:
-    """Seats by chance."""
+    """Places by chance."""
 
     chance: random.Random
 

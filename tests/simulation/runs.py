@@ -239,12 +239,12 @@ class Watched(driving.Driver):
                 most = self.told.setdefault(name, sections + SECTIONS_AFTER_STOP)
                 assert sections <= most, f"{name} was told to stop, and goes on"
 
-    def _hear(self, worker: str, message: Any) -> None:
+    def _handle(self, worker: str, message: Any) -> None:
         event = type(message).__name__
         if isinstance(message, Lost):
             event = f"Lost {'node' if message.node_gone else 'feeder' if 'feeder' in worker else 'trainer'}"
         self.count(event)
-        super()._hear(worker, message)
+        super()._handle(worker, message)
 
     def count(self, event: str) -> None:
         """Note where each member is when the driver hears of something."""
@@ -522,7 +522,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (Tuner, "show", lambda tuner, directory, store: None),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
-        (inbox, "LOOK_SECONDS", 0.02),
+        (inbox, "POLL_SECONDS", 0.02),
         # What earlier runs have found out must not matter.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),

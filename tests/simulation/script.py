@@ -148,7 +148,7 @@ class Script:
     # ---- the driver
 
     def round(self, workers: SimulatedWorkers) -> None:
-        """The driver has come to hear."""
+        """The driver has come to receive."""
         for at in self.awaited:
             if at in MOMENTS and MOMENTS[at](self.driver):
                 self._happens(workers, self._due(at, before=True))

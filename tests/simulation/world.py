@@ -152,14 +152,14 @@ class _Worker:
         self.heartbeat = _Shown(memoryview(bytearray(2 * SLOT_BYTES)))
         self.birth = workers.births = workers.births + 1
         self.heartbeat._words[0] = self.birth  # one that follows another of its name has another beat
-        self.ears = _Line(self.world, self._hear)
+        self.ears = _Line(self.world, self._handle)
         self.mouth = _Line(self.world, lambda message: workers.arrived.append((name, message)))
         self.commands: deque[Any] = deque()
         self._due = False
         self._free_at = self.world.now + self.world.random.uniform(0.05, 0.5)
         """When it has started, or has done what it is doing."""
 
-    def _hear(self, command: Any) -> None:
+    def _handle(self, command: Any) -> None:
         if self.alive:
             self.commands.append(command)
             self.wake()

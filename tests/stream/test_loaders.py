@@ -35,7 +35,7 @@ def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
     loader = start_loader(1, heartbeat, ring, sources, [])
     if seconds:
         loader.give(Task(0, PLACE, 0, np.arange(4)))
-        while not heartbeat.look()[1].busy:
+        while not heartbeat.read()[1].busy:
             time.sleep(0.001)
     loader.connection.close()
     _, status = os.waitpid(loader.pid, 0)

@@ -10,7 +10,7 @@ from argosy.stream.heartbeat import MOST_LOADERS, SLOT_BYTES, TEXT, Heartbeat, S
 
 def one(heartbeat: Heartbeat) -> Sign:
     """The sign of the worker itself."""
-    return heartbeat.look()[0]
+    return heartbeat.read()[0]
 
 
 def test_what_is_done_inside_something_else_hides_it_for_that_time() -> None:
@@ -43,13 +43,13 @@ def test_a_text_that_is_too_long_is_cut_and_touches_nobody_else() -> None:
     loader.start("loader")
     with heartbeat.busy("ü" * 300):
         assert one(heartbeat).doing == "ü" * ((SLOT_BYTES - TEXT) // 2)
-        assert heartbeat.look()[1].doing == "loader"
+        assert heartbeat.read()[1].doing == "loader"
 
 
 def test_there_is_room_for_so_many_loaders_and_no_more() -> None:
     heartbeat = Heartbeat.private()
     heartbeat.slot(MOST_LOADERS).start("preparing")
-    assert heartbeat.look()[MOST_LOADERS].doing == "preparing"
+    assert heartbeat.read()[MOST_LOADERS].doing == "preparing"
     with pytest.raises(ValueError, match="at most 1023 loaders"):
         heartbeat.slot(MOST_LOADERS + 1)
 
@@ -75,10 +75,10 @@ def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> No
         finally:
             os._exit(1)
     os.read(ready, 1)
-    own, first, second = heartbeat.look()
+    own, first, second = heartbeat.read()
     os.kill(child, 9)
     os.waitpid(child, 0)
-    assert heartbeat.look() == (own, first, second)
+    assert heartbeat.read() == (own, first, second)
     assert (own.doing, own.busy, own.opaque) == ("hanging", True, False)
     assert (first.doing, first.busy) == ("preparing sample 0 of val", True)
     assert not second.busy

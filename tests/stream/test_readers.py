@@ -41,7 +41,7 @@ def read(
     splits = open_splits(data, seed=0, heartbeat=heartbeat, shards={}, readers=readers)
     prover = Prover((cache or RowCache()) if keep else None, skip_errors=False, keys={})
     facts: Facts = probed_splits(splits, data, prover, seed=0, heartbeat=heartbeat)["train"].facts
-    assert not any(sign.busy for sign in heartbeat.look())
+    assert not any(sign.busy for sign in heartbeat.read())
     return facts
 
 

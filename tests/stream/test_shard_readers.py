@@ -66,7 +66,7 @@ def test_a_shard_is_read_by_one_worker_as_long_as_that_lives(killed: bool, tmp_p
             killed = False
             os.kill(preparation.loaders[1].pid, signal.SIGKILL)
         for key, _ in selector.select():
-            preparation.hear(key.data)
+            preparation.receive(key.data)
         while preparation.filling and not preparation.filling[0].missing:
             filling = preparation.filling.popleft()
             block = layout.block(filling.place, ring.slot(filling.slot))

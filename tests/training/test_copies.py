@@ -35,7 +35,7 @@ def views(copies: Copies, stream: list[Block], count: int, keep: Callable[[Block
 
 def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
     copies, train, val = Copies(backend_of("cpu:0")), blocks(ORDER, 4), blocks(ORDER, 4, split="val")
-    assert views(copies, train, 3) == [False, True, True], "who has just come aboard may keep the first"
+    assert views(copies, train, 3) == [False, True, True], "a member that was just assigned may keep the first"
     assert views(copies, val, 3, keep=lambda block: block.leaves[1][2:].flatten()) == [False] * 3
     assert views(copies, train, 1) == views(copies, val, 1) == [True], "it was let go of"
     kept: list[Any] = []
@@ -44,7 +44,7 @@ def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
     assert [part.tolist() for part in kept] == [[16, 17], [20, 21], [24, 25]]
     kept.clear()
     assert views(copies, train, 1) == [True]
-    copies.boarded()
+    copies.member_assigned()
     assert views(copies, train, 2) == [False, True]
 
 

@@ -85,7 +85,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_alone_it_is_what_torchs_scaler_makes_of_it(gain: float, optimizer: Any) -> None:
     live = packs.live(member("m", model=partial(loud, gain), dtype=torch.float32, optimizer=optimizer,
                              precision="float16", clip_grad_norm=0.7))  # fmt: skip
-    twin = live.trial()
+    copied = live.trial()
     scaler = torch.amp.GradScaler("cpu")
     (arrays, _), orders = packs.samples(torch.float32), packs.Orders(0, {"train": packs.TRAIN})
     program = Solo(live)
@@ -97,14 +97,14 @@ def test_alone_it_is_what_torchs_scaler_makes_of_it(gain: float, optimizer: Any)
                 program.begin(batch)
                 program.finish()
                 with torch.autocast("cpu", torch.float16):
-                    losses = functional.cross_entropy(twin.model(inputs), targets, reduction="none")
+                    losses = functional.cross_entropy(copied.model(inputs), targets, reduction="none")
                 scaler.scale(losses.float().mean()).backward()  # type: ignore[no-untyped-call]
-                scaler.unscale_(twin.optimizer)
-                nn.utils.clip_grad_norm_(twin.model.parameters(), 0.7)
-                scaler.step(twin.optimizer)
+                scaler.unscale_(copied.optimizer)
+                nn.utils.clip_grad_norm_(copied.model.parameters(), 0.7)
+                scaler.step(copied.optimizer)
                 scaler.update()
-                twin.optimizer.zero_grad()
-    assert difference(live.model.state_dict(), twin.model.state_dict()) == 0.0
+                copied.optimizer.zero_grad()
+    assert difference(live.model.state_dict(), copied.model.state_dict()) == 0.0
     assert live.loss_scale is not None
     assert live.loss_scale.value == scaler.get_scale() and (live.loss_scale.value < 2.0**16) == (gain > 1)
     assert live.loss_scale.steps == scaler.state_dict()["_growth_tracker"]

@@ -10,7 +10,7 @@ import packs
 import pytest
 import torch
 from blocks import blocks
-from groups import Seated, distance, sail, steps
+from groups import Placed, distance, sail, steps
 from packs import member
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -44,8 +44,8 @@ def alone(one: Any, epochs: int = EPOCHS, **how: Any) -> LiveMember:
 
 
 def split(one: Any, shares: tuple[float, ...], folder: Path, epochs: int = EPOCHS, **how: Any) -> list[LiveMember]:
-    seated = Seated(one, tuple(range(len(shares))), shares)
-    return sail([seated], folder, epochs=epochs, **how)[one.name]
+    placed = Placed(one, tuple(range(len(shares))), shares)
+    return sail([placed], folder, epochs=epochs, **how)[one.name]
 
 
 def state_of(live: LiveMember) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def test_weights_without_a_gradient_are_left_alone(tmp_path: Path) -> None:
 def test_groups_of_all_kinds_with_packs_beside_them(tmp_path: Path) -> None:
     step = partial(StepLR, step_size=1, gamma=0.5)
     fleet = [
-        Seated(member("wide", batch_size=30, optimizer=ADAMW), (0, 1, 2), (0.2, 0.3, 0.5)),
-        Seated(member("left", batch_size=7, schedule=step), (1, 0), (0.6, 0.4)),
-        Seated(member("right", batch_size=16, optimizer=SGDM), (1, 2), (0.5, 0.5)),
-        *(Seated(member(f"whole-{n}", batch_size=9 + n), (n,)) for n in range(3)),
-        Seated(member("beside", batch_size=63), (1,)),
+        Placed(member("wide", batch_size=30, optimizer=ADAMW), (0, 1, 2), (0.2, 0.3, 0.5)),
+        Placed(member("left", batch_size=7, schedule=step), (1, 0), (0.6, 0.4)),
+        Placed(member("right", batch_size=16, optimizer=SGDM), (1, 2), (0.5, 0.5)),
+        *(Placed(member(f"whole-{n}", batch_size=9 + n), (n,)) for n in range(3)),
+        Placed(member("beside", batch_size=63), (1,)),
     ]
     lives = sail(fleet, tmp_path, epochs=EPOCHS, size=25)
     for one in fleet:
@@ -162,9 +162,9 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
 def on_cuda(places: Any, count: int, folder: Path, on: torch.device | None = None) -> None:
     """On so many ranks, a member is what it is on one CUDA device by itself."""
     one = member("m", batch_size=63, accumulate=2, optimizer=ADAMW, clip_grad_norm=0.1)
-    seated = Seated(one, tuple(range(count)), tuple([1 / count] * count))
-    lives = sail([seated], folder, epochs=EPOCHS, places=places, on=on)["m"]
-    solo = sail([Seated(one)], folder, epochs=EPOCHS, places=places)["m"][0]
+    placed = Placed(one, tuple(range(count)), tuple([1 / count] * count))
+    lives = sail([placed], folder, epochs=EPOCHS, places=places, on=on)["m"]
+    solo = sail([Placed(one)], folder, epochs=EPOCHS, places=places)["m"][0]
     assert {weight.device.type for live in lives for weight in live.model.parameters()} == {"cuda"}
     assert distance(lives[0], solo) <= 1e-9
     assert same_bits(lives)

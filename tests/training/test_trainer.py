@@ -110,7 +110,7 @@ def measure(assignment: int | None) -> Measure:
     return Measure(assignment=assignment, members=("even", "odd"), accumulate={"even": 1, "odd": 1})
 
 
-def board(assignment: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
+def assign(assignment: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
     starts = (
         StartMember(member=name, epoch=0, stream_epoch=0, checkpoint=None, accumulate=1, notes=()) for name in names
     )
@@ -146,7 +146,7 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
     trainer.obey(measure(2))
     assert [type(message) for message in said] == [Measured, Measured]
     assert not trainer.ready
-    trainer.obey(board(2, "even", "odd"))
+    trainer.obey(assign(2, "even", "odd"))
     assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
@@ -155,7 +155,7 @@ def late_trainer(tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
     """One of a device that is behind the host, with a block that takes it half a second."""
     study = studies.study(LENGTH, fleet=[studies.member("m", loss=late.Taking(0.5), batch_size=ROWS)])
     trainer = make(study, tmp_path, said, driver, device="late:0")
-    trainer.obey(board(1, "m"))
+    trainer.obey(assign(1, "m"))
     trainer.take(next(stream(study)), 1)
     return trainer
 
@@ -172,7 +172,7 @@ def test_few_blocks_take_memory_of_a_device_that_is_behind(tmp_path: Path, said:
     member = studies.member("m", loss=late.Taking(0.15), batch_size=ROWS)
     study = studies.study(3 * ROWS, fleet=[member], val=15 * ROWS)
     trainer = make(study, tmp_path, said, driver, device="late:0")
-    trainer.obey(board(1, "m"))
+    trainer.obey(assign(1, "m"))
     for block in stream(study):
         while not trainer.ready:
             assert not driver()
@@ -191,7 +191,7 @@ def test_a_wait_for_the_device_is_no_idle_time_of_the_heartbeat(
 
     def synchronize(event: late.LateEvent) -> None:
         if event.at > time.monotonic():
-            signs.extend(late_trainer.heartbeat.look())
+            signs.extend(late_trainer.heartbeat.read())
         waits(event)
 
     monkeypatch.setattr(late.LateEvent, "synchronize", synchronize)
@@ -215,11 +215,11 @@ def test_time_in_which_the_device_steps_is_no_waiting_for_data(late_trainer: Tra
 
 
 def test_a_block_that_comes_before_its_assignment_is_kept(trainer: Trainer, study: Study) -> None:
-    trainer.obey(board(1))
+    trainer.obey(assign(1))
     assert trainer.ready
     blocks = stream(study)
     trainer.take(next(blocks), 2)
-    trainer.obey(board(2, "even", "odd"))
+    trainer.obey(assign(2, "even", "odd"))
     assert samples_after(trainer, blocks, 2) == {"even": LENGTH, "odd": LENGTH}
 
 
@@ -228,12 +228,12 @@ def test_blocks_of_an_earlier_assignment_are_dropped(trainer: Trainer, study: St
     trainer.take(next(stream(study)), 1)
     assert trainer.ready
     assert not said
-    trainer.obey(board(2, "even", "odd"))
+    trainer.obey(assign(2, "even", "odd"))
     assert samples_after(trainer, stream(study), 2) == {"even": LENGTH, "odd": LENGTH}
 
 
 def test_members_are_measured_beside_those_that_train(trainer: Trainer, study: Study, said: list[Any]) -> None:
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
     trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     assert samples_after(trainer, stream(study), 1) == {"even": LENGTH}
     assert [message.member for message in said if isinstance(message, Measured)] == ["odd"]
@@ -242,7 +242,7 @@ def test_members_are_measured_beside_those_that_train(trainer: Trainer, study: S
 def test_measuring_beside_a_assignment_stops_between_two_steps_for_a_command_and_goes_on(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
     trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     blocks = stream(study)
     driver.after = 0  # there is a command after every step
@@ -268,7 +268,7 @@ def test_measuring_before_a_leg_stops_for_a_command_and_goes_on_on_the_same_bloc
         assert not trainer.ready, "the block is to be trained on"
     driver.after = None
     assert [message.member for message in said if isinstance(message, Measured)] == ["even", "odd"]
-    trainer.obey(board(1, "even", "odd"))
+    trainer.obey(assign(1, "even", "odd"))
     assert samples_after(trainer, blocks, 1) == {"even": LENGTH, "odd": LENGTH}
 
 
@@ -277,7 +277,7 @@ def test_a_pause_does_not_wait_for_those_that_are_measured(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening, assignment: int | None
 ) -> None:
     if assignment is None:
-        trainer.obey(board(1, "even"))
+        trainer.obey(assign(1, "even"))
         trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     driver.after = 0
     trainer.take(next(stream(study)), 1)
@@ -292,7 +292,7 @@ def test_a_pause_does_not_wait_for_those_that_are_measured(
 def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
-    trainer.obey(board(1, "even", "odd"))
+    trainer.obey(assign(1, "even", "odd"))
     blocks = list(stream(study))
     trainer.take(blocks[0], 1)
     driver.after = 0  # the next step is the last before the driver is heard
@@ -314,7 +314,7 @@ def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
 def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
-    trainer.obey(board(1, "even", "odd"))
+    trainer.obey(assign(1, "even", "odd"))
     blocks = list(stream(study))
     trainer.take(blocks[0], 1)
     driver.after = 0
@@ -328,7 +328,7 @@ def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
 def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_between(
     trainer: Trainer, study: Study, said: list[Any]
 ) -> None:
-    trainer.obey(board(1, "even", "odd"))
+    trainer.obey(assign(1, "even", "odd"))
     first, *others = stream(study)
     trainer.take(first, 1)
     trainer.obey(Save())
@@ -345,7 +345,7 @@ def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
     """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
     trainer = make(study, tmp_path, said, driver, checkpoint_seconds=1e-9)
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
 
     def files() -> set[str]:
         return {path.name for path in (tmp_path / "members" / "even").glob("e*.pt")}
@@ -384,7 +384,7 @@ def test_a_process_that_can_open_nothing_is_no_members_failure_whatever_its_code
     trainer = make(study, tmp_path, said, driver)
     try:
         with pytest.raises(WorkerError, match=r"^cpu:0: \[Errno 24\] .*ulimit -n"):
-            trainer.obey(board(1, "even"))
+            trainer.obey(assign(1, "even"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert not said
@@ -395,7 +395,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
 ) -> None:
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
     trainer = make(study, tmp_path, said, driver)
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
     trainer.obey(Pause())
     (saved,) = events(said, Saved)
 
@@ -432,7 +432,7 @@ def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
     augment = EndsLater(2 * LENGTH // 32 + 1, how)
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32, augment=augment)])
     trainer = make(study, tmp_path, said, driver)
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
     for epoch in range(3):
         for block in stream(study, epoch):
             trainer.take(block, 1)
@@ -451,7 +451,7 @@ def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
 def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_due(
     study: Study, trainer: Trainer, said: list[Any]
 ) -> None:
-    trainer.obey(board(1, "even"))
+    trainer.obey(assign(1, "even"))
     for block in stream(study):
         trainer.take(block, 1)
     trainer.saving.seconds = 1e9
@@ -465,7 +465,7 @@ def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_d
 
 
 def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: list[Any]) -> None:
-    trainer.obey(board(1, "odd"))
+    trainer.obey(assign(1, "odd"))
     trainer.obey(Pause())
     (saved,) = events(said, Saved)
     for assignment, changes in ((2, None), (3, {"optimizer.lr": (0.05, 0.1)}), (4, {})):

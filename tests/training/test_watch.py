@@ -12,7 +12,7 @@ import evidence
 import late
 import numpy as np
 import pytest
-import seats
+import splits
 import studies
 import torch
 from blocks import blocks
@@ -163,7 +163,7 @@ def test_trainers_of_a_node_share_a_ring(tmp_path: Path) -> None:
     check(tmp_path, writer, launcher="processes", devices="cpu:2", loader_workers=1)
 
 
-class LateShare(seats.Double):
+class LateShare(splits.Double):
     """Writes late, by a count of its process: what a step changed in it would keep it on one device."""
 
     forwards = 0
@@ -184,8 +184,8 @@ def test_shares_of_split_members(kind: str, tmp_path: Path, monkeypatch: pytest.
         return {0: 0.4, 1: 0.6} if name == "late" else {int(name == "behind"): 1.0}
 
     def run(folder: str, *members: argosy.Member) -> argosy.Report:
-        wanted = seats.study(members=[seats.member("before"), *members, seats.member("behind", batch_size=20)])
-        return seats.train(
+        wanted = splits.study(members=[splits.member("before"), *members, splits.member("behind", batch_size=20)])
+        return splits.train(
             tmp_path / folder, monkeypatch, places, wanted, devices=f"{kind}:{'2' if kind == 'cpu' else '0,1'}"
         )
 

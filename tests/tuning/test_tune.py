@@ -103,13 +103,13 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
     run, seen = tmp_path / "run", list[optuna.trial.FrozenTrial]()
 
-    def look(driver: Driver) -> None:
+    def note_trials(driver: Driver) -> None:
         if not seen and any(member.epochs == 5 for member in driver.state.members.values()):
             seen.extend(stored(run).trials)
 
     with monkeypatch.context() as patched:
         living.keep_all_files(patched)
-        living.at_every_round(patched, look)
+        living.at_every_round(patched, note_trials)
         report = tune(run, numerics="exact")
     assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
     assert len(report.run.rows) == 9 + 5 + 3

@@ -64,7 +64,7 @@ def test_a_chronicle_has_who_was_where_when() -> None:
     assert found.state.members[first].status == "done"
 
 
-def test_after_a_driver_that_was_killed_nobody_is_aboard_twice() -> None:
+def test_after_a_driver_that_was_killed_no_member_is_assigned_twice() -> None:
     study = voyages.asked(4, epochs=2)
     killed = list(voyages.scheduler(study, epochs=1, end=False))
     later = [(20.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2)]

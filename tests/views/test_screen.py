@@ -52,12 +52,12 @@ def seen(
     state, news = RunState(), News()
     for seconds, event in timeline:
         state.apply(event)
-        news.hear("", event, seconds)
+        news.handle("", event, seconds)
         if isinstance(event, PlanMade):
             news.sail(Plan.from_json(event.plan))
     for message in more:
         when, worker, told = message if isinstance(message, tuple) else (now, "", message)
-        news.hear(worker or ("feeder-0" if isinstance(told, Flowing) else "cpu:0"), told, when)
+        news.handle(worker or ("feeder-0" if isinstance(told, Flowing) else "cpu:0"), told, when)
     question = asking(study, rest.pop("expected", None))
     return screen_of(question, state, news, phase=rest.pop("phase", "training"), now=now)
 

@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str],
 
         def __getattribute__(self, name: str) -> Any:
             own = object.__getattribute__(self, name)
-            if name not in ("begin", "study", "plan", "hear", "tick", "end"):
+            if name not in ("begin", "study", "plan", "handle", "tick", "end"):
                 return own
             other = getattr(object.__getattribute__(self, "terminal"), name)
             return lambda *given: (own(*given), other(*given))

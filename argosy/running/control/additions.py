@@ -13,6 +13,7 @@ from typing import Any
 
 from argosy.errors import ArgosyError, StudyError
 from argosy.protocol.events import REFUSED
+from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.rehearsal import Rehearsal, Rehearsed
@@ -27,8 +28,9 @@ __all__ = ["Additions"]
 class Additions:
     """The additions of one run, by the names of the commands that brought them."""
 
-    def __init__(self, run: Run, measurements: Measurements) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, measurements: Measurements) -> None:
         self.run = run
+        self.carry_out = carry_out
         self.measurements = measurements
         self._copies: dict[str, StudyCopy] = {}
         """Study files that are not read yet."""
@@ -44,7 +46,7 @@ class Additions:
         """Take up a command; raises RunError for one that names no copy."""
         self._copies[file] = StudyCopy.of(command, self.run.directory / "commands")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Go on with what was asked, as far as that goes without waiting."""
         if self._rehearsal is None:
             self._rehearse({file: copy for file, copy in self._copies.items() if file not in self._rehearsed})
@@ -83,26 +85,23 @@ class Additions:
             self._check_alike(members)
             self.admit(file, members)
         except ArgosyError as error:
-            run.answer(file, f"{REFUSED}{error}")
+            self.carry_out.answer(file, f"{REFUSED}{error}")
 
     def admit(self, file: str, members: Sequence[Member]) -> None:
         """Measure the members of a command, whose answer is to come; raises StudyError where they do not go with the study's
         terms."""
-        run, names = self.run, tuple(member.name for member in members)
-        for name in names:
-            run.positions.check_new(name)
-        if run.steering is not None:
-            run.steering.check(members)
-        run.positions.extend(members)
-        run.view.study(run.study)
-        self.measurements.expect(names, addition=file)
+        for member in members:
+            self.run.positions.check_new(member.name)
+        if self.run.steering is not None:
+            self.run.steering.check(members)
+        self.measurements.expect(members, addition=file)
 
     def _check_alike(self, members: Sequence[Member]) -> None:
         for member in members:
-            twin = self.run.identity.twin(member, self.run.study)
-            if twin is not None:
+            equal = self.run.identity.equal_member(member, self.run.study)
+            if equal is not None:
                 raise StudyError(
-                    f"member {member.name!r} is {twin!r} once more, with the same seed; give it another seed, or leave it out."
+                    f"member {member.name!r} is {equal!r} once more, with the same seed; give it another seed, or leave it out."
                 )
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class Barriers:
         for leg in self.legs.live:
             if device in leg.assignments:
                 leg.reported(device, section)
-                self.predictions.turn(leg)
+                self.carry_out.record(*self.predictions.section_ended(leg))
 
     def held(self, feeder: str, held: Held) -> None:
         """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
@@ -87,7 +87,7 @@ class Barriers:
         if changes:
             self.carry_out.change(leg, changes, fates)
         if not leg.members:
-            self.carry_out.end(leg)
+            self.carry_out.end_leg(leg)
             if not self.members.waiting:
                 # Others may spread over its devices.
                 self.carry_out.make_room()
@@ -114,7 +114,7 @@ class Barriers:
         if leg.until % self.run.per_epoch == 0 and self.run.packs is None:
             self.run.positions.join(self.members.waiting, leg.until // self.run.per_epoch)
         profiles = self.decisions.profiles([*live, *self.members.unplaced])
-        self.predictions.profiled(profiles)
+        self.carry_out.record(*self.predictions.profiled(profiles))
         with self.predictions.planning():
             found = self.decisions.goes_on(leg, live, profiles)
         anew = set[str]()

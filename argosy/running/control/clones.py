@@ -13,7 +13,8 @@ from argosy.errors.spelling import meant
 from argosy.protocol.events import REFUSED, Checkpoint, Cloned
 from argosy.protocol.trainer import Save
 from argosy.running.control.additions import Additions
-from argosy.running.control.clone import Clone, inherit, newest_file
+from argosy.running.control.carry_out import CarryOut
+from argosy.running.control.clone import Clone, newest_file
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.run import Run
 from argosy.training.member.checkpoint import check
@@ -35,8 +36,9 @@ class Waiting:
 class Clones:
     """Clones that wait for a file of their source's."""
 
-    def __init__(self, run: Run, additions: Additions) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, additions: Additions) -> None:
         self.run = run
+        self.carry_out = carry_out
         self.additions = additions
         self._waiting: dict[str, Waiting] = {}
         """By the name of a command that is not answered yet."""
@@ -54,7 +56,7 @@ class Clones:
         clone.member(study.member(clone.source))
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take up those whose source has been saved, or need nothing of it."""
         for file, waiting in list(self._waiting.items()) if self.run.begun else ():
             clone, newest = waiting.clone, self._newest(waiting.clone)
@@ -64,13 +66,13 @@ class Clones:
                 files = len(self.run.state.member(clone.source).sections)
                 if waiting.asked != files:
                     waiting.asked = files
-                    self.run.pool.send(device, Save())
+                    self.carry_out.send({device: Save()})
                 continue
             del self._waiting[file]
             try:
                 self._take_up(file, clone, newest)
             except ArgosyError as error:
-                self.run.answer(file, f"{REFUSED}{error}")
+                self.carry_out.answer(file, f"{REFUSED}{error}")
 
     def _take_up(self, file: str, clone: Clone, newest: Checkpoint | None) -> None:
         run, checkpoint = self.run, newest if clone.warm else None
@@ -87,8 +89,7 @@ class Clones:
         if checkpoint is not None:
             check(run.directory / "members" / clone.source / checkpoint.file, checkpoint.sha256)
         cloned = Cloned(member=clone.name, source=clone.source, changes=changes, checkpoint=checkpoint)
-        inherit(run.directory, cloned)
-        run.record(cloned)
+        self.carry_out.inherit(cloned)
         self.additions.admit(file, [member])
 
     def _check_name(self, name: str) -> None:

@@ -9,9 +9,10 @@ from argosy.profiles import Profile
 from argosy.running.control.launching import Launching
 from argosy.running.control.legs import Gate, Legs, LiveLeg
 from argosy.running.control.measuring import Measuring
-from argosy.running.control.members import Members
+from argosy.running.control.members import Members, State
 from argosy.running.control.positions import Positions
 from argosy.running.control.run import Run
+from argosy.running.control.verdicts import Fate, Verdict
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.stream.schedule import section_start
 
@@ -116,6 +117,26 @@ class Decisions:
     def _is_there(self, name: str, leg: LiveLeg) -> bool:
         """Whether it waits, and wants nothing of what is before the barrier, but for a batch that was begun there."""
         return self.members.waits(name) and self.positions.place(name) >= leg.until
+
+    # ---- what becomes of members
+
+    def leaves_run(self, name: str) -> Verdict | None:
+        """The verdict on a member that ends or rests, its newest file being that of its last section; None where it goes on."""
+        verdict = self.run.verdict(name)
+        return verdict if verdict.fate is not Fate.GO_ON and self.run.state.member(name).saved_at_its_end else None
+
+    def undecided(self) -> list[str]:
+        """Members that an earlier driver may have left between their last file and its word on them."""
+        statuses = {name: self.run.state.member(name).status for name in self.run.study.names}
+        begun = {name for name, status in statuses.items() if status in ("training", "paused")} - self.members.resting
+        # One that was done, and waits, may do so because a search is to compare more than it was.
+        revived = {name for name in self.members.having(State.WAITING) if statuses[name] == "done"}
+        return [name for name in statuses if name in begun or name in revived]
+
+    def called(self) -> list[str]:
+        """Resting members that a judge calls."""
+        run, resting = self.run, self.members.resting
+        return sorted(resting & {name for one in run.judges for name in one.called(resting, run.state, run.study)})
 
     # ---- what the policy is asked
 

@@ -4,7 +4,7 @@ Contract. A round is: hear what workers and people say, decide, journal, and car
 round, when the journal is on the disk. The driver never waits for a worker. It imports all parts, and none of them imports it:
 
 `run` what all of them share · `members`, `positions`, `legs` where members are · `decisions` questions, which change nothing ·
-`carry_out` changes of legs, as events and commands · `outcomes` what becomes of members · `barriers` legs that go on ·
+`carry_out` changes of legs and members, as events and commands · `barriers` legs that go on ·
 `leg_starts` new legs · `measurements` members that join · `faults` losses · `requests` what people want.
 """
 
@@ -54,7 +54,6 @@ from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
@@ -76,11 +75,11 @@ __all__ = ["Driver", "drive"]
 
 TICK_SECONDS = 0.2
 FAREWELL_SECONDS = 3.0
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class Driver:
-    """Drives one run. `drive` is its life; messages are answered in `_hear`."""
+    """Drives one run. `drive` is its life; messages are answered in `_handle`."""
 
     def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
         self.run = run
@@ -93,19 +92,16 @@ class Driver:
         self.predictions: Predictions = Predictions(run)
         self.decisions: Decisions = Decisions(run)
         self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)
-        self.outcomes: Outcomes = Outcomes(run, self.carry_out)
         self.barriers: Barriers = Barriers(run, self.decisions, self.carry_out, self.predictions)
         self.starts: LegStarts = LegStarts(run, self.decisions, self.carry_out, self.predictions)
-        self.measurements: Measurements = Measurements(
-            run, self.carry_out, self.outcomes, self.starts, only_measure=only_measure
-        )
-        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.outcomes, self.measurements)
-        self.additions: Additions = Additions(run, self.measurements)
-        self.requests: Requests = Requests(run, self.carry_out, self.outcomes, self.faults, self.additions)
+        self.measurements: Measurements = Measurements(run, self.carry_out, self.starts, only_measure=only_measure)
+        self.faults: Faults = Faults(run, self.decisions, self.carry_out, self.measurements)
+        self.additions: Additions = Additions(run, self.carry_out, self.measurements)
+        self.requests: Requests = Requests(run, self.carry_out, self.faults, self.additions)
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
-        self._looked = 0.0
+        self._polled = 0.0
 
     # ---- life
 
@@ -116,9 +112,9 @@ class Driver:
         run.view.study(run.study)
         # Before anything is said of what is there: it may be another study's.
         run.identity.check(run.study)
-        self.outcomes.call()
+        self.carry_out.call()
         if not self.members.waiting:
-            self.outcomes.settle_earlier()
+            self.carry_out.settle_earlier()
             run.identity.leave_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
@@ -137,30 +133,30 @@ class Driver:
             if isinstance(message, Came):
                 self.starts.nodes.append(message.node)
             elif self.pool.knows(worker):
-                self._hear(worker, message)
+                self._handle(worker, message)
                 self._settle_costs()
-        for worker, files in self._written.items():
-            self.pool.send(worker, Journaled(files=files))
+        self.carry_out.send({worker: Journaled(files=files) for worker, files in self._written.items()})
         self._written.clear()
-        self.faults.look_whether_over()
+        self.faults.check_whether_over()
         if run.phase is Phase.TRAINING:
             self.go_on()
-        self.requests.look()
+        self.requests.poll()
         self._settle_costs()
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self.faults.look()
+        if time.monotonic() - self._polled > POLL_SECONDS:
+            self._polled = time.monotonic()
+            self.faults.poll()
             run.metrics.write()
-            self.meter.look()
-        for answered in run.choices.taken():
-            run.record(answered)
+            self.meter.poll()
+        self.carry_out.record(*run.choices.taken())
         run.journal.commit_due()
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
     def go_on(self) -> None:
         """Choose the ensemble, and let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
         self._choose_ensemble()
-        self.outcomes.call()
+        self.carry_out.call()
+        for bringer in self.run.bringers:
+            self.carry_out.record(*bringer.found(self.state))
         self.measurements.bring()
         self.starts.admit_nodes()
         self.barriers.go_on()
@@ -172,7 +168,7 @@ class Driver:
     def _choose_ensemble(self) -> None:
         run = self.run
         while run.steering is not None and (decision := run.steering.decide(run.state, run.study)) is not None:
-            run.record(decision)
+            self.carry_out.record(decision)
 
     def _settle_costs(self) -> None:
         if self.run.costs_settled:
@@ -198,14 +194,14 @@ class Driver:
         """Ask every worker to exit, wait a little for it, and journal what it still says."""
         for _, message in self.pool.farewell(FAREWELL_SECONDS):
             if self.run.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
-                self.run.record(message)
+                self.carry_out.record(message)
 
     # ---- messages
 
-    def _hear(self, worker: str, message: Any) -> None:
+    def _handle(self, worker: str, message: Any) -> None:
         run, names = self.run, self.run.study.names
         if not isinstance(message, Event | SectionReport):
-            run.view.hear(worker, message)
+            run.view.handle(worker, message)
         match message:
             case SectionReport():
                 self._reported(worker, message)
@@ -235,7 +231,7 @@ class Driver:
                 if not self.faults.does_without(worker, message.error):
                     raise message.error
             case Event():
-                run.record(message)
+                self.carry_out.record(message)
 
     def _reported(self, worker: str, report: SectionReport) -> None:
         """What an assignment reports together, in the order of its events."""
@@ -246,30 +242,30 @@ class Driver:
             run.steering.keep(ended, report.answers, run.per_epoch)
         for event in report.events:
             if isinstance(event, SectionEnded):
-                run.record(event)
+                self.carry_out.record(event)
                 run.tolerance.gained()
                 run.metrics.note(self.state.member(event.member))
                 run.measuring.saw(event, self.state.member(event.member))
                 self.predictions.stepped(event)
                 self.barriers.judge(event.member)
             elif isinstance(event, Saved):
-                run.record(replace(event, leg=self._number_of_leg(event.member)))
+                self.carry_out.record(replace(event, leg=self._number_of_leg(event.member)))
                 self.faults.saved_at[worker] = time.monotonic()
                 self._written.setdefault(worker, {})[event.member] = event.checkpoint.file
             elif isinstance(event, MemberRested):
-                self.outcomes.left(event.member)
+                self.carry_out.left(event.member)
             elif isinstance(event, MemberEnded):
-                self.outcomes.end(event.member, event.status, event.reason)
+                self.carry_out.end(event.member, event.status, event.reason)
             elif isinstance(event, MemberStarted):
                 # Another rank of a split member may have said before that it failed.
                 if self.members.state(event.member) is not State.ENDED:
-                    run.record(event)
+                    self.carry_out.record(event)
                     self.predictions.started(event.member)
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
                     run.choices.keep_programs(event)
-                run.record(event)
+                self.carry_out.record(event)
         if report.section is not None:
             self.barriers.section_ended(worker, report.section)
 
@@ -305,18 +301,16 @@ class Driver:
         launching.opening_seconds = opened.opening_seconds
         run.identity.check(run.study, **run.known_of_study())
         costs = launching.preparation_rate, launching.opening_seconds
-        run.record(run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs))
-        run.record(DataOpened(keeping=opened.keeping, shards=opened.shards))
-        if run.positions.retried:
-            run.record(Retried(members=run.positions.retried))
-        if self.anew is not None:
-            run.record(self.anew)
+        started = run_started(run.settings, run.lengths, run.per_epoch, run.cluster.devices, *costs)
+        retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
+        data = DataOpened(keeping=opened.keeping, shards=opened.shards)
+        self.carry_out.record(started, data, *retried, *([] if self.anew is None else [self.anew]))
         # Before the study is there that they are members of now: those of before are none of it.
         run.journal.commit()
         keep_aside(self.state.members.values(), run.directory)
         run.write_study()
         run.begun = True
-        self.outcomes.settle_earlier()
+        self.carry_out.settle_earlier()
         if run.phase is Phase.OPENING:  # and not about to end, as a person wants
             run.phase = Phase.MEASURING
 
@@ -373,4 +367,4 @@ def drive(
             status, reason = "failed", str(error)
             raise
         finally:
-            end_run(run, driver.meter, status=status, reason=reason, close=driver.additions.close)
+            end_run(run, driver.carry_out, driver.meter, status=status, reason=reason, close=driver.additions.close)

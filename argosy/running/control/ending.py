@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from argosy.protocol.events import RunEnded
+from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.resume import settle_files
 from argosy.running.control.run import Run
 from argosy.running.directory.records import tree_cpu_seconds
@@ -13,7 +14,9 @@ from argosy.running.watch.energy import Meter
 __all__ = ["end_run"]
 
 
-def end_run(run: Run, meter: Meter, *, status: str, reason: str, close: Callable[[], None]) -> None:
+def end_run(
+    run: Run, carry_out: CarryOut, meter: Meter, *, status: str, reason: str, close: Callable[[], None]
+) -> None:
     """Tidy up and journal the end. Whatever one of these meets, the others are done; `close` is one of them."""
     ended, state = _ended(run, meter, status, reason), run.state
     # Where an earlier driver was killed when all was done, this one says so.
@@ -22,7 +25,7 @@ def end_run(run: Run, meter: Meter, *, status: str, reason: str, close: Callable
         last_first.callback(run.view.end)
         last_first.callback(run.journal.commit)
         if run.begun or run.pausing or untold:
-            last_first.callback(run.record, ended)
+            last_first.callback(carry_out.record, ended)
         last_first.callback(close)
         last_first.callback(run.metrics.write)
         # These two are done again at the end of the next run.
@@ -33,7 +36,7 @@ def end_run(run: Run, meter: Meter, *, status: str, reason: str, close: Callable
 
 
 def _ended(run: Run, meter: Meter, status: str, reason: str) -> RunEnded:
-    meter.look()
+    meter.poll()
     return RunEnded(
         status=status,
         reason=reason,

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from argosy.protocol.events import Divided, MemberEnded, Recovered, WorkerLost
 from argosy.protocol.feeder import Parted
-from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory, Pause
+from argosy.protocol.trainer import Broke, DevicePoisoned, Lost, OutOfMemory
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
@@ -22,7 +21,6 @@ from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 from argosy.running.control.measurements import Measurements
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.control.standstills import Devices, Standstills
 from argosy.running.control.worker_pool import WorkerPool
@@ -41,13 +39,10 @@ HANGS_TO_LET_GO = 2
 class Faults:
     """The faults of one run, and the ways out of them."""
 
-    def __init__(
-        self, run: Run, decisions: Decisions, carry_out: CarryOut, outcomes: Outcomes, measurements: Measurements
-    ) -> None:
+    def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, measurements: Measurements) -> None:
         self.run = run
         self.decisions = decisions
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.measurements = measurements
         self.starts: LegStarts = measurements.starts
         self.members: Members = run.members
@@ -86,11 +81,11 @@ class Faults:
         elif crowded:
             self.measuring.crowded(member.name, device.memory_bytes)
         elif (parts := self._division(member, now, message)) is not None:
-            self.run.record(Divided(member=member.name, accumulate=parts))
+            self.carry_out.divide(member.name, parts)
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
             advice = f"Lower its batch_size{allow}."
-            self.outcomes.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
+            self.carry_out.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
             return
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
@@ -112,7 +107,7 @@ class Faults:
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
         if (poisoned := self.poisoned.pop(worker, None)) is None:
-            self._note_loss(worker, detail)
+            self.carry_out.lose(worker, detail)
         else:
             self._note_poison(worker, poisoned)
         given_up = self._gives_up_node_of(worker, lost)
@@ -124,8 +119,7 @@ class Faults:
             # No other part starts a feeder again that has not opened the data.
             self.pool.free_team(self.pool.devices, ())
         elif self.run.phase is Phase.MEASURING:
-            for name in self.carry_out.drop_unsaved(worker):
-                self.outcomes.settle(name)
+            self.carry_out.settle(self.carry_out.drop_unsaved(worker))
             self.measurements.measure()
         elif self.run.phase is not Phase.OVER:
             self._go_on_without(worker, given_up=given_up)
@@ -150,20 +144,20 @@ class Faults:
         guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
         if guilty:
             self.run.tolerance.gained()
-        self._note_loss(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
+        self.carry_out.lose(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
         if guilty:
             advice = (
                 "Look for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial); with "
                 "CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
             )
             again = f"its kernel asserted on {trainer}, for the second time ({poisoned.detail})"
-            self.outcomes.end(certain[0], "failed", f"{again}. {advice}")
+            self.carry_out.end(certain[0], "failed", f"{again}. {advice}")
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
         """A trainer may be lost for a new member that it was to measure; one that this happens to twice has failed."""
         why = self.measuring.lost(trainer, self.members.new)
         if why is not None:
-            self.outcomes.end(why, "failed", f"its trainer was lost for the second time ({detail})")
+            self.carry_out.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
         """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
@@ -195,8 +189,7 @@ class Faults:
         """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
         legs = self.legs.with_worker(trainer)
         lost = self.carry_out.take_off(trainer)
-        for name in lost:
-            self.outcomes.settle(name)
+        self.carry_out.settle(lost)
         lost = [name for name in lost if self.members.waits(name)]
         leg = next((leg for leg in legs if leg.devices), None)
         way = Way.APART if leg is None or not lost else self._way_on(trainer, lost, leg)
@@ -229,14 +222,14 @@ class Faults:
         # Where the policy has nothing for its device alone, its members would wait for the others' end.
         way = Way.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
-        run.record(Recovered(worker=trainer, members=tuple(lost), way=way, costs=costs))
+        self.carry_out.choose_way(trainer, lost, way, costs)
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
         """Where a feeder is gone, the exchanges of all the others break: only the first message counts."""
         if not self.pool.disband(worker, parted.team):
             return
-        self._note_loss(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
+        self.carry_out.lose(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
         self.measurements.forget()
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
@@ -250,19 +243,12 @@ class Faults:
     def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
         """Go on without a node."""
         self.starts.unopened.discard(node)
-        self.run.cluster = self.run.cluster.without(node)
-        left = ", ".join(other.name for other in self.run.cluster.nodes)
-        self.run.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
-        for device in self.pool.abandon(node, answers=answers):
+        for device in self.carry_out.give_up(node, why, answers=answers):
             self.regrouping.let_go(device)
-
-    def _note_loss(self, worker: str, detail: str, *, suspects: Iterable[str] = ()) -> None:
-        self.run.record(WorkerLost(worker=worker, detail=detail, suspects=tuple(suspects)))
-        self.run.tolerance.worker_lost(worker, detail)
 
     # ---- signs of life
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find workers that hang, groups that broke or stand still, and trainers that do not let go."""
         now = time.monotonic()
         shown: dict[str, tuple[Sign, ...]] = {}
@@ -270,11 +256,11 @@ class Faults:
             signs = self.pool.signs(worker)
             if signs is not None:
                 shown[worker] = signs
-                self.hangs.look(now, worker, signs, partial(self.pool.cpu_seconds, worker))
+                self.hangs.observe(now, worker, signs, partial(self.pool.cpu_seconds, worker))
         for worker, doing, still in self.hangs.hanging():
             self._end(worker, f"no progress for {still:.0f} s while {doing}")
-        self._look_at_groups()
-        self._look_at_sums(shown)
+        self._check_groups()
+        self._check_sums(shown)
         for trainer in self.regrouping.late(time.monotonic()):
             self._end(trainer, f"its members were not saved and let go within {self._patience:g} s")
 
@@ -282,7 +268,7 @@ class Faults:
         self._hung[worker] = why
         self.pool.kill(worker)
 
-    def _look_at_groups(self) -> None:
+    def _check_groups(self) -> None:
         """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
             leg = self.legs.of(member)
@@ -291,10 +277,10 @@ class Faults:
                 del self._broken[member]
             elif time.monotonic() - when > BROKEN_SECONDS:
                 del self._broken[member]
-                self._note_loss(f"{worker}/group", f"the group of {member!r} broke: {detail}")
+                self.carry_out.lose(f"{worker}/group", f"the group of {member!r} broke: {detail}")
                 self.regroup(self.legs.with_worker(worker))
 
-    def _look_at_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
+    def _check_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
         """Devices that wait for one another in vain have lost each other, though all of them live."""
         together: dict[Devices, list[str]] = {}
         for leg in self.legs.live:
@@ -303,8 +289,8 @@ class Faults:
             steps = leg.gate is not Gate.REGROUPING and not leg.starting
             if steps and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
-        for devices, detail in self.standstills.look(time.monotonic(), together, shown):
-            self._note_loss(f"{devices[0]}/group", detail)
+        for devices, detail in self.standstills.observe(time.monotonic(), together, shown):
+            self.carry_out.lose(f"{devices[0]}/group", detail)
             self.regroup(self.legs.with_worker(devices[0]))
 
     # ---- regrouping
@@ -319,37 +305,23 @@ class Faults:
         self.regroup()
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
-        """Let every trainer of these legs, or of all, save its members and let them go; `look_whether_over` goes on from there."""
-        new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
-        numbers = None if legs is None else {leg.number for leg in new}
-        leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
-        self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
-        devices = [*(its.device for its in leaving.values())]
-        for leg in new:
-            devices += [*leg.devices, *leg.starting]
-            leg.starting.clear()  # An assignment that waits to start has no part in it.
-            leg.gate = Gate.REGROUPING
-        busy = dict.fromkeys(device for device in devices if self.pool.knows(device))
-        self.regrouping.begin(busy, until=time.monotonic() + self._patience)
-        for device in busy:
-            self.pool.send(device, Pause())
+        """Let every trainer of these legs, or of all, save its members and let them go; `check_whether_over` goes on from there."""
+        self.regrouping.begin(self.carry_out.regroup(legs), until=time.monotonic() + self._patience)
 
-    def look_whether_over(self) -> None:
+    def check_whether_over(self) -> None:
         """When no trainer has a member of the legs that regroup: end the run, or start again with what is there."""
         if not self.regrouping.over:
             return
         self.regrouping.end()
         names = self.members.regrouping
         for leg in self.legs.regrouping:
-            self.carry_out.end(leg)
+            self.carry_out.end_leg(leg)
         self.measurements.forget_at_rest()
-        for name in sorted(names):
-            self.outcomes.settle(name)
+        self.carry_out.settle(sorted(names))
         waiting = set(self.members.waiting)
         if self.run.pausing is not None:
-            for name in sorted(waiting):
-                if name in names or self.run.state.member(name).status == "training":
-                    self.run.record(MemberEnded(member=name, status="paused", reason=self.run.pausing))
+            training = {name for name in waiting if self.run.state.member(name).status == "training"}
+            self.carry_out.pause(sorted(training | waiting.intersection(names)), self.run.pausing)
             self.run.phase = Phase.OVER
             return
         self.carry_out.fall_behind(waiting.intersection(names), None)

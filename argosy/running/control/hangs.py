@@ -7,8 +7,8 @@ from argosy.stream.heartbeat import Sign
 
 __all__ = ["Hangs"]
 
-LOOKS = 4
-"""A worker is looked at so often without any progress before it hangs: while the driver itself was held up (a suspended
+OBSERVATIONS = 4
+"""A worker is observed so often without any progress before it hangs: while the driver itself was held up (a suspended
 machine), no worker could be seen to move."""
 SHARE = 0.01
 """Share of a core that opaque code uses at least. A thread that only waits and wakes up now and then uses less."""
@@ -19,7 +19,7 @@ class _Still:
     """A sign that has not moved since it was first seen."""
 
     sign: Sign
-    looked: float
+    observed: float
     seconds: float = 0.0
     """How long it has been seen like that."""
     cpu_seconds: float | None = None
@@ -40,7 +40,7 @@ class Hangs:
         self._still: dict[str, dict[int, _Still]] = {}
         """By worker and slot of its heartbeat; only those that are busy."""
 
-    def look(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
+    def observe(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
         """Note what a worker shows. Its CPU time is asked for only where opaque code has been seen without a beat."""
         before = self._still.get(worker, {})
         self._still[worker] = {
@@ -66,8 +66,8 @@ class Hangs:
     def _compare(self, now: float, still: _Still | None, sign: Sign, cpu_seconds: Callable[[], float]) -> _Still:
         if still is None or still.sign != sign:
             return _Still(sign, now)
-        seen = min(now - still.looked, self.seconds / LOOKS)
-        still.looked = now
+        seen = min(now - still.observed, self.seconds / OBSERVATIONS)
+        still.observed = now
         still.seconds += seen
         if sign.opaque:
             used, still.elapsed = cpu_seconds(), still.elapsed + seen

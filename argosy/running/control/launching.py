@@ -121,8 +121,8 @@ class Launching:
             return None
         here = {*(profile.member for profile in live), *peers}
         found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
-        aboard = set(leg.members)
-        return max(found, key=lambda flotilla: len(aboard & set(flotilla.members)), default=None)
+        members = set(leg.members)
+        return max(found, key=lambda flotilla: len(members & set(flotilla.members)), default=None)
 
 
 def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:

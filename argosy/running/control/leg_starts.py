@@ -1,14 +1,13 @@
 """New legs: what the policy starts on devices that are free, and how the nodes of a leg share its stream."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from argosy.cluster import Cluster, Node
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
-from argosy.protocol.events import NodeCame, PlanMade, Split
-from argosy.protocol.feeder import Leg, Probed, UseLoaders
-from argosy.protocol.trainer import Assign
+from argosy.protocol.events import Split
+from argosy.protocol.feeder import Leg, Probed
 from argosy.running.control.barriers import assignments_of
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
@@ -20,7 +19,6 @@ from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import Run
 from argosy.running.control.sharing_choice import SharingChoice
 from argosy.running.control.worker_pool import Feeder, WorkerPool
-from argosy.running.directory.study_json import write_json
 
 __all__ = ["LegStarts"]
 
@@ -59,10 +57,8 @@ class LegStarts:
         """Start workers on nodes that came. The policy knows of a node when its data is open."""
         nodes, self.nodes = self.nodes, []
         for node in nodes:
-            self.run.record(NodeCame(node=node.name, devices=tuple(map(asdict, node.devices))))
-            self.run.cluster = self.run.cluster.beside(node)
             self.unopened.add(node.name)
-            self.pool.admit(node)
+            self.carry_out.admit(node)
 
     def opened(self, node: str) -> None:
         """A feeder of a node has opened its data: where the node came later, all members are to have room there."""
@@ -95,7 +91,7 @@ class LegStarts:
         if not self.legs.live and any(its.verdict is None for its in self.members.leaving.values()):
             return  # No member trains meanwhile, and the policy is to choose among all that are left.
         profiles = self.decisions.profiles(self.decisions.to_start())
-        self.predictions.profiled(profiles)
+        self.carry_out.record(*self.predictions.profiled(profiles))
         situation = self.decisions.situation(profiles, {})
         with self.predictions.planning():
             self._foresee(situation)
@@ -107,15 +103,12 @@ class LegStarts:
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
         started = [flotilla for flotilla in plan.flotillas if self._start(flotilla)]
-        self._release_idle()
+        self.carry_out.release_idle()
         if started:
             # Some policies answer with one flotilla at a time: devices may be left for another one.
             idle = len(set(self.legs.devices)) < len(self.pool.devices)
             run.wants_plan = bool(self.members.waiting) and idle
-            told = plan.to_json()
-            run.record(PlanMade(plan=told))
-            write_json(run.directory / "plan.json", told)
-            run.view.plan(plan)
+            self.carry_out.publish(plan)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan ``balanced`` is told how far all train, where none may end sooner or come later."""
@@ -146,21 +139,12 @@ class LegStarts:
         else:
             if measured is not None:
                 self.pool.rest(feeder.name for feeder in measured[0])
-            self.legs.count += 1
-            assignment = self.legs.next_assignment()
-            self.pool.feed(team, replace(stretch, number=self.legs.count), self.sharing.pipeline)
+            _, assignment = self.carry_out.feed(team, stretch, self.sharing.pipeline)
         names = tuple(feeder.name for feeder in team)
         leg = LiveLeg(number=self.legs.count, feeders=names, until=stretch.section, begins=stretch, flotilla=flotilla)
         self.splits = {name: split for name, split in self.splits.items() if name not in flotilla.members}
         self.carry_out.begin(leg, assignments_of(flotilla), assignment)
         return True
-
-    def _release_idle(self) -> None:
-        """Let trainers without members let go of the block that they measured on."""
-        busy = set(self.legs.devices)
-        for device in self.pool.devices:
-            if device not in busy:
-                self.pool.send(device, Assign(assignment=self.legs.next_assignment()))
 
     # ---- sharing
 
@@ -173,15 +157,11 @@ class LegStarts:
                 sharing.ask([feeder.name for feeder in team])
                 self.pool.probe(team)
             return False
-        seconds = self.launching.preparation_seconds
-        self.run.record(chosen := sharing.choose(cluster, flotilla, preparation_seconds=seconds))
-        if self.run.settings.loader_workers is None:
-            for feeder in self.pool.feeders:
-                self.pool.send(feeder, UseLoaders(count=chosen.loader_workers))
+        self.carry_out.share(sharing.choose(cluster, flotilla, preparation_seconds=self.launching.preparation_seconds))
         return True
 
     def probed(self, worker: str, probed: Probed) -> None:
         """A feeder has measured what sharing costs."""
-        self.sharing.hear(worker, probed)
+        self.sharing.handle(worker, probed)
         if self.sharing.measured:
             self.run.wants_plan = True

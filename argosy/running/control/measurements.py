@@ -5,7 +5,7 @@ later are measured beside those that train. An addition is whole or nothing: its
 known and fit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from argosy.errors import PlanError
@@ -13,12 +13,10 @@ from argosy.planning.memory import require_fit
 from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import CarryOut
-from argosy.running.control.clone import inherit
 from argosy.running.control.leg_starts import LegStarts
 from argosy.running.control.legs import Legs
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.members import Members, State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.positions import Positions
 from argosy.running.control.refusals import check_batch_norm, check_batches
 from argosy.running.control.run import Run
@@ -26,6 +24,7 @@ from argosy.running.control.splitting import Timing
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
+from argosy.study import Member
 
 __all__ = ["Measurements"]
 
@@ -33,12 +32,9 @@ __all__ = ["Measurements"]
 class Measurements:
     """Measures the members of one run, and welcomes those that join."""
 
-    def __init__(
-        self, run: Run, carry_out: CarryOut, outcomes: Outcomes, starts: LegStarts, *, only_measure: bool
-    ) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, starts: LegStarts, *, only_measure: bool) -> None:
         self.run = run
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.starts = starts
         self.members: Members = run.members
         self.legs: Legs = run.legs
@@ -46,7 +42,7 @@ class Measurements:
         self.positions: Positions = run.positions
         self.measuring: Measuring = run.measuring
         self.only_measure = only_measure
-        self.timing: Timing = Timing(run.pool)
+        self.timing: Timing = Timing()
 
     # ---- where no member trains
 
@@ -95,10 +91,8 @@ class Measurements:
         team = self.pool.free_team(devices, ())
         if team is None:
             return
-        self.legs.count += 1
-        assignment = self.legs.next_assignment()
-        leg = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=self.legs.count))
-        self.pool.feed(team, leg, self.starts.sharing.pipeline)
+        stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=0))
+        leg, assignment = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
         ends = [self.positions.last_section(name) for name in waiting]
         # A clone may be at its end already.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
@@ -128,11 +122,8 @@ class Measurements:
             self._measure(self.pool.devices, self.starts.measuring_leg[2])
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
-        study = self.run.study
-        accumulate = {member.name: self.positions.accumulate(member.name) for member in study.members}
-        for device, command in self.measuring.commands(tuple(devices), assignment, accumulate).items():
-            self.pool.define(device, map(study.member, command.members))
-            self.pool.send(device, command)
+        accumulate = {member.name: self.positions.accumulate(member.name) for member in self.run.study.members}
+        self.carry_out.measure(self.measuring.commands(tuple(devices), assignment, accumulate))
 
     # ---- sums over devices
 
@@ -142,12 +133,12 @@ class Measurements:
         # Of several nodes one may be left, with one device.
         if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
-        self.timing.ask(devices)
+        self.carry_out.send(self.timing.commands(devices, self.pool.rendezvous))
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
         """A trainer has answered."""
-        link = self.timing.hear(device, timed)
+        link = self.timing.handle(device, timed)
         if link is not None:
             self.measuring.know_link(link)
         self.settle()
@@ -174,7 +165,7 @@ class Measurements:
         """A trainer has found out what a member costs, and so do those like it: members that waited for that may have a place."""
         trains = self.run.phase is Phase.TRAINING
         unknown = self.measuring.missing.intersection(self.members.waiting) if trains else set[str]()
-        self.measuring.hear(message)
+        self.measuring.handle(message)
         if not unknown <= self.measuring.missing:
             self.carry_out.make_room()
         self.settle()
@@ -199,9 +190,6 @@ class Measurements:
     def bring(self) -> None:
         """Let those join that a search brings."""
         run = self.run
-        for bringer in run.bringers:
-            for event in bringer.found(run.state):
-                run.record(event)
         if run.pausing is not None:
             return
         brought = [new for bringer in run.bringers for new in bringer.bring(run.state)]
@@ -209,23 +197,16 @@ class Measurements:
             return
         members = [member for new in brought for member in new.members]
         check_batches(members, run.lengths)
-        for new in brought:
-            if new.cloned is not None:
-                inherit(run.directory, new.cloned)
-                self.measuring.as_source(new.cloned.member, new.cloned.source)
-            for event in new.events:
-                run.record(event)
-        # Before study.json names them, which the next driver compares with what it finds here.
-        run.journal.commit()
-        self.positions.extend(members)
-        run.view.study(run.study)
-        self.expect(member.name for member in members)
+        self.carry_out.bring(brought)
+        self.expect(members)
         # Others may have waited for these.
-        self.outcomes.call()
+        self.carry_out.call()
 
-    def expect(self, names: Iterable[str], *, addition: str = "") -> None:
-        """Members are to be added, by a command or a search: they are in the study, and their costs are not known."""
-        self.members.expect(names, addition=addition)
+    def expect(self, members: Sequence[Member], *, addition: str = "") -> None:
+        """Members are to be added, by a command or a search: they are in the study from here on, and their costs are not known."""
+        self.positions.extend(members)
+        self.run.view.study(self.run.study)
+        self.members.expect((member.name for member in members), addition=addition)
         if self.run.phase is Phase.TRAINING:
             self._welcome()
 
@@ -244,12 +225,12 @@ class Measurements:
         if not entering:
             return
         self.members.enter(entering)
-        self.outcomes.announce(entering)
+        self.carry_out.announce(entering)
         self._fail_unfit(entering)
         for name in entering:
             # A clone may have come before others that it is to begin with.
             if self.members.state(name) is not State.ENDED:
-                self.outcomes.decided(name)
+                self.carry_out.decided(name)
         self.carry_out.make_room()
 
     def _answer_additions(self) -> None:
@@ -260,10 +241,10 @@ class Measurements:
             try:
                 self._check_fit(names)
             except PlanError as error:
-                self.outcomes.refuse(addition, str(error))
+                self.carry_out.refuse(addition, str(error))
             else:
                 self.members.answered(addition)
-                self.run.answer(addition, f"added {', '.join(names)}")
+                self.carry_out.answer(addition, f"added {', '.join(names)}")
 
     def _fail_unfit(self, names: Iterable[str]) -> None:
         """Trials of a search that can train nowhere here have failed; the others go on."""
@@ -271,7 +252,7 @@ class Measurements:
             try:
                 self._check_fit([name])
             except PlanError as error:
-                self.outcomes.end(name, "failed", str(error))
+                self.carry_out.end(name, "failed", str(error))
 
     def _check_fit(self, names: Iterable[str]) -> None:
         """Raise PlanError for one of these, whose costs are known, that can train nowhere here."""

@@ -95,8 +95,8 @@ class Measuring:
         self._asked.pop(member, None)
         self._suspects.discard(member)
 
-    def dismiss(self, names: Iterable[str]) -> None:
-        """These have come to nothing: a later member of one of their names is another one."""
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove members that have come to nothing: a later member of one of their names is another one."""
         for name in names:
             self.forget(name)
             self._works.pop(name, None)
@@ -129,7 +129,7 @@ class Measuring:
         self._large.add(self._works[member])
         self._asked.pop(member, None)
 
-    def hear(self, measured: Measured) -> None:
+    def handle(self, measured: Measured) -> None:
         """What a trainer found."""
         self.measured[measured.member] = measured
         self._changed()

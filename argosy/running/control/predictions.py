@@ -32,7 +32,7 @@ class _Expected:
     priced: tuple[int, int] = (-1, 0)
     """... by this revision of the profiles, for so many members."""
     starting: set[str] = field(default_factory=set)
-    """Members that came aboard since, and are not ready."""
+    """Members that were assigned since, and are not ready."""
     changed: float = 0.0
     """When they were told to."""
     changing_seconds: float = 0.0
@@ -51,20 +51,16 @@ class Predictions:
         self._profiled: set[str] = set()
         """Members whose profiles are journaled."""
 
-    def profiled(self, profiles: Iterable[Profile]) -> None:
-        """The policy is asked about these members."""
+    def profiled(self, profiles: Iterable[Profile]) -> list[Profiled]:
+        """The policy is asked about these members. Returns what is to be journaled of those that are new to it."""
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
-            return
+            return []
         positions, names = self.run.positions, [profile.member for profile in new]
         self._profiled.update(names)
-        self.run.record(
-            Profiled(
-                profiles=tuple(profile.to_json() for profile in new),
-                epochs={name: left for name in names if (left := positions.epochs_left(name)) is not None},
-                sure=tuple(filter(positions.surely_reaches_its_limit, names)),
-            )
-        )
+        epochs = {name: left for name in names if (left := positions.epochs_left(name)) is not None}
+        sure = tuple(filter(positions.surely_reaches_its_limit, names))
+        return [Profiled(profiles=tuple(profile.to_json() for profile in new), epochs=epochs, sure=sure)]
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
@@ -81,7 +77,7 @@ class Predictions:
         self.change(leg, leg.members)
 
     def change(self, leg: LiveLeg, starting: Collection[str]) -> None:
-        """A leg has other assignments from here on, and these come aboard."""
+        """A leg has other assignments from here on, and these start in them."""
         expected = self._of_legs[leg.number]
         expected.priced = (-1, 0)
         self._predict(expected, leg)
@@ -93,7 +89,7 @@ class Predictions:
         self._of_legs.pop(leg.number, None)
 
     def started(self, member: str) -> None:
-        """A member that came aboard is ready."""
+        """A member that was assigned is ready."""
         for expected in self._of_legs.values():
             if member in expected.starting:
                 expected.starting.discard(member)
@@ -104,12 +100,12 @@ class Predictions:
         key = ended.device, ended.stream_epoch * self.run.per_epoch + ended.section
         self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
-    def turn(self, leg: LiveLeg) -> None:
-        """An assignment is through a section: journal what all of them are through."""
+    def section_ended(self, leg: LiveLeg) -> list[Passed]:
+        """An assignment is through a section. Returns what is to be journaled of what all of them are through."""
         expected, run = self._of_legs[leg.number], self.run
         through = min((leg.assignments[device].section for device in leg.devices), default=expected.section)
         if through <= expected.section:
-            return
+            return []
         now, per_epoch, length = time.monotonic(), run.per_epoch, run.lengths["train"]
         position = through // per_epoch * length + section_start(through, length, per_epoch)
         epoch, section = divmod(through - 1, per_epoch)
@@ -126,10 +122,10 @@ class Predictions:
             planning_seconds=round(self._planning_seconds, 4),
             changing_seconds=round(expected.changing_seconds, 4),
         )
-        run.record(passed)
         self._planning_seconds = expected.changing_seconds = 0.0
         expected.section, expected.position, expected.began = through, position, now
         self._predict(expected, leg)
+        return [passed]
 
     def _take_stepping(self, leg: LiveLeg, through: int) -> dict[str, float]:
         stepping = dict.fromkeys(leg.devices, 0.0)

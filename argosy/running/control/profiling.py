@@ -19,7 +19,7 @@ __all__ = ["measure"]
 def measure(
     job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
 ) -> Costs:
-    """What the members of a job cost, on twins that are thrown away; with `node_devices` as FLEET measures.
+    """What the members of a job cost, on copies that are thrown away; with `node_devices` as FLEET measures.
 
     Raises PlanError where a member fails: a plan of the others would look like one of the study.
     """

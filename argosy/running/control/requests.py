@@ -11,7 +11,6 @@ from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.clones import Clones
 from argosy.running.control.faults import Faults
 from argosy.running.control.members import State
-from argosy.running.control.outcomes import Outcomes
 from argosy.running.control.run import Run
 from argosy.running.directory.inbox import Inbox
 
@@ -23,14 +22,13 @@ GOES_ON = "the same command goes on"
 class Requests:
     """Requests to one run. A command is answered when what it asked for is done."""
 
-    def __init__(self, run: Run, carry_out: CarryOut, outcomes: Outcomes, faults: Faults, additions: Additions) -> None:
+    def __init__(self, run: Run, carry_out: CarryOut, faults: Faults, additions: Additions) -> None:
         self.run = run
         self.carry_out = carry_out
-        self.outcomes = outcomes
         self.faults = faults
         self.additions = additions
         self.inbox: Inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
-        self.clones: Clones = Clones(run, additions)
+        self.clones: Clones = Clones(run, carry_out, additions)
         self._wanted: str | None = None
         """Set by signal handlers, which may not talk to workers: they interrupt a round at any place."""
         self._stopping: dict[str, list[str]] = {}
@@ -40,8 +38,8 @@ class Requests:
         """Save every member where it is, and end; from any thread or signal handler."""
         self._wanted = reason
 
-    def look(self) -> None:
-        """Act on what people have said since the last look."""
+    def poll(self) -> None:
+        """Act on what people have said since the last call."""
         run = self.run
         if (reason := self._wanted or self._out_of_time()) and run.pausing is None:
             run.pausing = reason
@@ -54,17 +52,16 @@ class Requests:
             except ArgosyError as error:
                 answer = f"{REFUSED}{error}"
             if answer is not None:
-                run.answer(file, answer)
+                self.carry_out.answer(file, answer)
         if run.pausing is None:
-            self.clones.look()
-            self.additions.look()
+            self.clones.poll()
+            self.additions.poll()
         for member in list(self._stopping):
             status = run.state.member(member).status
             if status not in ("waiting", "training", "resting", "paused"):
+                how = "is saved and stops" if status == "stopped" else f"had ended: {status}"
                 for file in self._stopping.pop(member):
-                    run.answer(
-                        file, f"{member} is saved and stops" if status == "stopped" else f"{member} had ended: {status}"
-                    )
+                    self.carry_out.answer(file, f"{member} {how}")
 
     def _out_of_time(self) -> str | None:
         limit = self.run.settings.time_limit
@@ -98,7 +95,7 @@ class Requests:
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):
-            self.outcomes.end(name, "stopped", "by command")
+            self.carry_out.end(name, "stopped", "by command")
         else:
             self.carry_out.stop(name)
         return None

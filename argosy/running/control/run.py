@@ -1,6 +1,6 @@
-"""What the parts of a driver share: what a run was started with, what it knows, and the one way into its journal.
+"""What the parts of a driver share: what a run was started with, and what it knows.
 
-A `Run` decides nothing and sends nothing: the parts that take it do.
+A `Run` decides nothing, journals nothing and sends nothing: the parts that take it do.
 """
 
 import time
@@ -11,7 +11,6 @@ from typing import Any
 from argosy.cluster import Cluster
 from argosy.planning import POLICIES
 from argosy.planning.policy import NamedPolicy
-from argosy.protocol.events import Answered, Event
 from argosy.protocol.feeder import Opened
 from argosy.results.fold import RunState
 from argosy.running.control.choices import Choices
@@ -121,16 +120,6 @@ class Run:
     def verdict(self, member: str) -> Verdict:
         """What the judges say of a member where its history ends."""
         return judge(self.judges, member, self.state, self.study)
-
-    def record(self, event: Event) -> None:
-        """Journal an event, before anything else leaves, fold it into the state, and show it."""
-        self.journal.append(event)
-        self.state.apply(event)
-        self.view.hear("", event)
-
-    def answer(self, file: str, answer: str) -> None:
-        """A command is done with."""
-        self.record(Answered(file=file, command=self.commands.pop(file), answer=answer))
 
     def known_of_study(self) -> dict[str, Any]:
         """What only open data and built networks tell of it."""

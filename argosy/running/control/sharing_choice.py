@@ -24,7 +24,7 @@ class SharingChoice:
         """Whether members were measured on another pipeline."""
         self.waiting_for: set[str] = set()
         """Feeders that still measure."""
-        self._heard: list[Probed] = []
+        self._probed: list[Probed] = []
 
     @property
     def pipeline(self) -> tuple[str, int]:
@@ -33,32 +33,32 @@ class SharingChoice:
 
     def ask(self, feeders: Sequence[str]) -> None:
         """From here on these feeders measure."""
-        self.waiting_for, self._heard = set(feeders), []
+        self.waiting_for, self._probed = set(feeders), []
 
-    def hear(self, feeder: str, probed: Probed) -> None:
+    def handle(self, feeder: str, probed: Probed) -> None:
         """Take an answer; one that is not waited for is of a measurement that was broken off."""
         if feeder in self.waiting_for:
             self.waiting_for.discard(feeder)
-            self._heard.append(probed)
+            self._probed.append(probed)
 
     @property
     def measured(self) -> bool:
         """Whether all feeders that were asked have answered."""
-        return bool(self._heard) and not self.waiting_for
+        return bool(self._probed) and not self.waiting_for
 
     def choose(self, cluster: Cluster, flotilla: Flotilla, *, preparation_seconds: float) -> SharingChosen:
         """Decide for a flotilla; `preparation_seconds` of one sample serve where none was asked."""
-        heard = self._heard
-        seconds = sum(p.cpu_seconds_per_sample for p in heard) / len(heard) if heard else preparation_seconds
+        probed = self._probed
+        seconds = sum(p.cpu_seconds_per_sample for p in probed) / len(probed) if probed else preparation_seconds
         needs = Needs(
             nodes=len(cluster.nodes),
             cores=min(node.cores for node in cluster.nodes),
             preparation_seconds=seconds,
-            sample_bytes=heard[0].sample_bytes if heard else 0,
+            sample_bytes=probed[0].sample_bytes if probed else 0,
             demand_samples_per_second=flotilla.samples_per_second,
             training_cpu_seconds=_training_cpu_seconds(cluster, flotilla),
         )
-        choice = choose_pipeline(needs, _exchanges(heard))
+        choice = choose_pipeline(needs, _exchanges(probed))
         if self.chosen is None:
             self.chosen, self.changed = choice, choice.sharing != "local"
         self.told = True
@@ -91,10 +91,10 @@ def _told(settings: Settings) -> Choice | None:
     )
 
 
-def _exchanges(heard: Sequence[Probed]) -> list[Exchange]:
+def _exchanges(answers: Sequence[Probed]) -> list[Exchange]:
     """Return for each pipeline the rate of the slowest node, and the cost of all."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for probed in heard:
+    for probed in answers:
         for sharing, preparing, rate, cpu in probed.exchanges:
             found.setdefault((sharing, preparing), []).append((rate, cpu))
     return [

@@ -1,13 +1,12 @@
 """Whether members of a run may be split over devices, and what that costs there: found out once, before the first plan."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from argosy.cluster import Cluster
 from argosy.protocol.trainer import SumsTimed, TimeSums
 from argosy.running.control.costs import Link
 from argosy.running.control.measuring import Measuring
-from argosy.running.control.worker_pool import WorkerPool
 from argosy.settings import Settings
 
 __all__ = ["Timing", "measuring_of_run"]
@@ -37,27 +36,25 @@ def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
 class Timing:
     """Lets some trainers time sums over their group."""
 
-    def __init__(self, force: WorkerPool) -> None:
-        self.pool = force
+    def __init__(self) -> None:
         self._asked: tuple[str, ...] = ()
         self._found: dict[str, SumsTimed] = {}
         self.over: bool = False
         """Whether all that can be known is known."""
 
-    def ask(self, devices: Sequence[str]) -> None:
-        """Ask the first of these devices; others are not asked before they have answered."""
+    def commands(self, devices: Sequence[str], rendezvous: Callable[[], str]) -> dict[str, TimeSums]:
+        """What the first of these devices are asked; none is asked before those that were have answered."""
         if self._asked:
-            return
+            return {}
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
-        rendezvous = self.pool.workers.rendezvous()
-        for rank, device in enumerate(self._asked):
-            self.pool.send(device, TimeSums(rendezvous=rendezvous, rank=rank, size=len(self._asked)))
+        size, where = len(self._asked), rendezvous()
+        return {device: TimeSums(rendezvous=where, rank=rank, size=size) for rank, device in enumerate(self._asked)}
 
     def forget(self) -> None:
         """A trainer that was asked is gone."""
         self._asked, self._found = (), {}
 
-    def hear(self, device: str, timed: SumsTimed) -> Link | None:
+    def handle(self, device: str, timed: SumsTimed) -> Link | None:
         """An answer; what is known when it was the last one. None while others are to come, or where nothing came of it."""
         if device not in self._asked:
             return None

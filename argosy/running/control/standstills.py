@@ -8,7 +8,7 @@ or when a slower device of the leg lets go of another.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.running.control.hangs import LOOKS
+from argosy.running.control.hangs import OBSERVATIONS
 from argosy.stream.heartbeat import Sign
 
 __all__ = ["Devices", "Standstills"]
@@ -24,7 +24,7 @@ class _Silence:
     """Devices as they were when none was busy."""
 
     marks: Marks
-    looked: float
+    observed: float
     seconds: float = 0.0
     """How long they have been seen like that."""
 
@@ -40,7 +40,9 @@ class Standstills:
         self.seconds = seconds
         self._still: dict[Devices, _Silence] = {}
 
-    def look(self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown) -> list[tuple[Devices, str]]:
+    def observe(
+        self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown
+    ) -> list[tuple[Devices, str]]:
         """Those that stand still for too long, with what they show; each is named once.
 
         `together` has the devices that carry members together, and all workers of their leg.
@@ -60,8 +62,8 @@ class Standstills:
             return _Silence(marks, now)
         if still is not None:
             # While the driver itself was held up, no device could be seen to move.
-            still.seconds += min(now - still.looked, self.seconds / LOOKS) if marks else 0.0
-            still.looked = now
+            still.seconds += min(now - still.observed, self.seconds / OBSERVATIONS) if marks else 0.0
+            still.observed = now
         return still
 
 

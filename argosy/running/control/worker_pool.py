@@ -78,9 +78,10 @@ class WorkerPool:
         for device, node in self.node_of.items():
             self.workers.start_trainer(device, node)
 
-    def send(self, worker: str, command: Any) -> None:
-        """Say something to a worker."""
-        self.workers.send(worker, command)
+    def send(self, commands: Mapping[str, Any]) -> None:
+        """Give each of these workers its command."""
+        for worker, command in commands.items():
+            self.workers.send(worker, command)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds."""
@@ -93,7 +94,7 @@ class WorkerPool:
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
         """Signs of life of a worker: its own, then those of its loaders; None where it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
-        return None if heartbeat is None else tuple(heartbeat.look())
+        return None if heartbeat is None else tuple(heartbeat.read())
 
     def cpu_seconds(self, worker: str) -> float:
         """CPU time of a worker and its children."""
@@ -203,8 +204,8 @@ class WorkerPool:
             known.update(member.name for member in new)
             self.workers.enlist(trainer, new)
 
-    def dismiss(self, names: Iterable[str]) -> None:
-        """Whoever has one of these names later is another member."""
+    def forget_members(self, names: Iterable[str]) -> None:
+        """Forget members: one that has one of these names later is another member."""
         for known in self.known.values():
             known.difference_update(names)
 

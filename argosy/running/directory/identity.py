@@ -113,16 +113,16 @@ class Identity:
             file.write(f"{line}\n".encode())
             os.fsync(file.fileno())
 
-    def twin(self, member: Member, study: Study) -> str | None:
+    def equal_member(self, member: Member, study: Study) -> str | None:
         """Return the member that becomes the same, bit for bit: of the same configuration and the same given seed."""
         if member.seed is None:
             return None
         here = self._described(member, study)
         others = (other for other in study.members if other.seed == member.seed)
-        twin = next((other.name for other in others if self._described(other, study) == here), None)
-        if twin is not None:
+        equal = next((other.name for other in others if self._described(other, study) == here), None)
+        if equal is not None:
             del self._readings[member.name]  # another member will get that name
-        return twin
+        return equal
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
         code = self._read(member.name, functions(member))

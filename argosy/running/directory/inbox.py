@@ -16,7 +16,7 @@ from argosy.running.directory.study_copy import StudyCopy
 
 __all__ = ["Inbox", "leave", "tell"]
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 ANSWER_SECONDS = 0.05
 """Seconds between two checks for an answer."""
 
@@ -27,18 +27,18 @@ class Inbox:
     def __init__(self, folder: Path, answered: Iterable[str]) -> None:
         self.folder = folder
         self.answered: set[str] = set(answered)
-        self._looked = 0.0
+        self._polled = 0.0
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
         """Return (file, command) of the commands left since the last check, oldest first; checks each 0.1 s at most."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        if time.monotonic() - self._polled < POLL_SECONDS:
             return []
         try:
             with os.scandir(self.folder) as entries:
                 there = [entry.name for entry in entries]
         except OSError:
             return []  # there is no folder before the first command
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
         names = sorted(name for name in there if name.endswith(".json") and name not in self.answered)
         if not names or not self._is_own():
             return []
@@ -86,12 +86,12 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
         if all(name in answers for name in names):
             return [answers[name] for name in names]
         if not working:
-            unheard = [name for name in names if name not in answers]
-            for name in unheard:
+            unanswered = [name for name in names if name not in answers]
+            for name in unanswered:
                 for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
                     file.unlink(missing_ok=True)
-            heard = "; ".join(answers[name] for name in names if name in answers)
-            changed = f"of what was asked this alone was done: {heard}" if heard else "nothing was changed"
+            done = "; ".join(answers[name] for name in names if name in answers)
+            changed = f"of what was asked this alone was done: {done}" if done else "nothing was changed"
             raise RunError(f"the run in {directory} ended before it had heard this, and {changed}; start it again.")
         time.sleep(ANSWER_SECONDS)
 

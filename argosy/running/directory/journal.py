@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Seconds between two checks for new lines."""
 NOTES = (Fed, Passed)
 """Events without consequences: they are written to disk with the next event that something depends on."""
@@ -196,13 +196,13 @@ def at_work(directory: Path) -> bool:
 def wait_for_data(directory: Path) -> None:
     """Wait until a run's data is open, before which there is nothing to report, or no driver works on it."""
     while at_work(directory) and not (directory / "study.json").exists():
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def wait_for_end(directory: Path) -> None:
     """Wait until no driver works on a run."""
     while at_work(directory):
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def wait_for_section(directory: Path) -> None:
@@ -215,7 +215,7 @@ def wait_for_section(directory: Path) -> None:
             read += sum(len(line) + 1 for line in lines)
             if any(line.startswith(ENDS) for line in lines):
                 return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def timeline(directory: Path) -> Iterator[tuple[float, Event]]:

@@ -23,7 +23,7 @@ from types import TracebackType
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
-from argosy.running.doctor.cluster_checks import Here, Looked, MeasuredLink, Samples, judge
+from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine import versions_of
 from argosy.running.doctor.machine_checks import Check
 from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, open_listener
@@ -83,11 +83,11 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
         for peer in peers.values():
             peer.send(nodes)
         began = time.monotonic()
-        looked = {place.rank: desk.look(nodes[0], nodes, study_file)}
+        findings = {place.rank: desk.examine(nodes[0], nodes, study_file)}
         # The others take as long as this node, because they open the study's data as well.
         seconds = time.monotonic() - began
-        looked |= _hear(peers, time.monotonic() + seconds + ANSWER_SECONDS)
-    return judge(nodes, place.nodes, looked, refusals)
+        findings |= _collect(peers, time.monotonic() + seconds + ANSWER_SECONDS)
+    return judge(nodes, place.nodes, findings, refusals)
 
 
 def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
@@ -105,7 +105,7 @@ def answer(place: JobPlace, directory: Path, study_file: Path | None) -> int:
         except (EOFError, ValueError):
             print(f"rank {place.rank}: rank 0 is gone.", file=sys.stderr)
             return 1
-        peer.send(desk.look(here, nodes, study_file))
+        peer.send(desk.examine(here, nodes, study_file))
         with contextlib.suppress(EOFError):  # until rank 0 hangs up: other nodes may still be calling
             peer.wait(END_SECONDS)
         return 0
@@ -137,14 +137,14 @@ class _Desk:
         port, host = self._listener.port, socket.gethostname()
         return Here(rank=rank, host=host, address=address, port=port, versions=_versions())
 
-    def look(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Looked:
+    def examine(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Findings:
         """Return what this node finds."""
         others = [node for node in nodes if node.rank != here.rank]
         later = [node for node in nodes if node.rank > here.rank]
         flooded = next(iter(later or others), None)
         with ThreadPoolExecutor(MOST_CALLS) as threads:
             links = list(threads.map(partial(self._call, here), others, [node is flooded for node in others]))
-        return Looked(links=links, samples=None if study_file is None else _samples(study_file))
+        return Findings(links=links, samples=None if study_file is None else _samples(study_file))
 
     def _call(self, here: Here, there: Here, floods: bool) -> MeasuredLink:
         name = f"rank {here.rank}"
@@ -177,8 +177,8 @@ def _compare_clocks(peer: Peer) -> tuple[float, float]:
     """Return the error bound, and by how many seconds the other clock is ahead; both in seconds."""
     asked = _now()
     there = _ask(peer)
-    heard = _now()
-    return (heard - asked) / 2, there - (asked + heard) / 2
+    answered = _now()
+    return (answered - asked) / 2, there - (asked + answered) / 2
 
 
 def _ask(peer: Peer) -> float:
@@ -212,13 +212,13 @@ def _gather(listener: Listener, size: int) -> list[tuple[Here, Peer]]:
     return [joined[rank] for rank in sorted(joined)]
 
 
-def _hear(peers: Mapping[int, Peer], deadline: float) -> dict[int, Looked]:
+def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
     """Return what the other nodes have found, as far as they report it in time."""
-    found: dict[int, Looked] = {}
+    found: dict[int, Findings] = {}
     for rank, peer in peers.items():
         with contextlib.suppress(EOFError):
-            for looked in peer.wait(max(deadline - time.monotonic(), 0.0)):
-                found[rank] = looked
+            for findings in peer.wait(max(deadline - time.monotonic(), 0.0)):
+                found[rank] = findings
     return found
 
 

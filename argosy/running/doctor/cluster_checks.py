@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from argosy.running.doctor.machine_checks import Check
 
-__all__ = ["Here", "MeasuredLink", "Looked", "Samples", "judge"]
+__all__ = ["Here", "MeasuredLink", "Findings", "Samples", "judge"]
 
 CLOCK_SECONDS = 1.0
 """Most seconds between two clocks: journal, time limits and certificates depend on them."""
@@ -61,17 +61,17 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class Findings:
     """What a node has found about the others, and in the study's data; None if it was given no study."""
 
     links: Sequence[MeasuredLink]
     samples: Samples | None
 
 
-def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusals: Sequence[str]) -> list[Check]:
+def judge(nodes: Sequence[Here], size: int, findings: Mapping[int, Findings], refusals: Sequence[str]) -> list[Check]:
     """Return all checks of a job of `size` nodes: those that are there, and by rank what they found."""
-    links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in looked.items() for link in one.links]
-    silent = [node for node in nodes if node.rank not in looked]
+    links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in findings.items() for link in one.links]
+    silent = [node for node in nodes if node.rank not in findings]
     checks = [
         judge_nodes(nodes, size, refusals),
         judge_calls(links, silent),
@@ -79,7 +79,7 @@ def judge(nodes: Sequence[Here], size: int, looked: Mapping[int, Looked], refusa
         judge_clocks(links),
         judge_bandwidth(links),
     ]
-    samples = [(_of(nodes, rank), one.samples) for rank, one in looked.items() if one.samples is not None]
+    samples = [(_of(nodes, rank), one.samples) for rank, one in findings.items() if one.samples is not None]
     return [*checks, judge_data(samples)] if samples else checks
 
 

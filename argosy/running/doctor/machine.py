@@ -50,26 +50,26 @@ def examine(directory: Path) -> list[Check]:
     # The server imports while the other checks run.
     server, problem = _start_server()
     cores = usable_cores()
-    looks: dict[str, Callable[[], Check]] = {
+    checks: dict[str, Callable[[], Check]] = {
         "versions": lambda: judge_versions(versions_of(WANTED_VERSIONS)),
         "extras": lambda: judge_extras(versions_of(EXTRAS)),
         "cores": lambda: judge_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota_cores()),
         "memory": lambda: judge_memory(psutil.virtual_memory().available, memory_limit(), devices=cores),
-        "memfd": _look_at_memfd,
+        "memfd": _check_memfd,
         "/dev/shm": lambda: judge_dev_shm(_size_of(Path("/dev/shm"))),
         "open files": lambda: judge_files(resource.getrlimit(resource.RLIMIT_NOFILE), workers=2 * cores),
         "processes": lambda: judge_processes(_task_limit(), _tasks_of_user(), workers=2 * cores),
         "disk": lambda: judge_disk(*_disk_of(directory)),
-        "locks": lambda: _look_at_locks(directory),
-        "gpus": lambda: judge_gpus(_look_at_gpus()),
-        "fork server": partial(_look_at_server, server, problem),
+        "locks": lambda: _check_locks(directory),
+        "gpus": lambda: judge_gpus(_find_gpus()),
+        "fork server": partial(_check_server, server, problem),
     }
-    return [_guarded(name, look) for name, look in looks.items()]
+    return [_guarded(name, check) for name, check in checks.items()]
 
 
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
-        return look()
+        return check()
     except (OSError, WorkerError) as error:
         mend = "mend the checks above first, then run argosy doctor again"
         return Check(name=name, found=f"{type(error).__name__}: {error}", wanted="no error", ok=False, mend=mend)
@@ -89,7 +89,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _look_at_memfd() -> Check:
+def _check_memfd() -> Check:
     """Create an anonymous memory file and map it, as the ring does."""
     wanted = "Linux 3.17 or newer, and a sandbox that allows it"
     try:
@@ -128,7 +128,7 @@ def _nearest(directory: Path) -> Path:
     return next(path for path in (directory.resolve(), *directory.resolve().parents) if path.is_dir())
 
 
-def _look_at_locks(directory: Path) -> Check:
+def _check_locks(directory: Path) -> Check:
     """Take a lock, as a run does to keep others out of its directory."""
     folder, refusal = _nearest(directory), ""
     try:
@@ -146,7 +146,7 @@ def _disk_of(directory: Path) -> tuple[Path, int, bool]:
     return folder, shutil.disk_usage(folder).free, os.access(folder, os.W_OK | os.X_OK)
 
 
-def _look_at_gpus() -> Gpus:
+def _find_gpus() -> Gpus:
     """Ask torch about GPUs only if the driver shows one: importing torch takes longer than all other checks."""
     in_machine = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -176,7 +176,7 @@ def _start_server() -> tuple[ForkServer | None, str]:
         return None, str(error)
 
 
-def _look_at_server(server: ForkServer | None, problem: str) -> Check:
+def _check_server(server: ForkServer | None, problem: str) -> Check:
     """Have a worker forked that answers, as every worker of a run does."""
     wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
     mend = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"

@@ -181,7 +181,7 @@ class Agent:
         self.scratch = scratch
         self.arrivals: Arrivals = Arrivals(scratch, scratch / "arriving")
         self.sees_directory: bool = False
-        self._heard: deque[Any] = deque()
+        self._received: deque[Any] = deque()
         """Messages of the driver that have not been carried out yet."""
         self._logs = _Logs(scratch)
         self._told = 0.0
@@ -193,7 +193,7 @@ class Agent:
 
         Raises RunError if another user owns the directory, or may write to it, on this node.
         """
-        given = self._hear_what_is_given()
+        given = self._receive_given()
         if given is None:
             return 0
         sys.path += [folder for folder in given.path if folder not in sys.path]
@@ -216,12 +216,12 @@ class Agent:
             os.close(lock)
         return 0
 
-    def _hear_what_is_given(self) -> Given | None:
+    def _receive_given(self) -> Given | None:
         """Receive until the driver has sent all blobs; returns None if the run is over before that."""
         while True:
-            self._heard += self.peer.wait()
-            while self._heard:
-                message = self._heard.popleft()
+            self._received += self.peer.wait()
+            while self._received:
+                message = self._received.popleft()
                 match message:
                     case Given():
                         return message
@@ -242,9 +242,9 @@ class Agent:
             workers.let_go()
             self.outbox.flush()
             self._wait(workers)
-            self._heard += self.peer.receive()
-            while self._heard:
-                message = self._heard.popleft()
+            self._received += self.peer.receive()
+            while self._received:
+                message = self._received.popleft()
                 if isinstance(message, EndWorker):
                     return
                 self._obey(workers, message)
@@ -300,7 +300,7 @@ class Agent:
         for name in list(workers.workers):
             heartbeat = workers.heartbeat(name)
             assert heartbeat is not None
-            opaque = any(sign.busy and sign.opaque for sign in heartbeat.look())
+            opaque = any(sign.busy and sign.opaque for sign in heartbeat.read())
             signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
         self.peer.send(Signs(signs))
         if not self.sees_directory:

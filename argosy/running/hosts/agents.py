@@ -33,7 +33,7 @@ __all__ = ["Agents"]
 
 GATHER_SECONDS = 300.0
 """Seconds by which the processes of a job may start after one another."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 class Agents:
@@ -112,7 +112,7 @@ class Agents:
                 f"what kept the others they say themselves, and {self.directory / 'workers' / 'listener.log'} tells who was refused. "
                 "Start the job again."
             )
-        self._listener.wait(LOOK_SECONDS)
+        self._listener.wait(POLL_SECONDS)
         for joined, peer in self._listener.enter():
             check_versions(joined)
             self._joined[joined.rank] = joined, peer

@@ -61,7 +61,7 @@ JOIN_SECONDS = 300.0
 """Seconds by which the processes of a job may start after one another."""
 CALL_SECONDS = 5.0
 """Seconds that an address may take to answer; it may not be the driver's at all."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def _port(number: int) -> None:
@@ -304,7 +304,7 @@ def call_driver(
                 f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Give "
                 f"a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:

@@ -41,7 +41,7 @@ GATHER_SECONDS = 300.0
 """Seconds that nodes may take to appear, and Ray to find room on them."""
 BUSY_SECONDS = 30.0
 """Seconds that the first nodes wait for others, for which Ray may have no room yet; those join during the run."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 NEWS_SECONDS = 1.0
 """Seconds between two queries to Ray while a run goes on."""
 MOST_AGENTS = 3
@@ -106,7 +106,7 @@ class Ray:
         began, failures = time.monotonic(), ""
         while not self._all_there(time.monotonic() - began):
             self._place()
-            listener.wait(LOOK_SECONDS)
+            listener.wait(POLL_SECONDS)
             for joined, peer in listener.enter():
                 check_versions(joined)
                 self._joined[joined.rank] = joined, peer

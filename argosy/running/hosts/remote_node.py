@@ -54,7 +54,7 @@ class RemoteNode:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._cpu_seconds: dict[str, float] = {}
         self._silent = 0.0
-        self._looked = time.monotonic()
+        self._polled = time.monotonic()
 
     def give(self, blobs: Mapping[str, int], mark: str) -> None:
         """Send the blobs that workers unpack; the caller keeps the descriptors open as long as this object lives."""
@@ -136,27 +136,27 @@ class RemoteNode:
 
     def _listen(self) -> None:
         now = time.monotonic()
-        self._silent += min(now - self._looked, LISTENED_SECONDS)
-        self._looked = now
+        self._silent += min(now - self._polled, LISTENED_SECONDS)
+        self._polled = now
         try:
-            heard = self.peer.receive()
+            received = self.peer.receive()
         except EOFError:
             self.is_gone("its connection broke")
             return
         except WorkerError as error:
             self.is_gone(str(error))
             return
-        if heard:
+        if received:
             self._silent = 0.0
-        for message in heard:
-            self._hear(message)
+        for message in received:
+            self._handle(message)
         if self._silent > SILENCE_SECONDS:
             self.is_gone(f"nothing was heard of it for {SILENCE_SECONDS:g} s")
 
-    def _hear(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
             case Said():
-                self._hear_worker(message.worker, message.message)
+                self._handle_worker(message.worker, message.message)
             case Signs():
                 for name, (picture, cpu_seconds) in message.workers.items():
                     self._heartbeats[name], self._cpu_seconds[name] = Heartbeat.of(picture), cpu_seconds
@@ -171,9 +171,9 @@ class RemoteNode:
             case Ready(sees_directory=False):
                 self.ferry = _Ferry(self.directory, self.node)
 
-    def _hear_worker(self, worker: str, said: Any) -> None:
+    def _handle_worker(self, worker: str, said: Any) -> None:
         if self.ferry is not None and isinstance(said, SectionReport):
-            self.ferry.hear(said)
+            self.ferry.handle(said)
         if isinstance(said, Lost):
             self.workers.discard(worker)
         self.said.append((worker, said))
@@ -205,7 +205,7 @@ class _Ferry:
                 found.append((f"members/{start.member}/{start.checkpoint.file}", folder / start.checkpoint.file))
         return found
 
-    def hear(self, report: SectionReport) -> None:
+    def handle(self, report: SectionReport) -> None:
         """Note the files that a report names; they have arrived before it."""
         for event in report.events:
             if isinstance(event, Saved):

@@ -41,7 +41,7 @@ from argosy.study import Member
 
 __all__ = ["ProcessWorkers", "Processes", "enlisting"]
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """Seconds between two checks for stopped processes; a check reads about every process of the machine."""
 NEWS_SECONDS = 0.5
 """Seconds, after a worker's connection broke, that the fork server has to report how the worker ended."""
@@ -140,12 +140,12 @@ class ProcessWorkers:
         self.said: list[tuple[str, Any]] = []
         self._spoken_to: dict[_Worker, None] = {}
         self.stopped_since: dict[int, float] = {}
-        self._looked = 0.0
+        self._polled = 0.0
 
     def __enter__(self) -> "ProcessWorkers":
         self._forget_rendezvous()
         make_folder(self.directory / "workers")
-        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._handle_server)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -214,8 +214,8 @@ class ProcessWorkers:
             # Skip a connection that was closed by an earlier handler of this loop.
             if self.selector.get_map().get(key.fd) is key:
                 key.data(events)
-        if time.monotonic() - self._looked > LOOK_SECONDS:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._polled > POLL_SECONDS:
+            self._polled = time.monotonic()
             self._kill_stopped()
         for worker in list(self.workers.values()):
             if worker.broke is not None and time.monotonic() - worker.broke > NEWS_SECONDS:
@@ -240,7 +240,7 @@ class ProcessWorkers:
         heartbeat.start("starting", opaque=True)
         ours, theirs = Peer.pair()
         worker = self.workers[name] = _Worker(name, f"{name} {self.started}", heartbeat, ours)
-        self.selector.register(ours, selectors.EVENT_READ, partial(self._hear, worker, ours))
+        self.selector.register(ours, selectors.EVENT_READ, partial(self._receive, worker, ours))
         arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
         arguments |= {"directory": str(self.directory), "nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
@@ -285,7 +285,7 @@ class ProcessWorkers:
         found = self.workers.get(worker_id.rpartition(" ")[0])
         return found if found is not None and found.worker_id == worker_id else None
 
-    def _hear(self, worker: _Worker, peer: Peer, events: int) -> None:
+    def _receive(self, worker: _Worker, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             peer.flush()
             self._watch(peer)
@@ -304,7 +304,7 @@ class ProcessWorkers:
             worker.peer.close()
             worker.peer = None
 
-    def _hear_server(self, events: int) -> None:
+    def _handle_server(self, events: int) -> None:
         self.server.channel.flush()
         try:
             for worker_id, pid, status in self.server.news():
@@ -332,7 +332,7 @@ class ProcessWorkers:
 
     def _lost(self, worker: _Worker, detail: str) -> None:
         del self.workers[worker.name]
-        last = worker.heartbeat.look()[0]
+        last = worker.heartbeat.read()[0]
         self.said.append((worker.name, Lost(detail=f"{detail} while {last.doing}" if last.busy else detail)))
 
     def _replace_server(self) -> None:
@@ -340,7 +340,7 @@ class ProcessWorkers:
         self.selector.unregister(self.server.channel)
         reason = self._close_server()
         self.server = ForkServer.start()
-        self.selector.register(self.server.channel, selectors.EVENT_READ, self._hear_server)
+        self.selector.register(self.server.channel, selectors.EVENT_READ, self._handle_server)
         never = f"the fork server ended before it could start{f': {reason}' if reason else ''}"
         for worker in list(self.workers.values()):
             self._ended(worker, never if worker.pid is None else "it ended with the fork server")

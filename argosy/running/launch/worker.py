@@ -201,13 +201,13 @@ class _Commands:
     def __init__(self, driver: Peer) -> None:
         self.driver = driver
         self.arrived: deque[Any] = deque()
-        self._looked = 0.0
+        self._polled = 0.0
 
     def waiting(self) -> bool:
         """Whether there are any; polls at most a hundred times a second, and sends unsent messages then."""
         now = time.monotonic()
-        if now - self._looked > LISTEN_SECONDS:
-            self._looked = now
+        if now - self._polled > LISTEN_SECONDS:
+            self._polled = now
             self.driver.flush()
             try:
                 self.arrived.extend(self.driver.receive())

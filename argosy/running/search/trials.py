@@ -38,7 +38,7 @@ class Trial:
     """Sections up to which the worth of the trial was reported; later members do not report those again."""
     failed: str = ""
     """Why the other members end, if one of several has failed."""
-    _heard: int = 0
+    _sections_ended: int = 0
     """Sections that all members have ended."""
 
     @property
@@ -58,26 +58,26 @@ class Trial:
     def begin_anew(self, name: str, members: tuple[Member, ...], sections: int) -> None:
         """Continue the trial with other members."""
         self.name, self.members, self.sections = name, members, sections
-        self.best, self._heard = math.nan, 0
+        self.best, self._sections_ended = math.nan, 0
         self.reached, self.constrained = {}, ()
 
-    def hear(self, here: Sequence[MemberState], objectives: Objectives) -> Iterator[tuple[int, float]]:
+    def new_sections(self, here: Sequence[MemberState], objectives: Objectives) -> Iterator[tuple[int, float]]:
         """Yield (sections, value of the first objective) to report for each new section; the value is the mean of all members.
 
         The sections of a clone's source do not count for the clone.
         """
         behind = max(one.behind for one in here)
-        while self._heard < min(len(one.sections) for one in here):
-            ended = [one.sections[self._heard].metrics for one in here]
+        while self._sections_ended < min(len(one.sections) for one in here):
+            ended = [one.sections[self._sections_ended].metrics for one in here]
             value = sum(metrics.get(objectives.first, math.nan) for metrics in ended) / len(here)
-            self._heard += 1
-            if self._heard > behind and better(value, self.best, objectives.mode):
+            self._sections_ended += 1
+            if self._sections_ended > behind and better(value, self.best, objectives.mode):
                 self.best = value
-                self.reached = reached((one.sections[: self._heard], one.parameters) for one in here)
+                self.reached = reached((one.sections[: self._sections_ended], one.parameters) for one in here)
                 self.constrained = objectives.constrained(self.reached)
-            if self._heard > self.told:
-                self.told = self._heard
-                yield self._heard, value
+            if self._sections_ended > self.told:
+                self.told = self._sections_ended
+                yield self._sections_ended, value
 
     def is_between(self, here: Sequence[MemberState], most: int) -> bool:
         """Whether its members have trained for their rung, of at most `most` sections, and another rung may follow."""

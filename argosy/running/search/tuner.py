@@ -186,7 +186,7 @@ class Tuner:
                 then.apply(event)  # the state when the sampler was asked
             if isinstance(event, Proposed):
                 self._recall(event, then)
-        self._hear_all(state)
+        self._handle_all(state)
 
     def _recall(self, event: Proposed, state: RunState) -> None:
         if event.trial < len(self.trials):
@@ -196,10 +196,10 @@ class Tuner:
             self._begin_anew(trial, event.sections)
         else:
             if self.learns and any(event.trial == wave.start for wave in self.waves):
-                self._hear_all(state)
+                self._handle_all(state)
             self._take_up(*self.sampling.again(event.parameters), sections=event.sections)
 
-    def _hear_all(self, state: RunState) -> None:
+    def _handle_all(self, state: RunState) -> None:
         for trial in self.trials:
             self._tell(trial, state)
         self._sweep(state)
@@ -423,7 +423,7 @@ class Tuner:
         if trial.number not in self._open:
             return  # its last report was made when it ended
         here = trial.here(state)
-        for sections, value in trial.hear(here, self.objectives):
+        for sections, value in trial.new_sections(here, self.objectives):
             reached = trial.reached if self.population is None else {self.objectives.first: value}
             cost = self.objectives.cost(reached, trial.constrained)
             self.scheduler.tell(trial.number, sections, *cost.values, excess=cost.excess)
@@ -438,11 +438,13 @@ class Tuner:
             self._older.difference_update(one.name for one in under_way)
             wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
             if wrong is not None or not under_way:
-                self._look_back(trial, here, wrong, state)
+                self._handle_ended(trial, here, wrong, state)
             elif here[0].inherited is not None and not trial.told:
                 self._tell(trial, state)
 
-    def _look_back(self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState) -> None:
+    def _handle_ended(
+        self, trial: Trial, here: Sequence[MemberState], wrong: MemberState | None, state: RunState
+    ) -> None:
         """Handle a trial when all its members have ended, or one has failed: it ends, unless it may go on."""
         out = self.scheduler.out(trial.number) is not None
         older = wrong is None and any(one.name in self._older for one in here)

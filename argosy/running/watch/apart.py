@@ -80,7 +80,7 @@ class Apart:
         """Keep the call for the next tick."""
         self._kept.append(lambda view: view.plan(plan))
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Keep the message for the next tick; of repeated messages only the newest."""
         if self._over:
             return
@@ -131,4 +131,4 @@ class Apart:
     def _tell(self, worker: str, message: Any, view: View) -> None:
         if isinstance(message, Event):
             self._state.apply(message)
-        view.hear(worker, message)
+        view.handle(worker, message)

@@ -34,7 +34,7 @@ class Meter:
     def here(cls, *, gpus: bool, powercap: Path = POWERCAP) -> "Meter":
         """Return a meter of this machine's counters, as far as they can be read."""
         meter = cls({**_rapl(powercap), **(_nvml() if gpus else {})})
-        meter.look()
+        meter.poll()
         return meter
 
     @property
@@ -42,7 +42,7 @@ class Meter:
         """Joules so far, by counter."""
         return {name: round(joules, 1) for name, joules in self._joules.items()}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Add what has been used since the last call."""
         for name, counter in self.counters.items():
             try:

@@ -92,11 +92,11 @@ class Hooked:
         """Implement `View.plan`."""
         self._view.plan(plan)
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Run ``on_diverged`` where a member has diverged; pass the message on to the view."""
         if isinstance(message, MemberEnded) and message.status == "diverged":
             self._call("diverged", status=message.status, reason=message.reason, member=message.member)
-        self._view.hear(worker, message)
+        self._view.handle(worker, message)
 
     def tick(self, phase: Phase) -> None:
         """Implement `View.tick`."""

@@ -27,7 +27,7 @@ class View(Protocol):
     def plan(self, plan: Plan) -> None:
         """Take a plan; its flotillas start."""
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Take a worker's message; with an empty worker, a journaled event, which the state has already."""
 
     def tick(self, phase: Phase) -> None:
@@ -52,7 +52,7 @@ class Silent:
     def plan(self, plan: Plan) -> None:
         """Do nothing."""
 
-    def hear(self, worker: str, message: Any) -> None:
+    def handle(self, worker: str, message: Any) -> None:
         """Do nothing."""
 
     def tick(self, phase: Phase) -> None:

@@ -29,7 +29,7 @@ Read = Callable[[int, Heartbeat, Grown], Found]
 
 TOLD_BYTES = 2**20
 """A reader says how far it is whenever it has read so much more."""
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
 class _Reader(NamedTuple):
@@ -51,7 +51,7 @@ def by_readers(
     with _started(read, shards, min(readers, shards), heartbeat, doing) as processes:
         while len(found) < shards:
             heartbeat.beat(len(found))  # each reader has a heartbeat of its own
-            for connection in wait(list(processes), LOOK_SECONDS):
+            for connection in wait(list(processes), POLL_SECONDS):
                 assert isinstance(connection, Connection)
                 try:
                     shard, *told = connection.recv()

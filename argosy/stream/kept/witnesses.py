@@ -91,19 +91,19 @@ class _Recorder:
     def _install(self) -> None:
         """Hear of every open from now on, in this process and its forks: an audit hook cannot be taken away."""
         self._installed = True
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._audit)
         environment: Any = os.environ
         encode = environment.encodekey
 
-        def heard(key: str) -> bytes:
+        def audited(key: str) -> bytes:
             if self.active and isinstance(key, str):
                 self._note("variable", key)
             encoded: bytes = encode(key)
             return encoded
 
-        environment.encodekey = heard
+        environment.encodekey = audited
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.active:
             return
         if event == "open":

@@ -40,9 +40,9 @@ class DeviceClock:
     def add(self, end: TimedEvent, seconds: Callable[[], float]) -> None:
         """Add a turn. Never waits."""
         self._coming.append((end, seconds))
-        self.look()
+        self.poll()
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """Read the turns that the device has completed; returns how many are left. Never waits."""
         while self._coming and self._coming[0][0].query():
             self._read()

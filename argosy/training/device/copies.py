@@ -57,7 +57,7 @@ class Copies:
     def __post_init__(self) -> None:
         self.resident = ResidentRows(self.backend)
 
-    def boarded(self) -> None:
+    def member_assigned(self) -> None:
         """Note that a member was assigned: it may keep its first blocks."""
         self._shown.clear()
 

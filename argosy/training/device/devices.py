@@ -44,7 +44,7 @@ __all__ = [
 
 MODULES = "ARGOSY_DEVICES"
 """Environment variable that names a module which adds kinds of devices."""
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Seconds between two checks whether memory was freed."""
 NO_MEMORY = (
     "DefaultCPUAllocator",
@@ -443,7 +443,7 @@ def memory_returned(backend: Backend, *, patience: float) -> bool:
     while before and time.monotonic() < until:
         if backend.foreign_memory() < before:
             return True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return False
 
 

@@ -15,7 +15,7 @@ _before_fork: dict[str, Any] = {"pid": 0, "found": ""}
 """Parent of the latest fork that this process stems from or has made, and the accelerator that it had initialised."""
 
 
-def _look_before_fork() -> None:
+def _check_before_fork() -> None:
     _before_fork.update(pid=os.getpid(), found=_initialised())
 
 
@@ -44,4 +44,4 @@ def refuse_after_fork(name: str) -> None:
         )
 
 
-os.register_at_fork(before=_look_before_fork)
+os.register_at_fork(before=_check_before_fork)

@@ -35,12 +35,12 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
+from argosy.training.member.copied import copies_of
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.tally import Tally, total_of
-from argosy.training.member.twins import twins
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
@@ -377,14 +377,14 @@ class LiveMember:
 
     def trial(self) -> "LiveMember":
         """Return a copy; its steps leave this member unchanged."""
-        model, optimizer, schedule = twins(self.model, self.optimizer, self.schedule)
-        twin = LiveMember(
+        model, optimizer, schedule = copies_of(self.model, self.optimizer, self.schedule)
+        copied = LiveMember(
             self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
         )
-        twin.one_pass, twin.loss_scale = self.one_pass, copy.copy(self.loss_scale)
-        if self.average is not None and twin.average is not None:
-            twin.average.load_state_dict(self.average.state_dict())
-        return twin
+        copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
+        if self.average is not None and copied.average is not None:
+            copied.average.load_state_dict(self.average.state_dict())
+        return copied
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
         """Return all state that decides the member's next steps; called between two steps.

@@ -47,16 +47,16 @@ class Randomness:
 
     def copy(self) -> "Randomness":
         """Return an independent copy, which covers all generators."""
-        twin = self.aside()
-        twin.uses_others = True
-        return twin
+        copied = self.aside()
+        copied.uses_others = True
+        return copied
 
     def aside(self) -> "Randomness":
         """Return an independent copy."""
         clone = None if self.device_state is None else self.device_state.clone()
-        twin = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
-        twin.uses_others = self.uses_others
-        return twin
+        copied = Randomness(self.backend, self.torch_state.clone(), clone, self.others)
+        copied.uses_others = self.uses_others
+        return copied
 
     def mark(self) -> Mark:
         """Return a snapshot for `go_back`."""

@@ -44,7 +44,7 @@ class AssignedMember:
     """See `StartMember.careful`; None from the end of such a section on."""
 
     @classmethod
-    def board(
+    def assign(
         cls, live: LiveMember, start: StartMember, files: Files, orders: Orders, *, sections: int
     ) -> "AssignedMember":
         """Assign a member that was just built."""

@@ -140,7 +140,7 @@ class Trainer:
     @property
     def turns_left(self) -> int:
         """Number of members' turns that a device which is behind has to complete; else 0."""
-        return sum(assigned.live.clock.look() for assigned in self.assigned.values()) if self.behind else 0
+        return sum(assigned.live.clock.poll() for assigned in self.assigned.values()) if self.behind else 0
 
     # ---- commands
 
@@ -174,7 +174,7 @@ class Trainer:
     def obey(self, command: Any) -> None:
         """Carry out a command of the driver."""
         if isinstance(command, Assign):
-            self._board(command)
+            self._assign(command)
         elif isinstance(command, Enlist):
             know_sources(command.sources)
             sys.path += [folder for folder in command.path if folder not in sys.path]
@@ -340,16 +340,16 @@ class Trainer:
 
     # ---- members
 
-    def _board(self, command: Assign) -> None:
+    def _assign(self, command: Assign) -> None:
         self.guard.begin(careful=any(start.careful is not None for start in command.start))
         self._leave([name for name in command.leave if name in self.assigned])
         started: list[Event] = []
         for start in command.start:
-            boarded = self.guard(start.member, partial(self._start, start), again=True)
-            if boarded is not None and self.assigned[start.member].leads:
-                started.append(boarded)
+            began = self.guard(start.member, partial(self._start, start), again=True)
+            if began is not None and self.assigned[start.member].leads:
+                started.append(began)
         self.trials.forget(assignment_of_its_own=True)
-        self.copies.boarded()
+        self.copies.member_assigned()
         # It is of an earlier assignment, which no member has left to step on: a rank does not wait until its first one has saved.
         self.at_hand = None
         if started:
@@ -363,7 +363,7 @@ class Trainer:
             self.guard.log(start.member, note)
         files = Files(self.directory / "members" / start.member, start.checkpoint, inherited=start.changes is not None)
         sections = self.terms.validations_per_epoch
-        assigned = AssignedMember.board(live, start, files, self.orders, sections=sections)
+        assigned = AssignedMember.assign(live, start, files, self.orders, sections=sections)
         self.assigned[start.member] = assigned
         if start.seat is None:
             self.units.append(Unit.of([assigned]))

@@ -60,7 +60,7 @@ class Chronicle:
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     flotillas: int = 0
-    _aboard: dict[tuple[str, str], Span] = field(default_factory=dict)
+    _open: dict[tuple[str, str], Span] = field(default_factory=dict)
     """By member and device."""
     _last: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Devices to which a member was last assigned."""
@@ -72,7 +72,7 @@ class Chronicle:
         found = cls()
         for seconds, event in timeline:
             found._take(seconds, event)
-        found._leave(list(found._aboard.values()), found.seconds)
+        found._leave(list(found._open.values()), found.seconds)
         return found
 
     def _take(self, seconds: float, event: Event) -> None:
@@ -80,15 +80,15 @@ class Chronicle:
         self.state.apply(event)
         if isinstance(event, RunStarted):
             # A driver that was killed has not journaled that members left.
-            self._leave(list(self._aboard.values()), before)
+            self._leave(list(self._open.values()), before)
         elif isinstance(event, RunEnded):
-            self._leave(list(self._aboard.values()), seconds)
+            self._leave(list(self._open.values()), seconds)
         elif isinstance(event, PlanMade):
             for flotilla in Plan.from_json(event.plan).flotillas:
                 self.flotillas += 1
                 self._flotilla.update(dict.fromkeys(flotilla.members, self.flotillas))
         elif isinstance(event, MemberStarted):
-            self._board(seconds, event)
+            self._begin(seconds, event)
         elif isinstance(event, MemberRested | MemberEnded):
             self._leave(self._of_member(event.member), seconds)
         elif isinstance(event, WorkerLost):
@@ -101,14 +101,14 @@ class Chronicle:
             text = f"{event.command.get('command', 'command')}: {event.answer}"
             self._mark(seconds, "command", "", text)
 
-    def _board(self, seconds: float, event: MemberStarted) -> None:
+    def _begin(self, seconds: float, event: MemberStarted) -> None:
         self._leave(self._of_member(event.member), seconds)
         split: Split | None = self.state.member(event.member).split
         devices = split.devices if split is not None and event.device in split.devices else (event.device,)
         last = self._last.get(event.member, devices)
         self._last[event.member] = devices
         for device in devices:
-            self._aboard[event.member, device] = Span(
+            self._open[event.member, device] = Span(
                 member=event.member,
                 device=device,
                 flotilla=self._flotilla.get(event.member, 0),
@@ -118,19 +118,17 @@ class Chronicle:
             )
 
     def _lose(self, seconds: float, event: WorkerLost) -> None:
-        gone = [
-            span for (_, at), span in self._aboard.items() if at == event.worker or at.startswith(f"{event.worker}/")
-        ]
+        gone = [span for (_, at), span in self._open.items() if at == event.worker or at.startswith(f"{event.worker}/")]
         self._leave(gone, seconds)
         device = gone[0].device if gone else ""
         self._mark(seconds, "fault", device, f"{event.worker} is lost: {event.detail}")
 
     def _of_member(self, member: str) -> list[Span]:
-        return [span for (name, _), span in self._aboard.items() if name == member]
+        return [span for (name, _), span in self._open.items() if name == member]
 
     def _leave(self, spans: Iterable[Span], seconds: float) -> None:
         for span in spans:
-            del self._aboard[span.member, span.device]
+            del self._open[span.member, span.device]
             self.spans.append(replace(span, end_seconds=seconds))
 
     def _mark(self, seconds: float, kind: str, device: str, text: str) -> None:

@@ -1220,7 +1220,7 @@ const drawDevices = () => {
     if (y === undefined) continue;
     svg.append(
       draw("rect", {
-        ...(single ? look(row, "lane") : {class: "aboard", "data-row": row}),
+        ...(single ? look(row, "lane") : {class: "assigned", "data-row": row}),
         ...(single && colourOf(row) ? {style: `fill:${colourOf(row)}`} : {}),
         x: x(begin),
         width: Math.max(x(end) - x(begin), 0.5),
@@ -1254,18 +1254,18 @@ const drawDevices = () => {
     }
     const [lane, row] = keys[number][1],
       near = marks.filter(mark => mark.lane === lane && Math.abs(x(mark.seconds) - x(at)) < 7);
-    const aboard = spans.filter(
+    const there = spans.filter(
       span => span[0] === lane && (row === null || span[1] === row) && span[2] <= at && at <= span[3],
     );
     if (row !== null) warm(String(row));
-    const who = aboard
+    const who = there
         .slice(0, 8)
         .map(span => values.rows[span[1]]?.label ?? "")
         .join("\n"),
-      others = aboard.length > 8 ? `\nand ${aboard.length - 8} more` : "";
+      others = there.length > 8 ? `\nand ${there.length - 8} more` : "";
     tell(
       event,
-      `${lanes[lane].device}, ${lasting(at)}: ${aboard.length ? plural(aboard.length, "member") : "idle"}${who && `\n${who}`}${others}${near.map(mark => `\n✕ ${mark.text}`).join("")}`,
+      `${lanes[lane].device}, ${lasting(at)}: ${there.length ? plural(there.length, "member") : "idle"}${who && `\n${who}`}${others}${near.map(mark => `\n✕ ${mark.text}`).join("")}`,
     );
   });
   svg.addEventListener("pointerleave", event => {

@@ -201,10 +201,10 @@ class Graphed:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """Raise inside for effects that a captured step would leave out; in the last warm-up also for calls that it may not contain."""
-        look = self._whole.look()
+        check = self._whole.watch()
         with self._recorder.strict() if self._warm == WARM_UP else contextlib.nullcontext():
             yield
-        look()
+        check()
 
     def _warmed_up(self, data: PackInputs) -> Tensor:
         self._recorder.fork()

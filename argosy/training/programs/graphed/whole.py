@@ -29,7 +29,7 @@ from argosy.training.programs.solo import Solo
 
 __all__ = ["Single", "Several", "Whole", "obstacle_to", "whole_of"]
 
-Look = Callable[[], None]
+EffectCheck = Callable[[], None]
 """Raises Uncaptured where a captured step would leave out an effect of the work done since."""
 
 
@@ -72,7 +72,7 @@ class Whole(Protocol):
     def follow(self) -> None:
         """Bring the averages up to date after a step."""
 
-    def look(self) -> Look:
+    def watch(self) -> EffectCheck:
         """Watch from here on; returns the check."""
 
     def release(self) -> None:
@@ -164,7 +164,7 @@ class Several:
         """Implement `Whole.follow`."""
         self._fused.follow()
 
-    def look(self) -> Look:
+    def watch(self) -> EffectCheck:
         """Watch random states alone: the equivalence check has excluded other effects."""
         before = self._marks()
 
@@ -280,7 +280,7 @@ class Single:
         if self._live.average is not None:
             self._live.average.step()
 
-    def look(self) -> Look:
+    def watch(self) -> EffectCheck:
         """Watch attributes, buffers and draws on the host."""
         model, host = self._live.model, torch.default_generator
         before = attributes(model), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()

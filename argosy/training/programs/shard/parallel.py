@@ -22,7 +22,7 @@ from argosy.training.programs.shard.ends import End, Work, meet
 
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
-LOOK_SECONDS = 0.005
+POLL_SECONDS = 0.005
 """Seconds between two checks whether all ranks have met."""
 PATIENCE_SECONDS = 20.0
 """Seconds for which trainers wait for each other to time sums."""
@@ -92,7 +92,7 @@ class Group:
         while not store.check(everybody):
             if self._left:
                 return None
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return meet(store, self.rank, self.size, self.on)
 
 

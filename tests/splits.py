@@ -18,7 +18,7 @@ from argosy.planning import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["Double", "Seats", "all_alone", "check", "fleet", "member", "study", "train", "weights"]
+__all__ = ["Double", "SplitBy", "all_alone", "check", "fleet", "member", "study", "train", "weights"]
 
 LENGTH = 150
 
@@ -58,10 +58,10 @@ def study(*names: str, members: list[argosy.Member] | None = None) -> argosy.Stu
 
 
 @dataclass(slots=True)
-class Seats:
-    """A policy that seats members where the test says, by how often it was asked: shares by device."""
+class SplitBy:
+    """A policy that places members where the test says, by how often it was asked: shares by device."""
 
-    seats: Callable[[str, int], Mapping[int, float]]
+    shares_of: Callable[[str, int], Mapping[int, float]]
     asked: int = field(default=0)
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
@@ -72,7 +72,7 @@ class Seats:
         return (Flotilla(placements=tuple(self._placed(profile, situation) for profile in situation.waiting)),)
 
     def _placed(self, profile: Profile, situation: Situation) -> Placement:
-        shares = {situation.devices[n].name: share for n, share in self.seats(profile.member, self.asked).items()}
+        shares = {situation.devices[n].name: share for n, share in self.shares_of(profile.member, self.asked).items()}
         return Placement.uneven(profile, shares) if len(shares) > 1 else Placement.whole(profile, next(iter(shares)))
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
@@ -84,12 +84,12 @@ class Seats:
 def train(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
-    seats: Any,
+    shares_of: Any,
     wanted: argosy.Study | None = None,
     **settings: Any,
 ) -> argosy.Report:
-    """Train on three CPU devices, if not on others, members seated as `Seats` has it."""
-    policy = living.policy(monkeypatch, Seats(seats))
+    """Train on three CPU devices, if not on others, members placed as `SplitBy` has it."""
+    policy = living.policy(monkeypatch, SplitBy(shares_of))
     how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
     programs = {"numerics": "equivalent", "packing": "interleaved"}
     return living.run(wanted or study(), directory, policy=policy, **{**how, **programs, **settings})
