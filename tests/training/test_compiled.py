@@ -103,7 +103,7 @@ def test_what_cannot_be_compiled_goes_the_plain_way(fields: dict[str, Any], reas
 
 @pytest.mark.parametrize("wrong", [None, 0, 1, 2], ids=["nothing", "gradients", "losses", "buffers"])
 def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch, wrong: int | None) -> None:
-    """Half a per cent is no rounding of float32."""
+    """Half a thousandth is no rounding of float32."""
 
     def miscompiled(of: Pass, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
         samples = [None, None]  # all members see the same
@@ -111,7 +111,7 @@ def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPa
 
         def run(*given: Tensor) -> Sequence[Tensor]:
             found = sound(*given)
-            return [1.005 * tensor if number == wrong else tensor for number, tensor in enumerate(found)]
+            return [1.0005 * tensor if number == wrong else tensor for number, tensor in enumerate(found)]
 
         return run
 

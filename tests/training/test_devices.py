@@ -141,6 +141,20 @@ def test_libraries_have_their_work_space_before_a_member_has_memory(monkeypatch:
     assert {*products.seen} == {("meta", False), ("meta", True)}
 
 
+def test_steps_are_waited_for_and_no_sum_whose_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum has a stream of its own, as NCCL's kernels have, which never passes; the driver's word would come later."""
+    steps, passed = SimpleNamespace(synchronize=lambda: passed.append("steps")), list[str]()
+
+    def whole_device(device: torch.device) -> None:
+        raise AssertionError("waits until hang_seconds have passed")
+
+    module = SimpleNamespace(current_stream=lambda device: steps, synchronize=whole_device)
+    accelerator = kinds.Accelerator("meta:0", torch.device("meta:0"), module, copying=None)
+    accelerator.synchronize()
+    assert not kinds.poisoned(accelerator)
+    assert passed == ["steps"] * 2
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_an_accelerator_of_an_unknown_kind_is_told(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

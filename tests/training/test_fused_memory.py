@@ -72,7 +72,7 @@ def normed() -> nn.Module:
         (2, False, [(4, False), (2, False), (2, False)]),
         (8, True, [*[(4, False)] * 2, *[(4, True)] * 2]),
         (4, True, [*[(4, False)] * 2, (4, True), *[(2, True)] * 2]),
-        (2, True, [(4, False), *[(2, False)] * 2, (2, True), *[(2, False)] * 2]),
+        (2, True, [(4, False), *[(2, False)] * 2, (2, True), *[(2, False)] * 3]),
         (1, True, [(4, False), (2, False), (2, True), (2, False)]),
     ],
 )

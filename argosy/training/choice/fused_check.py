@@ -22,8 +22,9 @@ from argosy.stream.blocks import Block
 from argosy.stream.padding import form_of
 from argosy.training.choice.copies import cut_anew, filled
 from argosy.training.device.devices import out_of_memory
-from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, difference, size_of
+from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
+from argosy.training.member.precision import dtype_of
 from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped, common
@@ -261,6 +262,7 @@ def _attempt(
         again = max(1, NUMBERS // max(least, 1))
         turns += [*[(True, usual)] * min(again, TURNS), *((True, length) for length in sorted(wanted.train - {usual}))]
     equal: dict[bool, set[int]] = {True: set(), False: set()}
+    share = 0.0 if exact else DOUBLE
     try:
         alone, together = (_twins(lives, double=double) for _ in range(2))
         solos = [Solo(twin) for twin in alone]
@@ -286,7 +288,8 @@ def _attempt(
         try:
             by_copy = {id(trial.live): trial for trial in _together(fused, given[1], train=train)}
             pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
-            share = 0.0 if exact else DOUBLE if double else SINGLE
+            if train and not (exact or double):
+                share = _rounding(lives, mine, filled(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
         except Exception as error:  # the same boundary
             return Attempt.of("as one program it", error, len(lives))
@@ -384,6 +387,27 @@ def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[Fus
 # ---- what differs
 
 
+def _rounding(
+    lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
+) -> float:
+    """Return the share in which a step may differ from `mine`, by that of copies whose weights are an ulp away."""
+    twins = _twins(lives, double=False)
+    for twin in twins:
+        nudge(twin.model.parameters(), dtype_of(twin.member))
+    cut_anew(twins, block, length, apart=apart)
+    moved = [_alone(Solo(twin), block, train=True) for twin in twins]
+    pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))
+    return rounding(pairs, block.leaves)
+
+
+def _derived(one: FusedTrial, other: FusedTrial) -> Iterator[Compared]:
+    """Yield the gradients and the buffers of two copies that have the same."""
+    size = size_of(*one.gradients.values())
+    yield from (Compared(f"the gradient of {n!r}", g, other.gradients[n], size) for n, g in one.gradients.items())
+    found = dict(other.live.model.named_buffers())
+    yield from (Compared(f"the buffer {n!r}", b, found[n], size_of(b)) for n, b in one.live.model.named_buffers())
+
+
 def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
     """Yield a description of each difference; the first ones are closer to the cause."""
     mine, theirs = alone.live, fused.live
@@ -395,13 +419,11 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         names = ", ".join(sorted(alone.gradients.keys() ^ fused.gradients.keys()))
         yield f"as one program other weights get a gradient: {names}"
         return
-    buffers, found_buffers = dict(mine.model.named_buffers()), dict(theirs.model.named_buffers())
-    if buffers.keys() != found_buffers.keys():
-        yield f"as one program other buffers are filled: {', '.join(sorted(buffers.keys() ^ found_buffers.keys()))}"
+    filled_now = {name for name, _ in mine.model.named_buffers()} ^ {name for name, _ in theirs.model.named_buffers()}
+    if filled_now:
+        yield f"as one program other buffers are filled: {', '.join(sorted(filled_now))}"
         return
-    size = size_of(*alone.gradients.values())
-    pairs = [Compared(f"the gradient of {n!r}", g, fused.gradients[n], size) for n, g in alone.gradients.items()]
-    values = [(f"the buffer {n!r}", b, found_buffers[n]) for n, b in buffers.items()]
+    values: list[tuple[str, Tensor, Tensor]] = []
     if not share:
         weights = dict(theirs.model.named_parameters())
         values += [(f"the weight {n!r}", w.detach(), weights[n]) for n, w in mine.model.named_parameters()]
@@ -410,6 +432,6 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
     trained, validated = (mine.train.sums, theirs.train.sums), (mine.val.values(), theirs.val.values())
     for split, (one, other) in (("training", trained), ("validation", validated)):
         values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
-    what = difference([*pairs, *(Compared(*value, size_of(value[1])) for value in values)], share)
+    what = difference([*_derived(alone, fused), *(Compared(*value, size_of(value[1])) for value in values)], share)
     if what is not None:
         yield f"as one program {what} is another than alone"

@@ -6,7 +6,7 @@ otherwise: a loss that is no mean over samples, random numbers, statistics over 
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -17,9 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors.traces import reason_of
-from argosy.stream.trees import map_leaves
-from argosy.training.device.equivalence import DOUBLE, SINGLE, Compared, difference, size_of
+from argosy.stream.trees import flatten, map_leaves
+from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.member.live import LiveMember
+from argosy.training.member.precision import dtype_of
 from argosy.training.programs.fused.fingerprint import attributes
 from argosy.training.programs.solo import Solo
 
@@ -44,6 +45,7 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         given = map_leaves(_doubled, data) if double else data
         try:
             whole = _tried(live, given, (0, rows), double=double)
+            moved = None if double else _tried(live, given, (0, rows), double=False, nudged=True)
         except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
             reason = f"its step raises {reason_of(error)}"
             continue
@@ -51,7 +53,7 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
             shared = _tried(live, given, (0, -(-rows // 3), rows), double=double)
         except Exception as error:  # the same boundary
             return f"{NO_SHARE} {reason_of(error)}"
-        return next(_differences(live, whole, shared, DOUBLE if double else SINGLE), "")
+        return next(_differences(live, whole, shared, moved, flatten(given)[0]), "")
     return reason
 
 
@@ -66,11 +68,13 @@ class Tried:
     """A buffer or attribute that the pass changed, or empty."""
 
 
-def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool) -> Tried:
+def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False) -> Tried:
     """Run a copy's backward pass on parts of a batch, between these rows."""
     twin = live.trial()
     if double:
         twin.model.double()
+    if nudged:
+        nudge(twin.model.parameters(), dtype_of(live.member))
     solo, before, buffers = Solo(twin), attributes(twin.model), copy.deepcopy(dict(twin.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
@@ -86,8 +90,10 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
     return Tried(live=twin, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
 
 
-def _differences(live: LiveMember, whole: Tried, shared: Tried, share: float) -> Iterator[str]:
-    """Yield each reason against a split; the first ones are closer to the cause."""
+def _differences(
+    live: LiveMember, whole: Tried, shared: Tried, moved: Tried | None, samples: Sequence[Tensor]
+) -> Iterator[str]:
+    """Yield each reason against a split; the first ones are closer to the cause. In float64 nothing is `moved` by an ulp."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
         yield "its step draws random numbers, of which every share would draw its own"
@@ -102,13 +108,18 @@ def _differences(live: LiveMember, whole: Tried, shared: Tried, share: float) ->
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
         yield f"in shares other weights get a gradient: {names}"
         return
-    size = size_of(*whole.gradients.values())
-    pairs = (Compared(name, gradient, shared.gradients[name], size) for name, gradient in whole.gradients.items())
-    name = difference(pairs, share)
+    share = DOUBLE if moved is None else rounding(_derived(whole, moved), samples)
+    name = difference(_derived(whole, shared), share)
     if name is not None:
         yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
     if difference([Compared("", whole.loss, shared.loss, size_of(whole.loss))], share) is not None:
         yield "in shares its loss is another than of the whole batch"
+
+
+def _derived(one: Tried, other: Tried) -> Iterator[Compared]:
+    """Yield the gradients of two copies that have the same."""
+    size = size_of(*one.gradients.values())
+    return (Compared(name, gradient, other.gradients[name], size) for name, gradient in one.gradients.items())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -24,7 +24,7 @@ from argosy.stream.blocks import Block, same_bits
 from argosy.stream.samples import generator_states
 from argosy.stream.trees import Structure, flatten, unflatten
 from argosy.training.device.devices import Backend, DeviceEvent
-from argosy.training.device.equivalence import SINGLE, Compared, difference
+from argosy.training.device.equivalence import UNMOVED, Compared, difference
 from argosy.training.device.resident import ResidentRows
 
 __all__ = ["Copies"]
@@ -191,7 +191,7 @@ def _alike(whole: Tensor, *parts: Any) -> bool:
     if not (whole.is_floating_point() or whole.is_complex()):
         return all(map(torch.equal, parts, expected))
     finite = whole.abs().nan_to_num(0.0, 0.0, 0.0)
-    size, share = float(finite.max()) if whole.numel() else 0.0, max(SINGLE, 4 * torch.finfo(whole.dtype).eps)
+    size, share = float(finite.max()) if whole.numel() else 0.0, max(UNMOVED, 4 * torch.finfo(whole.dtype).eps)
     return (
         difference((Compared("", rows, part, size) for rows, part in zip(expected, parts, strict=True)), share) is None
     )

@@ -129,7 +129,8 @@ class CudaRecorder:
         """Capture the work in a graph with a memory pool of its own."""
         graph: Any = torch.cuda.CUDAGraph()
         # Nothing may be under way, and no garbage collected meanwhile: freeing memory or destroying an event would end the
-        # capture. The cache is emptied because the graph's pool cannot use it.
+        # capture. The cache is emptied because the graph's pool cannot use it. A sum under way passes without this trainer, unless
+        # one of its ranks is lost just now: then `hang_seconds` end the wait.
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()

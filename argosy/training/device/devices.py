@@ -143,7 +143,7 @@ class Backend(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all issued work; raises what it raised."""
+        """Wait for all steps issued; raises what they raised."""
 
     @abstractmethod
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
@@ -328,8 +328,12 @@ class Accelerator(Backend):
         return event
 
     def synchronize(self) -> None:
-        """Wait for all streams of the device."""
-        self.module.synchronize(self.device)
+        """Wait for the current stream, which other streams of steps have joined.
+
+        Not for the whole device: a sum of ranks of which one is lost stays there until the driver's word, which a trainer that waited
+        for it would not hear (`argosy.training.programs.shard.ends`).
+        """
+        self.module.current_stream(self.device).synchronize()
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
         """Pin for CUDA and ROCm; other devices copy through their driver's own memory."""

@@ -18,7 +18,7 @@ from argosy.errors import StudyError
 from argosy.stream.batches import sent
 from argosy.study import Member
 
-__all__ = ["LossScale", "LossScales", "autocast", "scale_of", "widened"]
+__all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "scale_of", "widened"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST = 2.0**16
@@ -26,6 +26,11 @@ LEAST = 2.0**-16
 """The least scale: with a smaller one, all finite gradients are zero in float16."""
 INTERVAL = 2000
 """Steps without overflow after which a scale doubles."""
+
+
+def dtype_of(member: Member) -> torch.dtype:
+    """Return the type that a member's network computes in where torch autocasts."""
+    return DTYPES.get(member.precision, torch.float32)
 
 
 def autocast(member: Member, device: torch.device, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:

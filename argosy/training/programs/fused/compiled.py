@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten
-from argosy.training.device.equivalence import DOUBLE, HALF, SINGLE, Compared, difference, size_of
+from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs
 
@@ -30,6 +30,8 @@ __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
 """Losses ``[members, …]``, and gradients of the parameter buffer's pieces ``[members, *shape]``; None for weights unused by the losses."""
+Results = tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]
+"""Losses and gradients as in `Derived`, with all weights used, and buffers after the pass ``[members, *shape]``."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -146,7 +148,17 @@ class Compilation:
             return losses, gradients
         try:
             run = of.compiled(inputs)
-            self.refused = _difference(of, run(*inputs), losses.detach(), [one for one in gradients if one is not None])
+            found, share = _unstacked(of, run(*inputs)), DOUBLE
+            if losses.dtype != torch.float64:
+                nudge(inputs[:1], of.forward.computed)
+                share = rounding(_pairs(of, found, _unstacked(of, run(*inputs))), flatten(of.data.tree)[0])
+            known = (
+                losses.detach(),
+                [one for one in gradients if one is not None],
+                [*of.parameter_buffer.buffers.values()],
+            )
+            what = difference(_pairs(of, known, found), share)
+            self.refused = f"compiled, {what} not what it is else" if what else ""
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
@@ -158,15 +170,19 @@ class Compilation:
             return plainly()
 
 
-def _difference(of: Pass, found: Sequence[Tensor], losses: Tensor, gradients: Sequence[Tensor]) -> str:
-    """Describe where compiled results differ from eager ones, which have moved the buffers; empty where they match."""
-    columns, mine, *after = found
-    size, parameter_buffer = size_of(*gradients), of.parameter_buffer
-    pairs = [Compared("its losses are", losses, mine, size_of(losses))]
-    for piece, gradient in zip(parameter_buffer.pieces, gradients, strict=True):
-        pairs.append(Compared(f"the gradient of {piece.name!r} is", gradient, piece.over(columns), size))
-    for (name, buffer), moved in zip(parameter_buffer.buffers.items(), after, strict=True):
-        pairs.append(Compared(f"the buffer {name!r} is", buffer, moved, size_of(buffer)))
-    share = HALF if of.forward.narrow else DOUBLE if losses.dtype == torch.float64 else SINGLE
-    what = difference(pairs, share)
-    return "" if what is None else f"compiled, {what} not what it is else"
+def _unstacked(of: Pass, found: Sequence[Tensor]) -> Results:
+    """Return what compiled code gives, by weights and buffers."""
+    columns, losses, *buffers = found
+    return losses, [piece.over(columns) for piece in of.parameter_buffer.pieces], buffers
+
+
+def _pairs(of: Pass, one: Results, other: Results) -> list[Compared]:
+    """Return two results of a pass side by side."""
+    (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
+    pieces, size = [piece.name for piece in of.parameter_buffer.pieces], size_of(*gradients)
+    pairs = [Compared("its losses are", losses, losses_found, size_of(losses))]
+    for name, gradient, found in zip(pieces, gradients, gradients_found, strict=True):
+        pairs.append(Compared(f"the gradient of {name!r} is", gradient, found, size))
+    for name, buffer, found in zip(of.parameter_buffer.buffers, buffers, buffers_found, strict=True):
+        pairs.append(Compared(f"the buffer {name!r} is", buffer, found, size_of(buffer)))
+    return pairs

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
-from argosy.training.member.precision import autocast, widened
+from argosy.training.member.precision import autocast, dtype_of, widened
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
@@ -73,7 +73,11 @@ class Forward:
         self._device = device
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
-        self._layers = Layers.of(network) if device.type == "cpu" and not self.narrow and member.step is None else None
+        self._layers = (
+            Layers.of(network)
+            if device.type == "cpu" and self.computed == torch.float32 and member.step is None
+            else None
+        )
         self.norms: list[Any] = norms_of(network)
         """Layers with statistics of batches."""
         self._training = True
@@ -190,9 +194,9 @@ class Forward:
         return tensor
 
     @property
-    def narrow(self) -> bool:
-        """Whether part of the pass is computed in 16 bits."""
-        return self._member.precision != "float32"
+    def computed(self) -> torch.dtype:
+        """Type that is computed in where torch autocasts."""
+        return dtype_of(self._member)
 
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
         """Compute in the members' precision inside."""

@@ -293,6 +293,9 @@ class Replayed:
             (leaf.shape, leaf.dtype) == (own.shape, own.dtype) for leaf, own in zip(leaves, self._lying, strict=True)
         )
 
+    # What the host does around a replay (copies of samples and numbers, random states) takes it about 100 µs, while the device is still
+    # at the steps before: only where these are shorter does it count. Numbers of several steps in one copy would make a step depend on
+    # later ones, which schedules, commands and a save between any two may change.
     def step(self, data: PackInputs) -> Tensor:
         """Replay the step; returns the loss sums ``[members]``, valid until the next step."""
         for own, leaf in zip(self._lying, flatten(data.tree)[0], strict=True):

@@ -1,0 +1,83 @@
+"""Float32 is compared by what an ulp makes of it: a network's own measure, which a fixed one is too wide for, or too narrow."""
+
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import packs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from argosy.training.choice import fused_check, split_check
+from argosy.training.device.equivalence import UNMOVED
+
+ROWS = 96
+
+
+class Single(nn.Module):
+    """A network that insists on float32."""
+
+    def __init__(self, act: Callable[[nn.Module, Tensor], Tensor], part: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.act, self.part, self.head = act, part(), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("float32 alone")
+        return self.head(self.act(self.part, x))
+
+
+def single(act: Callable[[nn.Module, Tensor], Tensor], part: Callable[[], nn.Module] | None = None) -> Any:
+    return partial(Single, act, part or partial(nn.Linear, 16, 3))
+
+
+def looked_up(part: nn.Module, x: Tensor) -> Tensor:
+    """By frequencies in the batch: where there are many rows, those of a share are much the same."""
+    return part((x.detach().abs() * 2).long() % 3).sum(1)
+
+
+def otherwise_in_a_pack(part: nn.Module, x: Tensor) -> Tensor:
+    y = part(x)
+    return y * 1.0003 if torch._C._functorch.is_batchedtensor(y) else y
+
+
+def sensitive(part: nn.Module, x: Tensor) -> Tensor:
+    """Products as small as these are rounded otherwise in a pack."""
+    return torch.sin(3e4 * part(x))
+
+
+def fused(model: Any) -> str:
+    """The reason why they may not be one program."""
+    found = packs.admission(packs.pack(model))
+    return found.alone.get("m0", "")
+
+
+def split(model: Any) -> str:
+    """The reason why it may not be split."""
+    live = packs.live(packs.member("m", model=model, dtype=torch.float32, batch_size=ROWS))
+    (x, y), _ = packs.samples(torch.float32, train=ROWS)
+    return split_check.why_whole(live, (x, y), ROWS)
+
+
+BY_FREQUENCY = single(looked_up, partial(nn.Embedding, 3, 3, scale_grad_by_freq=True))
+
+
+@pytest.mark.parametrize(
+    ("check", "module", "model", "passes", "reason"),
+    [
+        (fused, fused_check, single(otherwise_in_a_pack), False, "is another than alone"),
+        (split, split_check, BY_FREQUENCY, False, "is another than of the whole batch"),
+        (fused, fused_check, single(sensitive), True, "is another than alone"),
+    ],
+    ids=["a pack's own error", "a share's own error", "a sensitive pack"],
+)
+def test_float32_is_measured_by_the_network_itself(
+    check: Any, module: ModuleType, model: Any, passes: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = check(model)
+    assert (found == "") if passes else (reason in found), found
+    monkeypatch.setattr(module, "rounding", lambda *_: UNMOVED)
+    fixed = check(model)
+    assert (reason in fixed) if passes else (fixed == ""), fixed
