@@ -65,7 +65,7 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     for name in wanted.names:
         with torch.no_grad():
             terms[name] = report.member(name).load().eval()(x).softmax(1).gather(1, y[:, None]).numpy()
-    again = decided(last.section, terms, of_probabilities, holdout=0.25, seed=wanted.seed)
+    again = decided(last.section, terms, {}, of_probabilities, holdout=0.25, seed=wanted.seed)
     assert again.weights == pytest.approx(last.weights)
     assert again.loss == pytest.approx(last.loss, abs=1e-5)
     assert again.held_out == pytest.approx(last.held_out, abs=1e-5)
@@ -75,9 +75,9 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     for rows, same in ((apart, True), (np.setdiff1d(np.arange(40), apart), False)):
         better = terms[worst].copy()
         better[rows] = 1.0
-        other = decided(last.section, {**terms, worst: better}, of_probabilities, holdout=0.25, seed=wanted.seed)
+        other = decided(last.section, {**terms, worst: better}, {}, of_probabilities, holdout=0.25, seed=wanted.seed)
         assert (other.weights == again.weights) is same
-    assert decided(last.section, terms, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
+    assert decided(last.section, terms, {}, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
 
 
 def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_pixels_of_one_sample_are_held_out_together_and_those_without_a_class_co
     answers.add(output[4:], target[4:])
     told = answers.whole()
     assert told is not None and told[0] == 4
-    found = decided(1, {"a": answers_of(*told)}, of_probabilities, holdout=0.5, seed=3)
+    found = decided(1, {"a": answers_of(*told)}, {}, of_probabilities, holdout=0.5, seed=3)
     apart = torch.from_numpy(permutation(3, APART, 6)[:3])
     loss = nn.functional.cross_entropy(output[apart], target[apart], reduction="sum") / (3 * 4)
     assert found.held_out == pytest.approx(float(loss), abs=1e-6)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from argosy.ensembling.select import Losses, chosen, of_errors, of_probabilities, useful
 from argosy.errors import StudyError
@@ -35,6 +36,8 @@ class Standing:
 
     def __init__(self, rule: EnsemblePlateau) -> None:
         self.rule = rule
+        self.all_end: int = 2 * rule.patience
+        """Sections without a better ensemble after which all members end: a slow gain hides longer in the noise of few samples."""
         self.decisions: int = 0
         self.dropped: dict[str, int] = {}
         """By member: the decision with which it ends."""
@@ -52,7 +55,7 @@ class Standing:
             value = event.loss if event.held_out is None else event.held_out
             better = value < self._best - self.rule.min_delta
             self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
-            if self.over is None and self._since >= self.rule.patience:
+            if self.over is None and self._since >= self.all_end:
                 self.over = event.section
             for name in event.weights:
                 self._idle[name] = 0 if name in event.useful else self._idle.get(name, 0) + 1
@@ -65,12 +68,12 @@ class Standing:
         if known:
             return min(known)
         patience = self.rule.patience
-        return self.decisions + min(patience - self._idle.get(member, 0), patience - self._since)
+        return self.decisions + min(patience - self._idle.get(member, 0), self.all_end - self._since)
 
     def reason(self, member: str) -> str:
         """Return why a member ends with `last`."""
         if self.over is not None and self.over <= self.dropped.get(member, self.over):
-            return f"no better ensemble for {self.rule.patience} sections"
+            return f"no better ensemble for {self.all_end} sections"
         return f"no use to the ensemble for {self.rule.patience} sections"
 
     def ends(self, member: str) -> bool:
@@ -89,7 +92,10 @@ class Steering:
         self._losses: Losses = of_probabilities if self._kind == "classes" else of_errors
         self._standing = Standing(rule)
         self._file = AnswerFile(directory / FILE)
-        self._answers = self._file.read()
+        self._answers: dict[tuple[str, int], npt.NDArray[np.float32]] = {}
+        self._alone: dict[tuple[str, int], float] = {}
+        """Loss of each member by itself in each of its best sections so far, on the samples that ensembles are chosen on."""
+        self._know(self._file.read())
 
     def close(self) -> None:
         """Close the file."""
@@ -114,7 +120,13 @@ class Steering:
             if event.member in answers
         ]
         self._file.append(found)
-        self._answers.update({(name, section): answers_of(each, told) for name, section, each, told in found})
+        self._know({(name, section): answers_of(each, told) for name, section, each, told in found})
+
+    def _know(self, answers: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> None:
+        self._answers.update(answers)
+        for at, told in answers.items():
+            on = _chosen_on(len(told), self.rule.holdout, self.seed)
+            self._alone[at] = float(self._losses(torch.tensor(told, dtype=torch.float64)[None, on]))
 
     def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
         """Return the next decision, to be journaled, once all members that train have come as far."""
@@ -128,7 +140,19 @@ class Steering:
         best = {one.name: _best(one, section) for one in here if one.status not in WRONG}
         terms = {name: self._answers[name, at] for name, at in best.items() if (name, at) in self._answers}
         self._answers = {(name, at): told for (name, at), told in self._answers.items() if at >= best.get(name, 0)}
-        return decided(section, terms, self._losses, holdout=self.rule.holdout, seed=self.seed)
+        return decided(
+            section, terms, self._expected(section, here), self._losses, holdout=self.rule.holdout, seed=self.seed
+        )
+
+    def _expected(self, section: int, members: Iterable[MemberState]) -> dict[str, float]:
+        """Return what the loss of each member by itself is expected to become, where it is known how it fell."""
+        back = min(self.rule.patience, section - 1)
+        found = {}
+        for one in members:
+            now, then = (self._alone.get((one.name, _best(one, at))) for at in (section, section - back))
+            if back and now is not None and then is not None:
+                found[one.name] = extrapolated(now, then, section=section, back=back)
+        return found
 
     # ---- the judge
 
@@ -153,11 +177,32 @@ def _best(member: MemberState, section: int) -> int:
     return next((number for number in range(len(rows), 0, -1) if rows[number - 1].best), 0)
 
 
+def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
+    """Return the loss that a member comes to in half as many sections again as it has trained, if it falls by the same factor in each of
+    them as in the last `back`, before which it was `then`."""
+    return now * min(now / then, 1.0) ** (section / 2 / back) if then else now
+
+
+def _chosen_on(rows: int, holdout: float, seed: int) -> Tensor:
+    """Return which of so many samples ensembles are chosen on, as a mask."""
+    on = torch.ones(rows, dtype=torch.bool)
+    on[torch.from_numpy(permutation(seed, APART, rows)[: int(rows * holdout)])] = False
+    return on
+
+
 def decided(
-    section: int, terms: Mapping[str, npt.NDArray[np.float32]], losses: Losses, *, holdout: float, seed: int
+    section: int,
+    terms: Mapping[str, npt.NDArray[np.float32]],
+    expected: Mapping[str, float],
+    losses: Losses,
+    *,
+    holdout: float,
+    seed: int,
 ) -> EnsembleChosen:
     """Choose an ensemble from members' answers ``[N, K]`` on a part of the samples; the share `holdout` of them is kept apart.
 
+    Of use are its members, those of ensembles of random halves, and those whose own loss is expected below the mean of that of its members,
+    or of which nothing is expected.
     Members whose answers are not numbers, or are of fewer samples than others', as some were broken, cannot be chosen.
     """
     shape = max((told.shape for told in terms.values()), default=(0, 0))
@@ -165,18 +210,22 @@ def decided(
     if not finite:
         return EnsembleChosen(section=section, weights=dict.fromkeys(terms, 0.0), useful=(), loss=None, held_out=None)
     terms_MNK = torch.from_numpy(np.stack([*finite.values()])).double()
-    apart = permutation(seed, APART, shape[0])[: int(shape[0] * holdout)]
-    on = torch.ones(shape[0], dtype=torch.bool)
-    on[torch.from_numpy(apart)] = False
+    on = _chosen_on(shape[0], holdout, seed)
     weights = chosen(terms_MNK[:, on], losses)
     names, halves = [*finite], useful(terms_MNK[:, on], losses, seed + section)
-    mean_1NK = torch.einsum("m,mnk->nk", torch.tensor(weights, dtype=torch.float64), terms_MNK)[None]
-    held_out = float(losses(mean_1NK[:, ~on])) if len(apart) else None
+    weights_M = torch.tensor(weights, dtype=torch.float64)
+    reach = float(weights_M @ losses(terms_MNK[:, on]))
+    mean_1NK = torch.einsum("m,mnk->nk", weights_M, terms_MNK)[None]
+    held_out = float(losses(mean_1NK[:, ~on])) if not on.all() else None
     found = dict(zip(names, weights, strict=True))
     return EnsembleChosen(
         section=section,
         weights={name: found.get(name, 0.0) for name in terms},
-        useful=tuple(name for number, name in enumerate(names) if number in halves or found[name]),
+        useful=tuple(
+            name
+            for number, name in enumerate(names)
+            if number in halves or found[name] or expected.get(name, -math.inf) < reach
+        ),
         loss=float(losses(mean_1NK[:, on])),
         held_out=held_out,
     )
