@@ -6,10 +6,9 @@ locks; a reader takes what is there, and may once see a text that is being repla
 that is blocked, or has not sent its first message.
 """
 
-import contextlib
 import mmap
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from argosy.stream.memory import memory_file
@@ -47,7 +46,8 @@ class Heartbeat:
         start = number * SLOT_BYTES
         self._words = memory[start : start + TEXT].cast("q")
         self._text = memory[start + TEXT : start + SLOT_BYTES]
-        self._doing = (IDLE, 0, b"")
+        self.doing: tuple[int, int, bytes] = (IDLE, 0, b"")
+        """What the slot shows: state, number and text."""
 
     @classmethod
     def private(cls) -> "Heartbeat":
@@ -91,34 +91,26 @@ class Heartbeat:
         words[NUMBER] = number
         words[BEAT] += 1
 
-    def busy(self, doing: str, *, opaque: bool = False) -> contextlib.AbstractContextManager[None]:
+    def busy(self, doing: str, *, opaque: bool = False) -> AbstractContextManager[None]:
         """Be busy with something inside this context; idle, or what was done before, after it."""
-        return self._during(OPAQUE if opaque else BUSY, doing)
+        return _During(self, OPAQUE if opaque else BUSY, doing)
 
-    def waiting(self, doing: str) -> contextlib.AbstractContextManager[None]:
+    def waiting(self, doing: str) -> AbstractContextManager[None]:
         """Wait for another worker inside this context; `doing` names it, and which wait this is."""
-        return self._during(WAITING, doing)
-
-    @contextlib.contextmanager
-    def _during(self, state: int, doing: str) -> Iterator[None]:
-        before = self._doing
-        self._write(state, 0, doing.encode())
-        try:
-            yield
-        finally:
-            self._write(*before)
+        return _During(self, WAITING, doing)
 
     def start(self, doing: str, *, opaque: bool = False) -> None:
         """Be busy with something until `rest`."""
-        self._write(OPAQUE if opaque else BUSY, 0, doing.encode())
+        self.show(OPAQUE if opaque else BUSY, 0, doing.encode())
 
     def rest(self) -> None:
         """Become idle, whatever was being done."""
-        self._write(IDLE, 0, b"")
+        self.show(IDLE, 0, b"")
 
-    def _write(self, state: int, number: int, doing: bytes) -> None:
+    def show(self, state: int, number: int, doing: bytes) -> None:
+        """Write what the slot shows."""
         words, doing = self._words, doing[: len(self._text)]
-        self._doing = (state, number, doing)
+        self.doing = (state, number, doing)
         words[STATE] = IDLE
         words[LENGTH] = len(doing)
         self._text[: len(doing)] = doing
@@ -146,3 +138,19 @@ class Heartbeat:
             opaque=state == OPAQUE,
             waits=state == WAITING,
         )
+
+
+class _During:
+    """Shows something inside, and what was shown before after it. A function that yields would take twice as long, at each step."""
+
+    __slots__ = ("_before", "_heartbeat", "_inside")
+
+    def __init__(self, heartbeat: Heartbeat, state: int, doing: str) -> None:
+        self._heartbeat, self._inside = heartbeat, (state, 0, doing.encode())
+
+    def __enter__(self) -> None:
+        self._before = self._heartbeat.doing
+        self._heartbeat.show(*self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        self._heartbeat.show(*self._before)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import tempfile
 import time
 import traceback
@@ -41,7 +42,7 @@ from argosy.running.control import additions, positions, resume
 from argosy.running.control import driver as driving
 from argosy.running.control.rehearsal import Rehearsed
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.directory import inbox, journal
+from argosy.running.directory import inbox, journal, records
 from argosy.running.directory.journal import Journal, Lock, read_journal
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.launch.launcher import Job
@@ -75,12 +76,11 @@ MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
 """Asked for here, as the first question is answered by writing a file, which a full disk would refuse."""
-OF_PROCESSES = ('{"event": "Used"', '{"event": "RunEnded"', '{"event": "RunStarted"')
-"""How lines of a journal begin that tell of this process."""
 PROCESS_STATE = ProcessState.here()
 """As it was before anything is replaced."""
-BEGUN, TIMES = journal._begun(os.getpid()), os.times()
-"""What else a driver asks the system about its process."""
+PID, HOST, BEGUN, TIMES = 4321, "vm", "8640000", os.times_result((1.0, 1.0, 0.0, 0.0, 1.0))
+VERSIONS = {"argosy": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6", "python": "3.11.7"}
+"""What else a driver asks the system about its process, and writes: where a power cut tears a file depends on each letter in it."""
 gc.freeze()  # what was imported is never garbage, and looking through it again and again takes longer than a run
 
 
@@ -123,6 +123,7 @@ def play(scenario: Scenario) -> Outcome:
     script = Script(scenario, world)
     outcome = Outcome(scenario=scenario, story=world.story, happened=script.happened)
     disk = Disk(directory, world.random)
+    gc.disable()  # between two runs there is far less to look through
     try:
         with _replaced(world, script, disk), mock.patch.dict(POLICIES, restless=Restless(world.random)):
             _drivers(scenario, directory, world, script, disk, outcome)
@@ -133,6 +134,7 @@ def play(scenario: Scenario) -> Outcome:
     except Exception:  # whatever a driver raises is wrong
         outcome.wrong.append(traceback.format_exc(-6))
     finally:
+        gc.enable()
         shutil.rmtree(directory, ignore_errors=True)
     return outcome
 
@@ -387,9 +389,9 @@ def _terms(scenario: Scenario) -> Terms:
 
 
 def _digest(directory: Path) -> str:
-    """Of all that does not tell of this process and of where it is."""
-    lines = (directory / "journal.jsonl").read_text().replace(str(directory), "").splitlines()
-    return hashlib.sha256("\n".join(line for line in lines if not line.startswith(OF_PROCESSES)).encode()).hexdigest()
+    """Of all but where it is."""
+    text = (directory / "journal.jsonl").read_text().replace(str(directory), "")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- what stands in the place of the real things
@@ -476,14 +478,17 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         def call(*given: Any, **named: Any) -> Any:
             script.writes(before=True)
             done = real(*given, **named)
-            if name in ("fsync", "fdatasync"):
-                world.spend(script.scenario.flush_seconds)
-                if loses_power:
-                    disk.flushed(given[0])
             script.writes(before=False)
             return done
 
         return call
+
+    def flush(descriptor: int) -> None:
+        script.writes(before=True)
+        world.spend(script.scenario.flush_seconds)
+        if loses_power:
+            disk.flushed(descriptor)
+        script.writes(before=False)
 
     def syncfs(descriptor: int) -> int:
         script.writes(before=True)
@@ -499,9 +504,13 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (time, "time_ns", lambda: int((world.now + script.clock_seconds) * 1e9)),
         (os, "urandom", world.random.randbytes),
         (os, "times", lambda: TIMES),
+        (os, "getpid", lambda: PID),
+        (socket, "gethostname", lambda: HOST),
+        (records, "versions", lambda: VERSIONS),
         (journal, "_begun", lambda pid: BEGUN),
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
-        *((os, name, calls(name)) for name in ("fsync", "fdatasync", "write", "rename")),
+        *((os, name, calls(name)) for name in ("write", "rename")),
+        *((os, name, flush) for name in ("fsync", "fdatasync")),
         (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
         (checkpoint, "_dirty_bytes", int),
         (checkpoint, "_write", _written),
@@ -515,7 +524,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (ranks, "POLL_SECONDS", 0.02),
         (trainer, "time_sums", partial(_time_sums, world)),
         (guard, "has_batch_norm", lambda model: False),
-        (descriptors, "_lowest_free", int),
+        *((where, "lowest_free", int) for where in (descriptors, guard)),
         (guard, "memory_returned", lambda backend, patience: False),
         (additions.Rehearsal, "start", partial(_Reads, world)),
         *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),

@@ -1,6 +1,7 @@
 """Runs in virtual time: whatever happens to them they end as without it; and a simulator that finds nothing would be found out."""
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from argosy.running.directory import records
 from simulation.campaign import REACHING, UNREACHED, played
 from simulation.planted import PLANTED, Planted
 from simulation.runs import play
@@ -38,6 +40,17 @@ def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
     ]
     assert runs[0] == runs[1]
     assert b"''" not in runs[0], "each has a journal"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 47])
+def test_how_its_process_and_machine_are_called_decides_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written into files, and where a power cut tears a file depends on how long it is."""
+    played = play(drawn(seed))
+    assert any(fault.kind == "power" for fault in played.happened)
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-with-a-long-name")
+    monkeypatch.setattr(records, "versions", dict)
+    assert play(drawn(seed)).journal == played.journal
 
 
 @pytest.mark.parametrize("before", [True, False])

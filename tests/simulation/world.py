@@ -133,12 +133,12 @@ class _Shown(Heartbeat):
 
     def waiting(self, doing: str) -> AbstractContextManager[None]:
         """See `Heartbeat.waiting`."""
-        self._write(WAITING, 0, doing.encode())
+        self.show(WAITING, 0, doing.encode())
         return nullcontext()
 
     def look_up(self) -> None:
         """The worker has a turn."""
-        if self._doing[0] == WAITING:
+        if self.doing[0] == WAITING:
             self.rest()
 
 

@@ -72,7 +72,7 @@ def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
         _flush_files([temporary for temporary, _ in pairs])
         for temporary, path in pairs:
             temporary.rename(path)
-        _flush_folders({path.parent for _, path in pairs})
+        _flush_folders(dict.fromkeys(path.parent for _, path in pairs))
 
 
 @contextlib.contextmanager

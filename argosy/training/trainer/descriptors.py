@@ -4,10 +4,8 @@ import gc
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-__all__ = ["Descriptors"]
+__all__ = ["Descriptors", "lowest_free"]
 
 LEAKED = 16
 """Files that a member must have left open to count as leaking."""
@@ -24,25 +22,20 @@ class Descriptors:
         self.left: Counter[str] = Counter()
         """Files that each member's own code has left open."""
 
-    @contextmanager
-    def counted(self, name: str) -> Iterator[None]:
-        """Count files left open inside."""
-        before = _lowest_free()
-        try:
-            yield
-        finally:
-            self.left[name] += _lowest_free() - before
+    def count(self, name: str, before: int) -> None:
+        """Count files that a member's code has left open, by what `lowest_free` was before it."""
+        self.left[name] += lowest_free() - before
 
     def exhausted_by(self, name: str) -> bool:
         """Whether a member has leaked files, and hardly any more can be opened."""
-        return self.left[name] >= LEAKED and _lowest_free() > _limit() - MARGIN
+        return self.left[name] >= LEAKED and lowest_free() > _limit() - MARGIN
 
     def make_room(self, name: str) -> None:
         """Close files of an ended member; where they stay open, raise the soft limit as far as possible."""
         del self.left[name]
         gc.collect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if _lowest_free() > soft - MARGIN and soft != hard:
+        if lowest_free() > soft - MARGIN and soft != hard:
             most = soft + ROOM if hard == resource.RLIM_INFINITY else min(soft + ROOM, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
@@ -51,8 +44,8 @@ def _limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _lowest_free() -> int:
-    """Return the limit where none is free."""
+def lowest_free() -> int:
+    """Return the lowest free descriptor; the limit where none is free."""
     try:
         descriptor = os.dup(2)
     except OSError:

@@ -15,7 +15,7 @@ from argosy.protocol.trainer import OutOfMemory, SectionReport
 from argosy.training.choice.measure import has_batch_norm
 from argosy.training.device.devices import Backend, memory_returned, out_of_memory, poisoned
 from argosy.training.member.live import LiveMember
-from argosy.training.trainer.descriptors import Descriptors
+from argosy.training.trainer.descriptors import Descriptors, lowest_free
 
 __all__ = ["Guard", "Poisoned"]
 
@@ -71,10 +71,13 @@ class Guard:
 
         With `again`, it is retried after running out of memory that a killed process has freed only since.
         """
+        before = lowest_free()
         try:
-            with self._files.counted(name):
+            try:
                 done = action()
                 self.wait_if_careful()
+            finally:
+                self._files.count(name, before)
         except (DiskError, WorkerError):
             raise
         except Exception as error:  # boundary between a member's code and ours

@@ -304,12 +304,16 @@ class Replayed:
         return self._totals
 
 
-@contextlib.contextmanager
-def together(programs: Sequence[Program[Any]]) -> Iterator[None]:
+def together(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:
     """Run the steps of these programs concurrently inside, if all are replayed and at most one shares its draws."""
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
-        apart = []
+        return contextlib.nullcontext()
+    return _concurrently(apart)
+
+
+@contextlib.contextmanager
+def _concurrently(apart: Sequence[Graphed]) -> Iterator[None]:
     with side_by_side([live.clock for program in apart for live in program.members]):
         for program in apart:
             program.fork()
