@@ -29,6 +29,7 @@ from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, 
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped, common
 from argosy.training.programs.fused.several import ProgramOfSeveral
+from argosy.training.programs.fused.waves import side_by_side
 from argosy.training.programs.solo import Solo
 
 __all__ = ["Admission", "Admitted", "admit", "apart"]
@@ -43,12 +44,12 @@ NUMBERS, TURNS = 8000, 16
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What checks have found: by fingerprint, the batches that are made as one with the bits of alone."""
+    """What checks have found: the batches that are made as one with the bits of alone."""
 
     fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
-    """Of programs of like members."""
-    grouped: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
-    """Of programs of unlike members."""
+    """By fingerprint of like members."""
+    grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
+    """By layer of unlike members, and what these have in common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,14 +99,14 @@ def admit(
             reasons[live.member.name] = reason
     several = list[tuple[str, ...]]()
     for unlike in () if single else _unlike(alike, before or {}):
-        names = tuple(live.member.name for pack in unlike.values() for live in pack)
-        reason = _grouped(unlike, block, admitted.grouped)
-        if reason is None:
+        names = tuple(live.member.name for live in unlike)
+        tried = _grouped(unlike, block, admitted.grouped)
+        if tried.reason is None:
             several.append(names)
-            lengths[names] = _common(admitted.grouped[fingerprint] for fingerprint in unlike)
+            lengths[names] = tried.lengths
             alike = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
         else:
-            failed[names] = reason
+            failed[names] = tried.reason
     alike = {fingerprint: pack for fingerprint, pack in alike.items() if pack}
     for fingerprint, pack in alike.items():
         names = tuple(live.member.name for live in pack)
@@ -141,7 +142,7 @@ def admit(
 
 def _unlike(
     alike: Mapping[Fingerprint, Sequence[LiveMember]], before: Mapping[str, bool]
-) -> Iterator[Mapping[Fingerprint, Sequence[LiveMember]]]:
+) -> Iterator[Sequence[LiveMember]]:
     """Yield members of several fingerprints that `Grouped` may step: those that it stepped before, and few that are new."""
     found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
@@ -153,20 +154,25 @@ def _unlike(
     for packs in found.values():
         lives = [live for pack in packs.values() for live in pack]
         if (len(packs) > 1 or lives[0].member.name in before) and apart(lives) == (False, False):
-            yield packs
+            yield lives
 
 
-def _grouped(
-    packs: Mapping[Fingerprint, Sequence[LiveMember]], block: Block, admitted: dict[Fingerprint, BatchLengths | None]
-) -> str | None:
-    """Check one member of each fingerprint that is not in `admitted` yet, and add them; returns why they may not be one program."""
-    fresh = {fingerprint: pack[0] for fingerprint, pack in packs.items() if fingerprint not in admitted}
-    if not fresh:
-        return None
-    attempt = _attempted([*fresh.values()], block, Grouped.of, apart=(False, False))
-    if attempt.reason is None:
-        admitted.update(dict.fromkeys(fresh, attempt.lengths))
-    return attempt.reason
+def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> "Attempt":
+    """Check so many of these unlike members that each layer is among theirs, but for those of `admitted`, to which they are added."""
+    layers = {live.member.name: [(common(live), layer) for layer in side_by_side(live.model)] for live in lives}
+    fresh, known = list[LiveMember](), set(admitted)
+    for live in lives:
+        if not known.issuperset(layers[live.member.name]):
+            fresh.append(live)
+            known.update(layers[live.member.name])
+    if fresh:
+        attempt = _attempted(fresh, block, Grouped.of, apart=(False, False))
+        if attempt.reason is not None:
+            return attempt
+        for live in fresh:
+            for layer in layers[live.member.name]:
+                admitted.setdefault(layer, attempt.lengths)
+    return Attempt(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
 
 
 def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
@@ -280,7 +286,8 @@ def _attempt(
             for copies in (alone, together):
                 cut_anew(copies, given[0], length, apart=own)
             mine = [_alone(solo, given[0], train=train) for solo in solos]
-            _check_behaviour(alone, attributed, given[0])
+            if make == Fused.of:  # layers of unlike members do nothing beside computing
+                _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:
             return Attempt(reason=str(unfit))
         except Exception as error:  # the same boundary

@@ -358,8 +358,12 @@ class Waves:
         return samples.flatten(1) if self._flat else samples
 
 
-def side_by_side(model: nn.Module) -> tuple[Any, ...]:
-    """Return a key by which those networks are neighbours whose layers lie side by side, last ones first."""
+def side_by_side(model: nn.Module) -> Sequence[tuple[Any, ...]]:
+    """Return a key by which those networks are neighbours whose layers lie side by side, last ones first.
+
+    It has each layer's shape, whether it has biases, its activation, whether it drops out, and whether it is the first: what the bits
+    of its results depend on.
+    """
     return tuple(
         (*layer.linear.weight.shape, layer.linear.bias is None, str(layer.activation), bool(layer.rate), number == 0)
         for number, layer in reversed([*enumerate(layers_of(model) or ())])
