@@ -1,7 +1,8 @@
 """A student beside the ensemble that it learnt from: loss on test samples that neither has seen, and seconds to predict these.
 
 Five data sets that packages ship or make, as in `steered.py`, several seeds each: the greedy ensemble of unlike members, and one network that
-`argosy.distill` taught. Both are timed on all test samples at once, by turns on one thread.
+`argosy.distill` taught. Both are timed on all test samples at once, by turns on one thread, by seconds of that thread: a call that takes longer than
+the system's time slice would else be charged for its neighbours.
 """
 
 import math
@@ -54,9 +55,9 @@ def seconds(networks: Sequence[nn.Module], x: Tensor) -> list[float]:
     with torch.no_grad():
         for _ in range(TIMES):
             for network, times in zip(networks, found, strict=True):
-                before = time.perf_counter()
+                before = time.thread_time()
                 network(x)
-                times.append(time.perf_counter() - before)
+                times.append(time.thread_time() - before)
     return [statistics.median(times) for times in found]
 
 

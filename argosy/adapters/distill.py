@@ -56,7 +56,7 @@ def distill(
 
     Raises:
         StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
-            outputs are, for training samples that the teacher has not answered to.
+            outputs are, for training samples that the teacher has not answered to, for inputs that cannot be mixed.
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
@@ -92,13 +92,8 @@ def distill(
             "the ensemble."
         )
     loss = partial(_student_loss, taught=_classes if of_classes else _numbers, temperature=temperature, weight=weight)
-    if mix and (
-        whole := [leaf.dtype for leaf in flatten(few_inputs(study, prepared=True))[0] if not leaf.is_floating_point()]
-    ):
-        raise StudyError(
-            f"distill: mix=True adds up the inputs of two samples, and networks are given {whole[0]}, which has no numbers between two. Leave mix "
-            "out, or give the run inputs of floating point."
-        )
+    if mix:
+        _check_mixable(few_inputs(study, prepared=True))
     beside = _alone(teacher) if mix else None
     students = [_student(member, loss, beside) for member in members]
     return replace(study, data=_taught(data, answers), members=students, stop=stop or study.stop, ensemble=None)
@@ -188,6 +183,16 @@ def _learnable(answers: Tensor, teacher: nn.Module) -> Tensor:
 
 
 # ---- mixed inputs
+
+
+def _check_mixable(inputs: Any) -> None:
+    """Raise StudyError for inputs of networks that have none between two of them."""
+    wrong = [leaf.dtype for leaf in flatten(inputs)[0] if not leaf.is_floating_point()]
+    if wrong:
+        raise StudyError(
+            f"distill: mix=True adds up the inputs of two samples, and networks are given {wrong[0]}, which has no numbers between two. Leave mix "
+            "out, or give the run inputs of floating point."
+        )
 
 
 def _alone(teacher: nn.Module) -> nn.Module:
