@@ -1,9 +1,11 @@
 """Students of a trained network or ensemble: a study like the teacher's, whose members also learn what the teacher answers.
 
 The loss is that of Hinton, Vinyals and Dean (2015): ``(1 - weight) * loss + weight * T² KL(teacher / T || student / T)`` for classes, and for
-numbers the student's squared distance from the teacher in the place of the second part.
+numbers the student's squared distance from the teacher in the place of the second part. Inputs mixed in pairs are those of Zhang et al.
+(2018), and the teacher answers to them itself, as in Beyer et al. (2022).
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from argosy.ensembling.answering import answer as answered
 from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.predict import few_inputs
+from argosy.ensembling.preparing import Prepared
 from argosy.errors import StudyError
 from argosy.errors.checks import check_number, is_map_style, shown
 from argosy.errors.spelling import known_keywords
 from argosy.results.report import Report
 from argosy.stopping import Stop
-from argosy.stream.trees import described, flatten
+from argosy.stream.trees import described, flatten, map_leaves
 from argosy.study import Data, Member, Study
 from argosy.training.member.answers import kind_of
 
@@ -35,6 +40,7 @@ def distill(
     teacher: nn.Module | None = None,
     temperature: float = 2.0,
     weight: float = 0.5,
+    mix: bool = False,
     stop: Stop | None = None,
 ) -> Study:
     """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
@@ -44,9 +50,13 @@ def distill(
     their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
     that part. `stop` is the study's rule, by default that of the run. An `augment` that mixes samples does not mix the answers.
 
+    With `mix`, students learn from inputs that no sample has: in each step those of the batch are mixed in pairs, by one share that is drawn
+    for it, and the teacher answers to what comes out, on the student's device, behind `Data.on_device` and `augment`. The member's own
+    loss is then the mean of those for the targets of both, by their shares.
+
     Raises:
         StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
-            outputs are, for training samples that the teacher has not answered to.
+            outputs are, for training samples that the teacher has not answered to, for inputs that cannot be mixed.
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
@@ -68,33 +78,35 @@ def distill(
             f"distill: the teacher has several outputs, {described(flatten(answers)[1])}, and students learn one. Give a teacher that returns the tensor "
             "that they are to learn."
         )
-    if isinstance(teacher, Ensemble):
-        if (teacher.combine == "mean") == of_classes:
-            learn = "classes" if of_classes else "numbers"
-            raise StudyError(
-                f"distill: the teacher is an ensemble with combine={teacher.combine!r}, and {members[0].name!r} learns {learn}. Give a teacher that answers "
-                "the same question."
-            )
-        answers = answers.clamp(min=torch.finfo(answers.dtype).tiny).log() if of_classes else answers
+    if isinstance(teacher, Ensemble) and (teacher.combine == "mean") == of_classes:
+        learn = "classes" if of_classes else "numbers"
+        raise StudyError(
+            f"distill: the teacher is an ensemble with combine={teacher.combine!r}, and {members[0].name!r} learns {learn}. Give a teacher that answers "
+            "the same question."
+        )
+    answers = _learnable(answers, teacher)
     wrong = int((~answers.isfinite()).flatten(1).any(dim=1).sum())
     if wrong:
         raise StudyError(
             f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Leave members that have diverged out of "
             "the ensemble."
         )
-    loss = _classes if of_classes else _numbers
-    students = [
-        replace(
-            member,
-            loss=partial(
-                _mixed, own=member.loss or functional.cross_entropy, taught=loss, temperature=temperature, weight=weight
-            ),
-            metrics={name: _of_targets(metric) for name, metric in member.metrics.items()},
-            augment=None if member.augment is None else partial(_beside, member.augment),
-        )
-        for member in members
-    ]
+    loss = partial(_student_loss, taught=_classes if of_classes else _numbers, temperature=temperature, weight=weight)
+    if mix:
+        _check_mixable(few_inputs(study, prepared=True))
+    beside = _alone(teacher) if mix else None
+    students = [_student(member, loss, beside) for member in members]
     return replace(study, data=_taught(data, answers), members=students, stop=stop or study.stop, ensemble=None)
+
+
+def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
+    """Return the member with this loss around its own; with a teacher, which answers while it trains, on mixed inputs."""
+    own: Callable[[Any, Any], Any] = member.loss or functional.cross_entropy
+    augment = None if member.augment is None else partial(_beside, member.augment)
+    if teacher is not None:
+        own, augment = partial(_of_both, own=own), partial(_mixed, teacher=teacher, first=augment)
+    metrics = {name: _of_targets(metric) for name, metric in member.metrics.items()}
+    return replace(member, loss=partial(loss, own=own), metrics=metrics, augment=augment)
 
 
 # ---- data
@@ -163,10 +175,58 @@ def _beside(work: Callable[[Any], Any], sample: Any) -> Any:
     return inputs, (target, answer)
 
 
+def _learnable(answers: Tensor, teacher: nn.Module) -> Tensor:
+    """Return answers as students learn them: numbers, or logits, which probabilities of an ensemble are the exponentials of."""
+    if not isinstance(teacher, Ensemble) or teacher.combine == "mean":
+        return answers
+    return answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
+
+
+# ---- mixed inputs
+
+
+def _check_mixable(inputs: Any) -> None:
+    """Raise StudyError for inputs of networks that have none between two of them."""
+    wrong = [leaf.dtype for leaf in flatten(inputs)[0] if not leaf.is_floating_point()]
+    if wrong:
+        raise StudyError(
+            f"distill: mix=True adds up the inputs of two samples, and networks are given {wrong[0]}, which has no numbers between two. Leave mix "
+            "out, or give the run inputs of floating point."
+        )
+
+
+def _alone(teacher: nn.Module) -> nn.Module:
+    """Return a copy of a teacher, for inputs as `Data.on_device` returns them."""
+    found = copy.deepcopy(teacher.network if isinstance(teacher, Prepared) else teacher)
+    if isinstance(found, Ensemble):
+        found.preparation = None
+    return found.eval().requires_grad_(False)
+
+
+def _mixed(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None) -> Any:
+    """Mix the inputs of a batch in pairs; the target becomes those of both and the share of the first, the answer that to what comes out."""
+    inputs, (target, _) = batch if first is None else first(batch)
+    share = torch.rand(1, device=target.device)
+    order = torch.randperm(len(target), device=target.device)
+    mixed = map_leaves(lambda leaf: torch.lerp(leaf[order], leaf, share.to(leaf.dtype)), inputs)
+    with torch.no_grad():
+        answer = _learnable(answered(teacher.to(target.device), mixed), teacher)
+    return mixed, ((target, target[order], share.expand(len(target))), answer)
+
+
+def _of_both(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor]) -> Tensor:
+    """Return a member's own loss, of mixed inputs for the targets of both samples."""
+    if isinstance(target, Tensor):
+        return own(output, target)  # in validation, where nothing is mixed
+    one, other, share = target
+    found: Tensor = share[0] * own(output, one) + (1 - share[0]) * own(output, other)
+    return found
+
+
 # ---- losses and metrics
 
 
-def _mixed(
+def _student_loss(
     output: Tensor,
     pair: tuple[Tensor, Tensor],
     *,
@@ -183,6 +243,7 @@ def _mixed(
             "what the teacher's does."
         )
     hard = own(output, target)
+    hard = hard.reshape(len(hard), -1).mean(dim=1) if hard.dim() else hard
     known = ~answer.isnan().any()
     soft = taught(output, answer.nan_to_num(0.0), temperature)
     return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)

@@ -40,7 +40,7 @@ def mlp(outputs: int = 3) -> nn.Module:
 
 
 def member(name: str, **rest: Any) -> argosy.Member:
-    return studies.member(name, model=mlp, optimizer=partial(SGD, lr=0.1), batch_size=20, **rest)
+    return studies.member(name, **{"model": mlp, "optimizer": partial(SGD, lr=0.1), "batch_size": 20, **rest})
 
 
 def taught(tmp_path: Path, kind: str) -> argosy.Report:
@@ -84,9 +84,64 @@ def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Pat
     assert report.best().metrics["val_accuracy"] == pytest.approx(float((logits.argmax(1) == Y[:40]).float().mean()))
 
 
-def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["arrays", "halved", "numbers"])
+def test_a_student_of_mixed_inputs_is_what_a_loop_makes_of_it(tmp_path: Path, kind: str) -> None:
+    """The loop draws from the member's own seed, and mixes what `augment` returns."""
+    numbers, halves = kind == "numbers", kind == "halved"
+    y = X[:, :1] * 2 if numbers else Y
+    own = nn.MSELoss(reduction="none") if numbers else nn.CrossEntropyLoss(reduction="none")
+    make = partial(member, model=partial(mlp, 1 if numbers else 3), loss=own, metrics={})
+    study = argosy.Study(data=data(kind, y), members=[make("a"), make("b")], stop=argosy.MaxEpochs(3))
+    teachers = argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
+    study = argosy.distill(
+        teachers,
+        make("student", augment=shifted),
+        teacher=teachers.ensemble(preprocess=halves),
+        temperature=3.0,
+        weight=0.7,
+        mix=True,
+        stop=argosy.MaxEpochs(2),
+    )
+    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", quiet=True, numerics="exact")
+    inputs, teacher = (X / 2 if halves else X), teachers.ensemble()
+    torch.manual_seed(member_seed(study.seed, "student"))
+    network = study.members[0].model()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    for epoch in range(2):
+        for at in torch.from_numpy(permutation(study.seed, epoch, 80)).split(20):
+            x, target = shifted((inputs[at], y[at]))
+            share, order = torch.rand(1), torch.randperm(20)
+            mixed = share * x + (1 - share) * x[order]
+            with torch.no_grad():
+                answer = teacher(mixed)
+            output = network(mixed)
+            if numbers:
+                soft = functional.mse_loss(output, answer)
+            else:
+                learnt, said = (output / 3).log_softmax(1), (answer.log() / 3).log_softmax(1)
+                soft = 9 * functional.kl_div(learnt, said, reduction="batchmean", log_target=True)
+            hard = share * own(output, target).mean() + (1 - share) * own(output, target[order]).mean()
+            optimizer.zero_grad()
+            (0.3 * hard + 0.7 * soft).backward()
+            optimizer.step()
+    last = torch.load(tmp_path / "run" / "members" / "student" / "last.pt", weights_only=True)["model"]
+    for mine, theirs in zip(last.values(), network.state_dict().values(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+    with torch.no_grad():
+        unmixed = own(report.best().load()(inputs[:40]), y[:40]).mean()
+    assert report.best().metrics["val_loss"] == pytest.approx(float(unmixed), abs=1e-6)
+
+
+def shifted(batch: Any) -> Any:
+    """For `Member.augment`."""
+    x, y = batch
+    return x + 0.1 * torch.randn_like(x), y
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path, mix: bool) -> None:
     teachers = taught(tmp_path, "arrays")
-    study = argosy.distill(teachers, [member("one"), member("other")])
+    study = argosy.distill(teachers, [member("one"), member("other")], mix=mix)
     assert study.members[0].hyperparameters["loss.temperature"] == 2.0
     losses = []
     for packing in ("auto", "interleaved"):
@@ -95,6 +150,24 @@ def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path) ->
         )
         losses.append([report.member(name).metrics["val_loss"] for name in ("one", "other")])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_a_student_of_mixed_inputs_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
+    """In processes, to which its teacher travels; the run that goes on has the student alone, the other one trains it beside another one."""
+    teachers = taught(tmp_path, "arrays")
+
+    def weights(*students: str, directory: str, epochs: int) -> list[Tensor]:
+        into = [member(name) for name in students]
+        study = argosy.distill(teachers, into, mix=True, stop=argosy.MaxEpochs(epochs))
+        argosy.train(study, directory=tmp_path / directory, devices="cpu:1", quiet=True)
+        saved = torch.load(tmp_path / directory / "members" / "one" / "last.pt", weights_only=True)
+        return [*saved["model"].values()]
+
+    begun = weights("one", directory="in parts", epochs=1)
+    resumed = weights("one", directory="in parts", epochs=3)
+    whole = weights("one", "other", directory="whole", epochs=3)
+    assert all(map(torch.equal, resumed, whole))
+    assert not any(map(torch.equal, begun, resumed))
 
 
 def test_numbers_are_learnt_from_a_network_of_ones_own_and_metrics_that_are_objects_see_targets(tmp_path: Path) -> None:

@@ -191,6 +191,20 @@ def first_two(batch: Any) -> Any:
     return batch[:2]
 
 
+class Words(nn.EmbeddingBag):
+    """A network that takes numbers of words."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 10)
+
+
+def taught_words() -> argosy.Study:
+    """A student whose inputs have nothing between them."""
+    arrays = np.zeros((40, 12), np.int64), np.zeros(40, np.int64)
+    words = report(member(model=Words), data=argosy.Data(arrays=arrays, val_arrays=arrays))
+    return argosy.distill(words, member("student", model=Words), mix=True)
+
+
 def taught(data: argosy.Data | None = None, **rest: Any) -> argosy.Study:
     """Students of a run."""
     return argosy.distill(report(data=data or VALIDATED), **{"into": member("student"), **rest})
@@ -210,6 +224,7 @@ CASES = {
     "a student whose network returns something else than its teacher": lambda: argosy.train(
         taught(into=member("student", model=wide)), directory="runs/y", launcher="inline"
     ),
+    "a student of mixed inputs that are numbers of words": taught_words,
     "a student of a stream": lambda: taught(argosy.Data(train=studies.Lines(40), val=studies.Vectors(40))),
     "an ensemble that steers and is none": lambda: steered(ensemble=5),
     "an ensemble that steers and is given as a rule of members": lambda: steered(stop=argosy.EnsemblePlateau()),
