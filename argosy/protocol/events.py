@@ -281,7 +281,7 @@ class EnsembleChosen(Event):
     weights: Mapping[Name, float]
     """Of all that could be chosen, by its best section so far; 0 for those that were not. They sum to one."""
     useful: tuple[Name, ...]
-    """Members that are in it, or in one that is chosen from a random half of them."""
+    """Members that are in it, in one that is chosen from a random half of them, or on their way to it, as `EnsemblePlateau` says."""
     loss: float | None
     """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error; None where no member could be chosen."""
     held_out: float | None

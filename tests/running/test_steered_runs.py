@@ -1,5 +1,6 @@
 """Runs that their ensemble steers: what was decided follows from what members answer alone, and members are what they are alone."""
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,8 @@ from argosy import EnsemblePlateau, MaxEpochs
 from argosy.ensembling.select import of_probabilities
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, Saved
-from argosy.running.control.steering import APART, Steering, decided
-from argosy.running.directory.answer_file import answers_of
+from argosy.running.control.steering import APART, Standing, Steering, decided, extrapolated
+from argosy.running.directory.answer_file import AnswerFile, answers_of
 from argosy.running.directory.journal import read_journal
 from argosy.stream.order import permutation
 from argosy.training.device.devices import backend_of
@@ -78,6 +79,74 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
         other = decided(last.section, {**terms, worst: better}, {}, of_probabilities, holdout=0.25, seed=wanted.seed)
         assert (other.weights == again.weights) is same
     assert decided(last.section, terms, {}, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
+
+
+def test_a_loss_that_falls_by_one_factor_comes_to_where_that_leads_and_one_that_rises_stays() -> None:
+    losses = [3.0 * 0.9**section for section in range(16)]
+    assert extrapolated(losses[10], losses[5], section=10, back=5) == pytest.approx(losses[15])
+    assert extrapolated(losses[10], losses[9], section=10, back=1) == pytest.approx(losses[15])
+    assert extrapolated(2.0, 1.0, section=100_000, back=5) == 2.0
+    assert extrapolated(0.0, 0.0, section=10, back=5) == 0.0
+
+
+def test_of_use_is_also_a_member_that_is_on_its_way_and_one_of_which_nothing_is_known() -> None:
+    # So many good ones that every half has one of them.
+    answers = {**{f"good{number}": 0.9 for number in range(6)}, "late": 0.2, "slow": 0.2, "young": 0.2}
+    terms = {name: np.full((20, 1), right, dtype=np.float32) for name, right in answers.items()}
+    reach = -math.log(0.9)
+    expected = {**dict.fromkeys(terms, math.inf), "late": 0.99 * reach, "slow": 1.01 * reach}
+    del expected["young"]
+    found = decided(4, terms, expected, of_probabilities, holdout=0.25, seed=0)
+    assert {*found.useful} & {"late", "slow", "young"} == {"late", "young"}
+    assert not any(found.weights[name] for name in ("late", "slow", "young"))
+
+
+def test_members_end_by_sections_of_no_use_and_all_by_twice_as_many_without_a_better_ensemble() -> None:
+    standing, found = Standing(EnsemblePlateau(patience=3)), []
+    for section in range(1, 9):
+        of_use = ("a", "b", "c") if section == 1 else ("a", "b") if section == 3 else ("a",)
+        found.append(
+            EnsembleChosen(
+                section=section,
+                weights={"a": 1.0, "b": 0.0, "c": 0.0},
+                useful=of_use,
+                loss=0.5,
+                held_out=1.0 / min(section, 2),
+            )
+        )
+        standing.follow(found)
+        assert (standing.dropped.get("c"), standing.dropped.get("b")) == (
+            4 if section >= 4 else None,
+            6 if section >= 6 else None,
+        )
+        assert standing.over == (8 if section >= 8 else None)
+        assert standing.last("a") >= section
+    assert standing.reason("a") == "no better ensemble for 6 sections"
+    assert standing.reason("b") == "no use to the ensemble for 3 sections"
+
+
+def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) -> None:
+    wanted = study(epochs=12)
+    run(wanted, tmp_path)
+    file, state = AnswerFile(tmp_path / "answers.bin"), state_of(tmp_path)
+    answers = file.read()
+    file.close()
+    on = np.setdiff1d(np.arange(60), permutation(wanted.seed, APART, 60)[:15])
+    back = 2
+    for one in decisions(tmp_path):
+        terms, expected = {}, {}
+        for name in wanted.names:
+            here = state.members[name]
+            best = [
+                max(n for n, row in enumerate(here.sections[:end], 1) if row.best)
+                for end in (one.section, max(one.section - back, 1))
+            ]
+            terms[name] = answers[name, best[0]]
+            now, then = (float(-np.log(answers[name, at][on]).mean()) for at in best)
+            if one.section > 1:
+                expected[name] = extrapolated(now, then, section=one.section, back=min(back, one.section - 1))
+        again = decided(one.section, terms, expected, of_probabilities, holdout=0.25, seed=wanted.seed)
+        assert again == one, one.section
 
 
 def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
