@@ -7,7 +7,7 @@ A part is useful alone. It leaves out what today's results say holds, so the sam
 ``--rehearse`` runs all three without a GPU, on `tests/rehearsed.py`.
 
 Sections: together == alone, resumed == uninterrupted, a killed trainer is replaced, a kernel that asserts ends its member alone, memory as measured
-against what torch counts, members' seconds, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
+against what torch counts, how a card is given to a process (`gpu_given.py`), members' seconds, steps that wait for nothing, blocks copied from the pinned ring while the device works, members on several ranks, sums by NCCL, packs and captured
 steps (`gpu_packs.py`), the demo's networks against a CPU. It needs nothing beyond torch, numpy and Argosy's own requirements; without scikit-learn the demo's networks get digits that are made up. Without a
 GPU, or with ``--devices cpu:2``, everything runs in small. Appends to ``results/<date>_<hardware>.md``.
 """
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -39,9 +39,24 @@ from torch.optim import SGD, Adam, AdamW
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import gpu_given
 import gpu_packs
 import packs
-from gpu_site import MIB, Outcome, Site, differences, digits, equal, events
+from gpu_site import (
+    MIB,
+    Outcome,
+    Site,
+    data,
+    differences,
+    digits,
+    dropping,
+    equal,
+    events,
+    exactly,
+    members,
+    study,
+    together,
+)
 from groups import Placed, distance, sail
 
 import argosy
@@ -62,60 +77,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 RESULTS = Path(__file__).parent / "results"
 
 
-# ---- studies
-
-
-def data(site: Site) -> argosy.Data:
-    """Digits that are made up, normalised on the device."""
-    count = 6400 if site.real else 640
-    return argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=demo.normalize)
-
-
-def dropping(hidden: int) -> nn.Module:
-    """One that draws random numbers on the device in every step."""
-    layers = [nn.Linear(demo.CROP**2, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def dawdle(batch: Any) -> Any:
-    """Leave a moment to be killed in."""
-    time.sleep(0.01)
-    return batch
-
-
-def members(**rest: Any) -> list[argosy.Member]:
-    """Unlike ones: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
-
-    def member(name: str, build: Any, optimizer: Any, batch_size: int, **more: Any) -> argosy.Member:
-        return argosy.Member(name, model=build, optimizer=optimizer, batch_size=batch_size, **more, **rest)
-
-    sgd, adam = partial(SGD, lr=0.02, momentum=0.9), partial(Adam, lr=2e-3)
-    return [
-        member("dropping", partial(dropping, hidden=64), sgd, 32),
-        member("resnet", partial(demo.resnet, width=8), adam, 50),
-        member("bootstrap", partial(dropping, hidden=32), adam, 16, subset=[3, 3, *range(40, 400)]),
-    ]
-
-
-def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
-    """Some members on made-up digits."""
-    return argosy.Study(data=data(site), members=fleet, stop=argosy.MaxEpochs(epochs))
-
-
 # ---- sections
-
-
-def exactly(site: Site, asked: argosy.Study, run: str) -> Path:
-    """Train so that what is the same is so to the bit; by default lone members may be stepped by captured kernels."""
-    # Convolutions add up in one order only; the workers have what is set here.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        return site.train(asked, run, numerics="exact")
-
-
-def together(site: Site) -> Path:
-    """The run that others are compared with, made once."""
-    run = site.folder / "together"
-    return run if run.exists() else exactly(site, study(site, members()), "together")
 
 
 def together_is_alone(site: Site) -> Outcome:
@@ -132,6 +94,12 @@ def resumed_is_uninterrupted(site: Site) -> Outcome:
     for epochs in (1, 3):
         resumed = exactly(site, study(site, members(), epochs), "resumed")
     return equal(differences(together(site), resumed, [member.name for member in members()]))
+
+
+def dawdle(batch: Any) -> Any:
+    """Leave a moment to be killed in."""
+    time.sleep(0.01)
+    return batch
 
 
 def a_killed_trainer_is_replaced(site: Site) -> Outcome:
@@ -381,6 +349,11 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
         steps_wait_for_nothing,
         seconds_are_the_devices,
         copies_pass_beside_steps,
+        gpu_given.the_command_leaves_the_card_to_its_trainers,
+        gpu_given.variables_say_which_cards_are_seen,
+        gpu_given.a_card_in_parts_is_counted_as_what_one_sees,
+        gpu_given.nothing_needs_nvml,
+        gpu_given.two_trainers_share_a_card,
     ),
     # Whether memory, packs, captured steps and sums are right.
     (
@@ -474,8 +447,15 @@ def rehearse(results: Path) -> int:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")])),
     }
     command = [sys.executable, __file__, "--devices", "late:0", "--results", str(results)]
-    parts = range(1, len(PARTS) + 1)
-    return max(subprocess.run([*command, "--part", str(n)], env=environment, check=False).returncode for n in parts)
+    started, parts = time.perf_counter(), range(1, len(PARTS) + 1)
+    worst = max(subprocess.run([*command, "--part", str(n)], env=environment, check=False).returncode for n in parts)
+    print(f"all parts in {taken(started)}")
+    return worst
+
+
+def taken(started: float) -> str:
+    """Return the time since then, and what processors have worked in it: on a busy machine that says more."""
+    return f"{time.perf_counter() - started:.0f} s, {sum(os.times()[:4]):.0f} s of a processor"
 
 
 def main() -> int:
@@ -503,7 +483,7 @@ def main() -> int:
             elif not options.only or any(word in section.__name__ for word in options.only):
                 rows.append(run(section, site))
                 write(rows[-1], path)
-    print(f"{time.perf_counter() - started:.0f} s; written to {path}")
+    print(f"{taken(started)}; written to {path}")
     if options.json:
         print(
             json.dumps({"benchmark": "gpu_all", "hardware": hardware(), "devices": options.devices, "sections": rows})

@@ -259,10 +259,11 @@ def unlike_members_step_side_by_side(site: Site) -> Outcome:
     task = Task(unlike, 4, site.device, torch.float32)
     sides = {"plain": one_after_another(task), "captured": captured_one_after_another(task), "beside": Apart(task)}
     seconds: dict[str, list[float]] = {words: [] for words in sides}
-    for number in range(3 + ROUNDS):
+    warm, rounds, blocks = (3, ROUNDS, 4) if site.real else (3, 1, 1)
+    for number in range(warm + rounds):
         for words, side in sides.items():
-            seconds[words].append(steps_of(side, task, range(4 * number, 4 * number + 4)))
-    middle = {words: statistics.median(found[3:]) for words, found in seconds.items()}
+            seconds[words].append(steps_of(side, task, range(blocks * number, blocks * (number + 1))))
+    middle = {words: statistics.median(found[warm:]) for words, found in seconds.items()}
     figures = {"distance from plain steps": distance, "ms": {w: round(1e3 * s, 3) for w, s in middle.items()}}
     figures["captured / beside"] = round(middle["captured"] / middle["beside"], 3)
     return Outcome(holds=distance <= NEAR, figures=figures)

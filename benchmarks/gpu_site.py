@@ -1,18 +1,34 @@
-"""What the sections of `gpu_all.py` share: where they run, made-up samples, and what runs leave."""
+"""What the sections of `gpu_all.py` share: where they run, members on made-up samples, and what runs leave."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
 
 import argosy
 from argosy.cli import demo
 
-__all__ = ["MIB", "Outcome", "Site", "differences", "digits", "equal", "events"]
+__all__ = [
+    "MIB",
+    "Outcome",
+    "Site",
+    "data",
+    "differences",
+    "digits",
+    "dropping",
+    "equal",
+    "events",
+    "exactly",
+    "members",
+    "study",
+    "together",
+]
 
 MIB = 2**20
 
@@ -65,6 +81,50 @@ def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
     clean = torch.stack([patterns[t].roll(int(s), -1) for t, s in zip(target_B, shift_B, strict=True)])
     noisy = clean + 0.15 * torch.randn(clean.shape, generator=draw)
     return (noisy.clamp(0, 1) * 255).to(torch.uint8), target_B
+
+
+def data(site: Site) -> argosy.Data:
+    """Digits that are made up, normalised on the device."""
+    count = 6400 if site.real else 640
+    return argosy.Data(arrays=digits(count, 1), val_arrays=digits(count // 5, 2), on_device=demo.normalize)
+
+
+def dropping(hidden: int) -> nn.Module:
+    """One that draws random numbers on the device in every step."""
+    layers = [nn.Linear(demo.CROP**2, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def members(**rest: Any) -> list[argosy.Member]:
+    """Unlike ones: random numbers on the device, convolutions, Adam, batches that cut blocks, a bootstrap."""
+
+    def member(name: str, build: Any, optimizer: Any, batch_size: int, **more: Any) -> argosy.Member:
+        return argosy.Member(name, model=build, optimizer=optimizer, batch_size=batch_size, **more, **rest)
+
+    sgd, adam = partial(SGD, lr=0.02, momentum=0.9), partial(Adam, lr=2e-3)
+    return [
+        member("dropping", partial(dropping, hidden=64), sgd, 32),
+        member("resnet", partial(demo.resnet, width=8), adam, 50),
+        member("bootstrap", partial(dropping, hidden=32), adam, 16, subset=[3, 3, *range(40, 400)]),
+    ]
+
+
+def study(site: Site, fleet: Sequence[argosy.Member], epochs: int = 3) -> argosy.Study:
+    """Some members on made-up digits."""
+    return argosy.Study(data=data(site), members=fleet, stop=argosy.MaxEpochs(epochs))
+
+
+def exactly(site: Site, asked: argosy.Study, run: str) -> Path:
+    """Train so that what is the same is so to the bit; by default lone members may be stepped by captured kernels."""
+    # Convolutions add up in one order only; the workers have what is set here.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        return site.train(asked, run, numerics="exact")
+
+
+def together(site: Site) -> Path:
+    """The run that others are compared with, made once."""
+    run = site.folder / "together"
+    return run if run.exists() else exactly(site, study(site, members()), "together")
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:

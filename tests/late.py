@@ -11,7 +11,7 @@
 * `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
   host hears when it looks next whether an event has passed, or waits for the device.
 
-``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
+``LATE_VISIBLE_DEVICES`` says which of them a process sees. ``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
 """
 
 import contextlib
@@ -308,7 +308,8 @@ class Late(Backend):
     @classmethod
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
         """See `Backend.hardware`."""
-        return tuple(Hardware(name="late", memory_bytes=_limit()) for _ in range(COUNT))
+        seen = os.environ.get("LATE_VISIBLE_DEVICES", ",".join(map(str, range(COUNT))))
+        return tuple(Hardware(name="late", memory_bytes=_limit()) for _ in filter(None, seen.split(",")))
 
     @classmethod
     def open(cls, name: str) -> "Late":

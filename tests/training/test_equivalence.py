@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.choice import fused_check, split_check
-from argosy.training.device.equivalence import UNMOVED
+from argosy.training.device.equivalence import UNMOVED, nudge
 
 ROWS = 96
 
@@ -81,3 +81,20 @@ def test_float32_is_measured_by_the_network_itself(
     monkeypatch.setattr(module, "rounding", lambda *_: UNMOVED)
     fixed = check(model)
     assert (reason in fixed) if passes else (fixed == ""), fixed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "computed", "ulp"),
+    [
+        (torch.float32, torch.float32, 2**-23),
+        (torch.complex64, torch.float32, 2**-23),
+        (torch.float32, torch.bfloat16, 2**-7),
+        (torch.float16, torch.float32, 2**-10),
+        (torch.int64, torch.float32, 0.0),
+    ],
+    ids=str,
+)
+def test_an_ulp_is_of_what_is_computed_in(dtype: torch.dtype, computed: torch.dtype, ulp: float) -> None:
+    weight = torch.ones(64, dtype=dtype)
+    nudge([weight], computed)
+    assert {abs(complex(number) - 1) for number in weight.tolist()} == {ulp}

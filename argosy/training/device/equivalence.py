@@ -63,6 +63,8 @@ def nudge(weights: Iterable[Tensor], computed: torch.dtype) -> None:
     """Move each weight by an ulp, in place, up or down at random: by the coarser one of its type and of that it is computed in."""
     signs = torch.Generator().manual_seed(0)
     for weight in weights:
+        if not (weight.is_floating_point() or weight.is_complex()):
+            continue
         least = 0.0 if weight.device.type == "cpu" else TF32
         ulp = max(least, torch.finfo(weight.dtype).eps, torch.finfo(computed).eps)
         up = torch.rand(weight.shape, generator=signs) < 0.5
