@@ -126,13 +126,17 @@ def test_members_end_by_sections_of_no_use_and_all_by_twice_as_many_without_a_be
 
 
 def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) -> None:
-    wanted = study(epochs=12)
+    rates = [*(0.05 - 0.0001 * number for number in range(8)), 0.042, 0.036, 0.03]
+    fleet = [studies.member(f"m{number}", optimizer=partial(SGD, lr=rate)) for number, rate in enumerate(rates)]
+    back, on_the_way = 3, 0
+    wanted = studies.study(
+        fleet=fleet, length=120, val=60, epochs=12, ensemble=EnsemblePlateau(patience=back, holdout=0.25)
+    )
     run(wanted, tmp_path)
     file, state = AnswerFile(tmp_path / "answers.bin"), state_of(tmp_path)
     answers = file.read()
     file.close()
     on = np.setdiff1d(np.arange(60), permutation(wanted.seed, APART, 60)[:15])
-    back = 2
     for one in decisions(tmp_path):
         terms, expected = {}, {}
         for name in wanted.names:
@@ -147,6 +151,11 @@ def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) ->
                 expected[name] = extrapolated(now, then, section=one.section, back=min(back, one.section - 1))
         again = decided(one.section, terms, expected, of_probabilities, holdout=0.25, seed=wanted.seed)
         assert again == one, one.section
+        without = decided(
+            one.section, terms, dict.fromkeys(terms, math.inf), of_probabilities, holdout=0.25, seed=wanted.seed
+        )
+        on_the_way += one.section > 1 and 0 < len(one.useful) - len(without.useful) < len(one.useful)
+    assert on_the_way, "no member was of use by how its loss fell alone"
 
 
 def test_decisions_depend_on_no_device_and_members_that_take_turns_are_what_they_are_alone(tmp_path: Path) -> None:
