@@ -50,6 +50,7 @@ from argosy.running.search.tuner import Tuner
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
+from argosy.stream.code_digest import Code
 from argosy.study import Study
 from argosy.training.device import process_state
 from argosy.training.device.process_state import ProcessState
@@ -442,6 +443,10 @@ def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) 
     return 1e-5, 1e-3
 
 
+_read_code = lru_cache(maxsize=1000)(Code().read)
+"""Factories of members are the same in most runs, and nothing that they refer to changes."""
+
+
 def _written(state: Any, path: Path) -> str:
     text = json.dumps(state).encode()
     with checkpoint.created(path) as file:
@@ -497,6 +502,8 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         script.writes(before=False)
         return 0
 
+    new = inbox.Inbox.new
+
     replacements: list[tuple[Any, str, Any]] = [
         *((time, name, lambda: world.now) for name in ("monotonic", "perf_counter", "thread_time")),
         (time, "time", lambda: world.now + script.clock_seconds),
@@ -526,12 +533,17 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (guard, "has_batch_norm", lambda model: False),
         *((where, "lowest_free", int) for where in (descriptors, guard)),
         (guard, "memory_returned", lambda backend, patience: False),
+        # A traceback tells where the code lies, and at which line it stands today.
+        (guard, "trace_of", repr),
+        (guard, "traceback", SimpleNamespace(format_exception=lambda error: [repr(error)], format_exc=str)),
         (additions.Rehearsal, "start", partial(_Reads, world)),
         *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),
         (Tuner, "show", lambda tuner, directory, store: None),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "LOOK_SECONDS", 0.02),
+        (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),
+        (Code, "read", lambda code, value: _read_code(value)),
         # What earlier runs have found out must not matter.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),
