@@ -476,6 +476,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
     """Inside, time and chance are the world's, the disk is one that may lose its power, and members only count."""
 
     loses_power = any(fault.kind == "power" for fault in script.scenario.faults)
+    new = inbox.Inbox.new
 
     def calls(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
@@ -502,8 +503,6 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         script.writes(before=False)
         return 0
 
-    new = inbox.Inbox.new
-
     replacements: list[tuple[Any, str, Any]] = [
         *((time, name, lambda: world.now) for name in ("monotonic", "perf_counter", "thread_time")),
         (time, "time", lambda: world.now + script.clock_seconds),
@@ -518,6 +517,8 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
+        # Of a disk that keeps its power only that it is flushed matters, and not what is.
+        *([] if loses_power else [(checkpoint, "_flush", lambda path, flush: flush(-1))]),
         (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
         (checkpoint, "_dirty_bytes", int),
         (checkpoint, "_write", _written),
