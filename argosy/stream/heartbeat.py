@@ -141,7 +141,7 @@ class Heartbeat:
 
 
 class _During:
-    """Shows something inside, and what was shown before after it. A function that yields would take twice as long, at each step."""
+    """Shows something inside, and what was shown before after it; a function that yields would cost more than what it writes."""
 
     __slots__ = ("_before", "_heartbeat", "_inside")
 

@@ -22,6 +22,8 @@ __all__ = ["Counted", "CountingBlock", "CountingMember", "loss_after", "weight_a
 
 MASK = 2**61 - 1
 """A weight is less; files and journals hold it exactly."""
+NETWORK = nn.Module()
+"""That of every member, which asks no more of it than how large it is."""
 
 
 def stepped(weight: int, epoch: int, start: int, rows: int) -> int:
@@ -112,7 +114,7 @@ class CountingMember:
     val_cutter: Any = None
     loss_scale: Any = None
     schedule: Any = None
-    model: nn.Module = field(default_factory=nn.Module)
+    model: nn.Module = NETWORK
     train: Counts = field(default_factory=Counts)
     val: Counts = field(default_factory=Counts)
     randomness: Any = field(default_factory=lambda: SimpleNamespace(uses_others=False))

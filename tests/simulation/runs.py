@@ -50,6 +50,7 @@ from argosy.running.search.tuner import Tuner
 from argosy.running.watch.energy import Meter
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
+from argosy.stream.code_digest import Code
 from argosy.study import Study
 from argosy.training.device import process_state
 from argosy.training.device.process_state import ProcessState
@@ -442,6 +443,10 @@ def _time_sums(world: World, rendezvous: str, rank: int, size: int, *, on: Any) 
     return 1e-5, 1e-3
 
 
+_read_code = lru_cache(maxsize=1000)(Code().read)
+"""Factories of members are the same in most runs, and nothing that they refer to changes."""
+
+
 def _written(state: Any, path: Path) -> str:
     text = json.dumps(state).encode()
     with checkpoint.created(path) as file:
@@ -471,6 +476,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
     """Inside, time and chance are the world's, the disk is one that may lose its power, and members only count."""
 
     loses_power = any(fault.kind == "power" for fault in script.scenario.faults)
+    new = inbox.Inbox.new
 
     def calls(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
@@ -511,6 +517,8 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (process_state, "_replaced_by_modules", lambda: PROCESS_STATE.replaced),
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
+        # Of a disk that keeps its power only that it is flushed matters, and not what is.
+        *([] if loses_power else [(checkpoint, "_flush", lambda path, flush: flush(-1))]),
         (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
         (checkpoint, "_dirty_bytes", int),
         (checkpoint, "_write", _written),
@@ -526,12 +534,17 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (guard, "has_batch_norm", lambda model: False),
         *((where, "lowest_free", int) for where in (descriptors, guard)),
         (guard, "memory_returned", lambda backend, patience: False),
+        # A traceback tells where the code lies, and at which line it stands today.
+        (guard, "trace_of", repr),
+        (guard, "traceback", SimpleNamespace(format_exception=lambda error: [repr(error)], format_exc=str)),
         (additions.Rehearsal, "start", partial(_Reads, world)),
         *((where, "load_copy", partial(_added, script.scenario)) for where in (additions, positions)),
         (Tuner, "show", lambda tuner, directory, store: None),
         (driving, "interrupts", lambda pause: nullcontext()),
         (Meter, "here", classmethod(lambda cls, *, gpus: cls({}))),
         (inbox, "POLL_SECONDS", 0.02),
+        (inbox.Inbox, "new", lambda given: new(given) if script.asked else []),
+        (Code, "read", lambda code, value: _read_code(value)),
         # What earlier runs have found out must not matter.
         (Cached, "load", lambda cache, key: None),
         (Cached, "save", lambda cache, key, value: None),

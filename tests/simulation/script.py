@@ -67,6 +67,8 @@ class Script:
     """One that comes with the next step or build of any member."""
     clock_seconds: float = 0.0
     """What the clock shows beyond the time that has passed."""
+    asked: bool = False
+    """Whether a person has left a command, so that there is a folder to look into."""
     full: bool = False
     """Whether the disk takes nothing more, until the driver has ended for that."""
 
@@ -193,7 +195,7 @@ class Script:
 
     def _ask(self, workers: SimulatedWorkers, fault: Fault) -> None:
         driver, chance, kind = self.driver, self.world.random, fault.kind
-        names = list(driver.run.study.names)
+        names, self.asked = list(driver.run.study.names), True
         if fault.at in ("move", "leave"):
             names = driver.members.having(State.STARTING, State.MOVING, State.LEAVING)
         elif fault.at == "start":

@@ -114,7 +114,7 @@ class Members:
     def having(self, *states: State) -> list[str]:
         """All members in one of these states, in the order of the study."""
         found = [name for state in states for name in self._of_state[state]]
-        return sorted(found, key=self.positions.number)
+        return sorted(found, key=self.positions.number) if len(found) > 1 else found
 
     @property
     def waiting(self) -> list[str]:
