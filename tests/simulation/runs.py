@@ -52,6 +52,7 @@ from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.stream.code_digest import Code
 from argosy.study import Study
+from argosy.training.choice import rehearsal
 from argosy.training.device import process_state
 from argosy.training.device.process_state import ProcessState
 from argosy.training.member import checkpoint
@@ -526,7 +527,7 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         (resume, "ThreadPoolExecutor", _InTurn),
         (trials, "measuring", _measuring),
         (trials, "kept_by", lambda member: nullcontext()),
-        (units, "Solo", Counted),
+        (rehearsal, "Solo", Counted),
         (units, "Shard", CountingShard),
         (units, "Group", SimpleNamespace(form=partial(Group.form, world))),
         (ranks, "POLL_SECONDS", 0.02),
