@@ -179,6 +179,7 @@ OTHERS: dict[str, Any] = {
     "a function of its own": lambda: _shadowed(mlp((24,), nn.ReLU())),
     "dropout first": lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(INPUTS, OUTPUTS)),
     "dropout before its activation": partial(mlp, (24,), nn.Dropout(0.1), nn.ReLU()),
+    "dropout of all": partial(mlp, (24,), nn.ReLU(), nn.Dropout(1.0)),
     "two activations": partial(mlp, (24,), nn.ReLU(), nn.Tanh()),
     "an activation last": lambda: nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.ReLU()),
     "norms": partial(mlp, (24,), nn.LayerNorm(24)),

@@ -96,7 +96,7 @@ def layers_of(model: nn.Module) -> Sequence[Layer] | None:
     for before, module in zip([None, *modules], modules, strict=False):
         if type(module) is nn.Linear:
             found.append(Layer(module, identity, 0.0))
-        elif type(module) is nn.Dropout and type(before) in (nn.Linear, *FUNCTIONS):
+        elif type(module) is nn.Dropout and module.p < 1 and type(before) in (nn.Linear, *FUNCTIONS):
             found[-1] = found[-1]._replace(rate=module.p)
         elif type(module) in FUNCTIONS and type(before) is nn.Linear:
             found[-1] = found[-1]._replace(activation=module)
