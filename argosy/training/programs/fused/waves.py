@@ -325,7 +325,7 @@ class Waves:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module]) -> "Waves":
-        """Move networks, in the order of `together`, into memory of their groups."""
+        """Move networks, in the order of `side_by_side`, into memory of their groups."""
         found = [layers_of(model) for model in models]
         return cls(models, [layers for layers in found if layers is not None])
 
