@@ -209,6 +209,8 @@ def test_members_remain_in_programs_of_their_sort() -> None:
     later = admit(lives, block, before={"m0": False, "odd": True, "n0": True})
     assert later.packs == (("m0", "m1", "m2"), ("n1", "n2", "n3", "n4"))
     assert later.unlike == (("n0", "odd"),)
+    # Whichever of them is asked for first: the others of its program may have ended.
+    assert admit(lives[:3], block, before={"m2": True}).unlike == (("m0", "m1", "m2"),)
     assert admit(lives, block, single=True).unlike == ()
 
 

@@ -153,7 +153,8 @@ def _unlike(
                 found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
     for packs in found.values():
         lives = [live for pack in packs.values() for live in pack]
-        if (len(packs) > 1 or lives[0].member.name in before) and apart(lives) == (False, False):
+        grouped = any(live.member.name in before for live in lives)
+        if (len(packs) > 1 or grouped) and apart(lives) == (False, False):
             yield lives
 
 
