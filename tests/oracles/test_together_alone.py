@@ -1,6 +1,6 @@
 """Together == alone: a member's bits do not depend on who trains beside it, where, or how the stream is prepared.
 
-Numerics are exact: by default a plan for several devices may split a member, which then differs by rounding.
+Numerics are exact: by default a member may be split or be part of a program that rounds otherwise.
 """
 
 from functools import partial
@@ -81,14 +81,15 @@ def test_solo_policy_equals_balanced(tmp_path: Path) -> None:
 def test_neighbours_that_draw_from_every_generator_change_nothing(tmp_path: Path) -> None:
     noisy = studies.member("noisy", augment=draw_from_everything)
     for name, fleet in {"alone": [studies.member()], "beside": [noisy, studies.member()]}.items():
-        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline")
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline", numerics="exact")
     assert evidence.results(tmp_path / "alone")["mlp"] == evidence.results(tmp_path / "beside")["mlp"]
 
 
 def test_a_member_that_draws_from_numpy_and_random_equals_itself_alone(tmp_path: Path) -> None:
     noisy = studies.member("noisy", augment=draw_from_everything)
+    settings: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1", "numerics": "exact"}
     for name, fleet in {"alone": [noisy], "beside": [studies.member(), noisy]}.items():
-        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, launcher="inline", devices="cpu:1")
+        argosy.train(studies.study(fleet=fleet), directory=tmp_path / name, **settings)
     assert evidence.results(tmp_path / "alone")["noisy"] == evidence.results(tmp_path / "beside")["noisy"]
 
 
