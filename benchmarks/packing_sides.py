@@ -31,7 +31,7 @@ from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.program_choice import ProgramChoice
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 __all__ = [
     "Apart",
@@ -187,13 +187,13 @@ class Chosen:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._units = [Unit.of([self._assigned(one)]) for one in task.lives()]
+        self._instances = [ProgramInstance.of([self._assigned(one)]) for one in task.lives()]
         self.packed: list[Packed] = []
         """What was chosen."""
         heartbeat = Heartbeat.private()
         kinds: tuple[Kind, ...] = ("plain", "graphed")
         self._fusion = ProgramChoice(
-            *("cpu:0", self._units, self._note, lambda names: [], heartbeat, lambda since: None),
+            *("cpu:0", self._instances, self._note, lambda names: [], heartbeat, lambda since: None),
             allowed=True,
             kinds=kinds,
         )
@@ -202,21 +202,21 @@ class Chosen:
     @property
     def models(self) -> Sequence[nn.Module]:
         """See `Side.models`."""
-        lives = [assigned.live for unit in self._units for assigned in unit.assignment]
+        lives = [assigned.live for instance in self._instances for assigned in instance.assignment]
         return [one.model for one in sorted(lives, key=lambda one: int(one.member.name[1:]))]
 
     @property
     def settled(self) -> bool:
         """Whether it is through with trying."""
         return all(
-            unit.fusion_group is None or not unit.fusion_group.asks(self._count(unit.fusion_group))
-            for unit in self._units
+            instance.fusion_group is None or not instance.fusion_group.asks(self._count(instance.fusion_group))
+            for instance in self._instances
         )
 
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
-        for unit in self._units:
-            for assigned in unit.assignment:
+        for instance in self._instances:
+            for assigned in instance.assignment:
                 assigned.live.begin_epoch(self._task.orders, epoch)
 
     def run(self, block: Block) -> None:
@@ -224,18 +224,18 @@ class Chosen:
         self._fusion.look(block)
         through = False
         while not through:
-            stepped = [self._step(unit, block) for unit in list(self._units)]
+            stepped = [self._step(instance, block) for instance in list(self._instances)]
             through = all(stepped)
             self._fusion.settle()
 
-    def _step(self, unit: Unit, block: Block) -> bool:
+    def _step(self, instance: ProgramInstance, block: Block) -> bool:
         try:
-            return unit.step(block, _never)
+            return instance.step(block, _never)
         except Exception as error:  # as in a trainer: what common code cannot do, other programs do
-            if not unit.together:
+            if not instance.together:
                 raise
-            unit.undo()
-            self._fusion.broke(unit, str(error), memory=False)
+            instance.undo()
+            self._fusion.broke(instance, str(error), memory=False)
             return False
 
     def _assigned(self, live: LiveMember) -> AssignedMember:
@@ -243,7 +243,7 @@ class Chosen:
         return AssignedMember(live, files, self._task.orders, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
     def _count(self, fusion_group: FusionGroup) -> int:
-        return sum(len(unit.assignment) for unit in self._units if unit.fusion_group is fusion_group)
+        return sum(len(instance.assignment) for instance in self._instances if instance.fusion_group is fusion_group)
 
     def _note(self, report: SectionReport) -> None:
         self.packed += [event for event in report.events if isinstance(event, Packed)]

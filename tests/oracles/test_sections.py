@@ -13,7 +13,7 @@ import argosy
 from argosy.running.control.driver import Driver
 from argosy.running.watch.phase import Phase
 from argosy.stream.blocks import Block
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 
 def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def test_a_run_that_was_cut_off_between_an_epochs_last_step_and_its_validation_g
     living.run(study, tmp_path / "whole", launcher="inline", devices="cpu:1")
     stopped = []
 
-    def stop_before_validation(unit: Unit, block: Block, called: Callable[[], bool]) -> bool:
+    def stop_before_validation(instance: ProgramInstance, block: Block, called: Callable[[], bool]) -> bool:
         if not stopped:
-            stopped.append(unit.names)
+            stopped.append(instance.names)
             raise KeyboardInterrupt
-        return evaluate(unit, block, called)
+        return evaluate(instance, block, called)
 
-    evaluate = Unit.evaluate
-    monkeypatch.setattr(Unit, "evaluate", stop_before_validation)
+    evaluate = ProgramInstance.evaluate
+    monkeypatch.setattr(ProgramInstance, "evaluate", stop_before_validation)
     with pytest.raises(KeyboardInterrupt):
         living.run(study, tmp_path / "cut", launcher="inline", devices="cpu:1", checkpoint_seconds=1e-9, block_size=32)
     assert evidence.event_lines(tmp_path / "cut", "Saved")[-1]["checkpoint"]["position"] == 96

@@ -26,7 +26,7 @@ from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.device.resident import ResidentRows
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.trainer.program_choice import ProgramChoice
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 LENGTH = 320
 devices = late.devices
@@ -320,8 +320,8 @@ def test_where_samples_had_the_memory_the_same_program_makes_the_step_again(
 
 MOMENTS: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "it has raised": (ProgramChoice, "broke", lambda *given: True),
-    "members are saved": (ProgramChoice, "_regroup", lambda fusion, fusion_group, units, parts: len(parts) == 2),
-    "halves are journaled": (Unit, "step", lambda unit, *given: len(unit.assignment) == 6),
+    "members are saved": (ProgramChoice, "_regroup", lambda fusion, fusion_group, instances, parts: len(parts) == 2),
+    "halves are journaled": (ProgramInstance, "step", lambda instance, *given: len(instance.assignment) == 6),
 }
 """Of a program of twelve that has run out of memory: before which call, and with what, the run is killed."""
 

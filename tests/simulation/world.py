@@ -472,9 +472,9 @@ class _Trainer(_Worker):
     def end(self) -> None:
         """See `_Worker.end`."""
         super().end()
-        for unit in self.trainer.units:
-            if unit.shard is not None:
-                unit.shard.group.leave()
+        for instance in self.trainer.instances:
+            if instance.shard is not None:
+                instance.shard.group.leave()
         if self.feeder is not None and self.feeder.alive:
             self.world.later(0.001, partial(self.feeder.lose, self))
 

@@ -25,7 +25,7 @@ from argosy.training.trainer import program_choice
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 devices = late.devices
 ORDERS = Orders(0, {"train": packs.TRAIN})
@@ -48,24 +48,24 @@ def test_twos_are_tried_no_more_where_none_was_faster(
 
     monkeypatch.setattr(FusionGroup, "note", note)
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    units, said = list[Unit](), list[SectionReport]()
+    instances, said = list[ProgramInstance](), list[SectionReport]()
     fusion = ProgramChoice(
-        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+        "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
     for hidden in range(5, 5 + PAIRS + 1):
-        units.extend(Unit.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
+        instances.extend(ProgramInstance.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
         fusion.boarded()
         fusion.look(block)
         for _ in range(4):
-            for unit in list(units):
-                unit.step(block, lambda: False)
+            for instance in list(instances):
+                instance.step(block, lambda: False)
             fusion.settle()
     reasons = {}
     for report in said:
         for event in report.events:
             reasons |= dict(event.reasons) if isinstance(event, StepsAlone) else {}
     assert {name for name, reason in reasons.items() if reason == SPARED} == ({"a7", "b7"} if spared else set())
-    assert sorted(len(unit.assignment) for unit in units) == ([1] * 6 if spared else [2] * 3)
+    assert sorted(len(instance.assignment) for instance in instances) == ([1] * 6 if spared else [2] * 3)
 
 
 @pytest.mark.usefixtures("devices")
@@ -76,7 +76,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     """Whichever call hears of it: what is said against a program is kept, and the device is of no more use to this process."""
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1.0))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
+    instances, said = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
     guard = Guard(
         "late:0",
         backend_of("late:0"),
@@ -87,15 +87,15 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
         lambda _: False,
     )
     fusion = ProgramChoice(
-        *("cpu:0", units, said.append, lambda names: [], Heartbeat.private(), guard.check_device), allowed=True
+        *("cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), guard.check_device), allowed=True
     )
     monkeypatch.setattr(where, "Fused", SimpleNamespace(of=lambda *given, **named: late.poison()))
     fusion.boarded()
     with pytest.raises(Poisoned, match="late:0 is of no more use to this process since"):
         for _ in range(4):
             fusion.look(block)
-            for unit in list(units):
-                unit.step(block, lambda: False)
+            for instance in list(instances):
+                instance.step(block, lambda: False)
             fusion.settle()
     assert not [event for report in said for event in report.events if isinstance(event, FellBack | StepsAlone)]
 
@@ -105,16 +105,16 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
-    units, said = [Unit.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
+    instances, said = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[SectionReport]()
     fusion = ProgramChoice(
-        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+        "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
     fusion.boarded()
     fusion.look(empty)
-    assert not said and not any(unit.fusion_group for unit in units)
+    assert not said and not any(instance.fusion_group for instance in instances)
     fusion.look(block)
     assert not any(isinstance(event, StepsAlone) for report in said for event in report.events)
-    assert all(unit.fusion_group is units[0].fusion_group is not None for unit in units)
+    assert all(instance.fusion_group is instances[0].fusion_group is not None for instance in instances)
 
 
 def rounding(folder: Path, name: str) -> AssignedMember:
@@ -129,17 +129,17 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1 / group.now.size))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    units, said = [Unit.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
-    before = [copy.deepcopy(unit.assignment[0].live.state_dict()) for unit in units]
+    instances, said = [ProgramInstance.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
+    before = [copy.deepcopy(instance.assignment[0].live.state_dict()) for instance in instances]
     fusion = ProgramChoice(
-        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+        "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
     fusion.boarded()
     fusion.look(block)
-    (unit,) = units
-    assert unit.turns is None and unit.fusion_group is not None and unit.fusion_group.lengths is None
-    assert [assigned.name for assigned in unit.assignment] == ["a", "b", "c"]
-    for assigned, state in zip(unit.assignment, before, strict=True):
+    (instance,) = instances
+    assert instance.turns is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
+    assert [assigned.name for assigned in instance.assignment] == ["a", "b", "c"]
+    for assigned, state in zip(instance.assignment, before, strict=True):
         assert packs.difference(assigned.live.state_dict(), state) == 0
     (event,) = [event for report in said for event in report.events]
     assert isinstance(event, Packed) and event.settled and event.seconds_per_sample == ((1, 1.0), (3, 1 / 3))
@@ -150,16 +150,16 @@ def test_a_program_of_copies_that_raises_is_ruled_out(tmp_path: Path, monkeypatc
         raise ValueError("not three of them")
 
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    units, said = [Unit.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
+    instances, said = [ProgramInstance.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
     fusion = ProgramChoice(
-        "cpu:0", units, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+        "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
     admitted = program_choice.admit
     monkeypatch.setattr(program_choice, "admit", lambda *given, **named: (admitted(*given, **named), patch())[0])
     patch = partial(monkeypatch.setattr, Fused, "finish", finish)
     fusion.boarded()
     fusion.look(block)
-    assert [len(unit.assignment) for unit in units] == [1, 1, 1]
-    assert not any(unit.assignment[0].live.steps for unit in units)
+    assert [len(instance.assignment) for instance in instances] == [1, 1, 1]
+    assert not any(instance.assignment[0].live.steps for instance in instances)
     (fell,) = [event for report in said for event in report.events if isinstance(event, FellBack)]
     assert fell.members == ("a", "b", "c") and "not three of them" in fell.reason

@@ -47,8 +47,8 @@ from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed.graphed import ALIKE, Graphed, refusal, together
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
+from argosy.training.trainer.program_instances import ProgramInstance
 from argosy.training.trainer.stepping import Stepping
-from argosy.training.trainer.units import Unit
 
 replayable = replays.replayable
 DEVICES = [
@@ -457,14 +457,14 @@ def test_validations_are_not_side_by_side() -> None:
     asked_for(programs, 0)
     arrays, val = samples()
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
-    units = list[Unit]()
+    instances = list[ProgramInstance]()
     for program in programs:
         (one,) = program.members
         one.begin_epoch(orders, 1)
         assigned = SimpleNamespace(live=one, name=one.member.name, leads=True, follow=lambda _: True)
-        units.append(Unit(program=program, assignment=(assigned,)))
+        instances.append(ProgramInstance(program=program, assignment=(assigned,)))
     choice = SimpleNamespace(look=lambda _: None, settle=lambda: None)
-    given = (units, {}, choice, Unguarded(), Heartbeat.private(), TrainerGauge(), print)
+    given = (instances, {}, choice, Unguarded(), Heartbeat.private(), TrainerGauge(), print)
     stepping, asked = Stepping(*given, wanted=lambda: False, drop=print), list[set[str]]()
     for split, of in (("train", arrays), ("val", val)):
         for recorder in recorded:
@@ -561,15 +561,15 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Cpu, "memory_in_use", lambda _: 1000)
     monkeypatch.setattr(Cpu, "peak_memory", lambda _: 1100)
     (one,) = on("cpu:0", [SINGLES["sgd"]])
-    unit = Unit(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), turns=100)
+    instance = ProgramInstance(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), turns=100)
     (arrays, _) = samples()
     orders = Orders(0, {"train": len(arrays[0])})
     one.begin_epoch(orders, 0)
     (block,) = blocks(orders.epoch("train", 0), 96, arrays=arrays)
-    assert unit.kept_bytes == 0
-    unit.step(block, lambda: False)
-    assert unit.kept_bytes > 100
-    assert unit.need == 100 + unit.kept_bytes
+    assert instance.kept_bytes == 0
+    instance.step(block, lambda: False)
+    assert instance.kept_bytes > 100
+    assert instance.need == 100 + instance.kept_bytes
 
 
 def test_a_first_replay_is_compared_in_little_memory() -> None:
@@ -599,12 +599,18 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
         hardware=lambda kind: [None, SimpleNamespace(memory_bytes=1000)],
     )
     fusion_group, assignment = FusionGroup(), [SimpleNamespace(live=SimpleNamespace(backend=late))]
-    units = [
+    instances = [
         SimpleNamespace(fusion_group=one, assignment=assignment, kept_bytes=kept)
         for one, kept in ((fusion_group, 300), (FusionGroup(), 50), (None, 0))
     ]
     fusion = ProgramChoice(
-        "late:1", units, lambda report: None, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
+        "late:1",
+        instances,
+        lambda report: None,
+        lambda names: [],
+        Heartbeat.private(),
+        lambda since: None,
+        allowed=True,
     )
     assert fusion._room(fusion_group) == 1000 - 100 - 20 - 50
 

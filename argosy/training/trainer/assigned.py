@@ -74,7 +74,7 @@ class AssignedMember:
 
     @property
     def stands(self) -> tuple[int, int]:
-        """Position in the stream; members of one unit must have the same."""
+        """Position in the stream; members of one instance must have the same."""
         return self.stream_epoch, self.next_section
 
     @property

@@ -1,6 +1,6 @@
 """Program selection: which members of a device one program steps, and its kind, by cost in steps of training itself.
 
-Contract. Units change only here, and only between two turns. Members that change programs are saved first, and the new programs
+Contract. Instances change only here, and only between two turns. Members that change programs are saved first, and the new programs
 are reported after those files and before their first step. So the journal has, for each file, the program that stepped the member
 from there on, and a member that is assigned again is stepped as before.
 """
@@ -22,7 +22,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.graphed.graphed import refusal
 from argosy.training.trainer.assigned import AssignedMember
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 __all__ = ["ProgramChoice", "weight_bytes"]
 
@@ -32,12 +32,12 @@ TWO = ProgramCandidate(2)
 
 
 class ProgramChoice:
-    """Chooses programs for one trainer's `units`."""
+    """Chooses programs for one trainer's `instances`."""
 
     def __init__(
         self,
         device: str,
-        units: list[Unit],
+        instances: list[ProgramInstance],
         emit: Callable[[SectionReport], None],
         save: Callable[[Collection[str]], list[Event]],
         heartbeat: Heartbeat,
@@ -50,7 +50,7 @@ class ProgramChoice:
         self._allowed = allowed
         self._kinds = kinds
         """Kinds that programs may be of on this device, simplest first."""
-        self._units = units
+        self._instances = instances
         self._emit = emit
         self._save = save
         self._heartbeat = heartbeat
@@ -91,50 +91,55 @@ class ProgramChoice:
 
     def _form(self, block: Block) -> None:
         """Form fusion groups, position by position, and report why the other members are alone."""
-        there: dict[tuple[int, int], list[Unit]] = {}
-        for unit in self._units:
-            if unit.shard is None:
-                there.setdefault(unit.assignment[0].stands, []).append(unit)
+        there: dict[tuple[int, int], list[ProgramInstance]] = {}
+        for instance in self._instances:
+            if instance.shard is None:
+                there.setdefault(instance.assignment[0].stands, []).append(instance)
         reasons: dict[str, str] = {}
-        for units in there.values():
-            names = ", ".join(repr(unit.names[0]) for unit in units)
+        for instances in there.values():
+            names = ", ".join(repr(instance.names[0]) for instance in instances)
             with self._heartbeat.busy(f"trying as one program those alike of {names}", opaque=True):
-                reasons |= self._admit(units, block)
+                reasons |= self._admit(instances, block)
         told, self._alone = self._alone, reasons
         fresh = {name: reason for name, reason in reasons.items() if told.get(name) != reason}
-        if fresh and len(self._units) > 1:
+        if fresh and len(self._instances) > 1:
             self._emit(SectionReport(events=(StepsAlone(device=self._device, reasons=fresh),)))
 
-    def _admit(self, units: Sequence[Unit], block: Block) -> Mapping[str, str]:
+    def _admit(self, instances: Sequence[ProgramInstance], block: Block) -> Mapping[str, str]:
         """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
-        lives = [assigned.live for unit in units for assigned in unit.assignment]
+        lives = [assigned.live for instance in instances for assigned in instance.assignment]
         with warnings.catch_warnings():
             # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             compiles = "compiled" in self._kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
-            admission = admit(lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(units))
+            admission = admit(
+                lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(instances)
+            )
         self._check_device("its members were tried as one program")
         for names in (*admission.packs, *admission.unlike):
-            members, alike = [unit for unit in units if unit.names[0] in names], names in admission.packs
-            known = next((unit.fusion_group for unit in members if unit.fusion_group is not None), None)
-            bytes_each = max(weight_bytes(unit.assignment[0].live) for unit in members)
+            members, alike = (
+                [instance for instance in instances if instance.names[0] in names],
+                names in admission.packs,
+            )
+            known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
+            bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
             if alike:
                 fusion_group.kinds = self._kinds_of(members[0], alike=True)
             else:
                 fusion_group.lengths = admission.lengths[names]
-            for unit in members:
-                unit.fusion_group = fusion_group
+            for instance in members:
+                instance.fusion_group = fusion_group
             self._take_over(fusion_group)
             if known is None:
                 self._as_before(fusion_group, members)
-        for unit in [unit for unit in units if unit.fusion_group is None]:
-            kinds = self._kinds_of(unit, alike=False)
+        for instance in [instance for instance in instances if instance.fusion_group is None]:
+            kinds = self._kinds_of(instance, alike=False)
             if len(kinds) > 1:
-                unit.fusion_group = FusionGroup(kinds=kinds)
-                self._take_over(unit.fusion_group)
-                self._as_before(unit.fusion_group, [unit])
+                instance.fusion_group = FusionGroup(kinds=kinds)
+                self._take_over(instance.fusion_group)
+                self._as_before(instance.fusion_group, [instance])
         for names, reason in admission.failed.items():
             self._tell(names, "fused", reason)
         return admission.alone
@@ -146,13 +151,13 @@ class ProgramChoice:
             self._fallen.add(event)
             self._emit(SectionReport(events=(event,)))
 
-    def _kinds_of(self, unit: Unit, *, alike: bool) -> Sequence[Kind]:
-        """Return the kinds of programs that may step a unit's members; `alike` if they passed the equivalence check with others."""
+    def _kinds_of(self, instance: ProgramInstance, *, alike: bool) -> Sequence[Kind]:
+        """Return the kinds of programs that may step an instance's members; `alike` if they passed the equivalence check with others."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self._kinds:
-            capturable = unit.assignment[0].live.loss_scale is None  # the host has to check for overflow
+            capturable = instance.assignment[0].live.loss_scale is None  # the host has to check for overflow
             may_be["graphed"] = capturable and (
-                "graphed" in unit.fusion_group.kinds if unit.fusion_group else not refusal(unit.program)
+                "graphed" in instance.fusion_group.kinds if instance.fusion_group else not refusal(instance.program)
             )
         return [kind for kind in self._kinds if may_be[kind]]
 
@@ -164,7 +169,8 @@ class ProgramChoice:
     def _take_over(self, fusion_group: FusionGroup) -> None:
         """Let the group know what earlier runs chose for its members; where they chose unlike, the first by name counts."""
         members = sorted(
-            (assigned for unit in self._of(fusion_group) for assigned in unit.assignment), key=lambda one: one.name
+            (assigned for instance in self._of(fusion_group) for assigned in instance.assignment),
+            key=lambda one: one.name,
         )
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
         fusion_group.chosen = {
@@ -175,9 +181,9 @@ class ProgramChoice:
             if kind == found.kind
         }
 
-    def _as_before(self, fusion_group: FusionGroup, units: Sequence[Unit]) -> None:
+    def _as_before(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
         """Restore the programs in the journal, where it has the same ones for all of these members."""
-        assignment = [assigned for unit in units for assigned in unit.assignment]
+        assignment = [assigned for instance in instances for assigned in instance.assignment]
         told = assignment[0].packed
         if told is None or any(assigned.packed != told for assigned in assignment):
             return
@@ -190,87 +196,89 @@ class ProgramChoice:
         fusion_group.settled_for = sum(map(len, told.programs)) if told.settled and same else 0
         if told.reason:
             fusion_group.fits, fusion_group.reason = fusion_group.now.size, told.reason
-        self._regroup(fusion_group, units, parts)
+        self._regroup(fusion_group, instances, parts)
 
     # ---- how they are stepped
 
     def settle(self, block: Block | None = None) -> None:
-        """End rounds and change programs, once all units have had their turn at a block.
+        """End rounds and change programs, once all instances have had their turn at a block.
 
         Groups that are to be measured on copies wait until this is called with a `block` of training samples, before its steps.
         """
         self._waits = False
-        for fusion_group in dict.fromkeys(unit.fusion_group for unit in self._units if unit.fusion_group is not None):
-            units, compilation = self._of(fusion_group), self._compilation(fusion_group)
+        for fusion_group in dict.fromkeys(
+            instance.fusion_group for instance in self._instances if instance.fusion_group is not None
+        ):
+            instances, compilation = self._of(fusion_group), self._compilation(fusion_group)
             if compilation is not None and compilation.refused:
-                self._tell([name for unit in units for name in unit.names], "compiled", compilation.refused)
+                self._tell([name for instance in instances for name in instance.names], "compiled", compilation.refused)
                 fusion_group.refuse("compiled", compilation.refused)
-            count = sum(len(unit.assignment) for unit in units)
-            under_way = [unit for unit in units if unit.turns is not None]
-            if fusion_group.asks(count) and not (under_way and all(unit.turns for unit in under_way)):
+            count = sum(len(instance.assignment) for instance in instances)
+            under_way = [instance for instance in instances if instance.turns is not None]
+            if fusion_group.asks(count) and not (under_way and all(instance.turns for instance in under_way)):
                 if under_way:
                     seconds, samples = (
-                        sum(unit.seconds for unit in under_way),
-                        sum(unit.in_round for unit in under_way),
+                        sum(instance.seconds for instance in under_way),
+                        sum(instance.in_round for instance in under_way),
                     )
-                    needs = [unit.need for unit in under_way if unit.need is not None]
+                    needs = [instance.need for instance in under_way if instance.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
                 self._go_on(fusion_group, count, block)
 
-    def broke(self, unit: Unit, error: str, *, memory: bool) -> None:
+    def broke(self, instance: ProgramInstance, error: str, *, memory: bool) -> None:
         """Handle an error in a step of several members, which is undone: `settle` finds another program for them."""
-        assert unit.fusion_group is not None
-        unit.broke = True
-        self._refuse(unit.fusion_group, len(unit.assignment), error, memory=memory)
+        assert instance.fusion_group is not None
+        instance.broke = True
+        self._refuse(instance.fusion_group, len(instance.assignment), error, memory=memory)
 
     def _refuse(self, fusion_group: FusionGroup, size: int, error: str, *, memory: bool) -> None:
         """Rule out a kind of program, or a size of plain ones: all but 1, unless memory ran out."""
         if not memory:
-            names = [name for unit in self._of(fusion_group) for name in unit.names]
+            names = [name for instance in self._of(fusion_group) for name in instance.names]
             self._tell(names, "fused" if fusion_group.now.kind == "plain" else fusion_group.now.kind, error)
         if fusion_group.now.kind == "plain":
             fusion_group.restrict(max(size // 2, 1) if memory else 1, f"{size} in a program: {error}")
         else:
             fusion_group.refuse(fusion_group.now.kind, error)
-        for unit in self._of(fusion_group):
-            unit.begin_round(measures=False)
+        for instance in self._of(fusion_group):
+            instance.begin_round(measures=False)
 
     def failed(self, name: str) -> None:
         """Allow fused programs again: a member that failed alone may have been why its group's program raised."""
-        fusion_group = next((unit.fusion_group for unit in self._units if name in unit.names), None)
+        fusion_group = next((instance.fusion_group for instance in self._instances if name in instance.names), None)
         if fusion_group is not None and fusion_group.fits == 1:
             fusion_group.restrict(FusionGroup().fits, "")
 
-    def _of(self, fusion_group: FusionGroup) -> list[Unit]:
-        return [unit for unit in self._units if unit.fusion_group is fusion_group]
+    def _of(self, fusion_group: FusionGroup) -> list[ProgramInstance]:
+        return [instance for instance in self._instances if instance.fusion_group is fusion_group]
 
     def _go_on(self, fusion_group: FusionGroup, count: int, block: Block | None) -> None:
         """Start the next candidate, timed or for good."""
         fusion_group.foresee(count, self._room(fusion_group))
-        units = self._of(fusion_group)
-        lives = [assigned.live for unit in units for assigned in unit.assignment]
+        instances = self._of(fusion_group)
+        lives = [assigned.live for instance in instances for assigned in instance.assignment]
         if fusion_group.undecided(count) and on_copies(fusion_group, lives):
             if block is not None:
                 self._rehearse(fusion_group, lives, block)
-            elif not any(unit.broke for unit in units):  # whose steps are left for other programs
+            elif not any(instance.broke for instance in instances):  # whose steps are left for other programs
                 self._waits = True
                 return
         wanted, events = fusion_group.next(count), list[Event]()
-        present = [(len(unit.assignment), unit.kind) for unit in self._of(fusion_group)]
+        present = [(len(instance.assignment), instance.kind) for instance in self._of(fusion_group)]
         changes = present != [(len(part), wanted.kind) for part in divided(range(count), wanted.size)]
         if changes:
             events = self._change(fusion_group, wanted)
         else:
             fusion_group.go_on_with(wanted)
-        units, measures = self._of(fusion_group), fusion_group.now != wanted or fusion_group.measures(count)
-        for unit in units:
-            unit.begin_round(measures=measures and fusion_group.now == wanted)
+        instances, measures = self._of(fusion_group), fusion_group.now != wanted or fusion_group.measures(count)
+        for instance in instances:
+            instance.begin_round(measures=measures and fusion_group.now == wanted)
         if not measures:
             fusion_group.settled_for = count
             if {ALONE, TWO} <= fusion_group.costs.keys():
                 self._pairs[fusion_group] = fusion_group.costs[TWO] < fusion_group.costs[ALONE]
         if changes or (not measures and (fusion_group.costs or fusion_group.chosen)):
-            self._emit(SectionReport(events=(*events, self._packed(fusion_group, units, settled=not measures))))
+            self._emit(SectionReport(events=(*events, self._packed(fusion_group, instances, settled=not measures))))
 
     def _rehearse(self, fusion_group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
         """Measure the group's candidates on copies; what raises there is ruled out."""
@@ -297,14 +305,14 @@ class ProgramChoice:
         in_use = backend.memory_in_use()
         if in_use is None:
             return None
-        kept = sum(unit.kept_bytes for unit in self._units if unit.fusion_group is not fusion_group)
+        kept = sum(instance.kept_bytes for instance in self._instances if instance.fusion_group is not fusion_group)
         return memory_left(backend, in_use + kept)
 
-    def _packed(self, fusion_group: FusionGroup, units: Sequence[Unit], *, settled: bool) -> Packed:
+    def _packed(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance], *, settled: bool) -> Packed:
         known = sorted(fusion_group.costs.items())
         return Packed(
             device=self._device,
-            programs=tuple(unit.names for unit in units),
+            programs=tuple(instance.names for instance in instances),
             settled=settled,
             seconds_per_sample=tuple((size, seconds) for (size, kind), seconds in known if kind == "plain"),
             step_bytes=tuple(
@@ -325,56 +333,64 @@ class ProgramChoice:
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
         """Save the group's members, and put them into other programs."""
         events = self._save(
-            [assigned.name for unit in self._of(fusion_group) for assigned in unit.assignment if assigned.samples]
+            [
+                assigned.name
+                for instance in self._of(fusion_group)
+                for assigned in instance.assignment
+                if assigned.samples
+            ]
         )
-        units = self._of(fusion_group)  # without those that failed to be saved
+        instances = self._of(fusion_group)  # without those that failed to be saved
         # Rounding depends on a member's row, and must not depend on the order of assignment.
         assignment = sorted(
-            (assigned for unit in units for assigned in unit.assignment), key=lambda assigned: assigned.name
+            (assigned for instance in instances for assigned in instance.assignment), key=lambda assigned: assigned.name
         )
         fusion_group.go_on_with(wanted)
         fusion_group.forget_rounds()
         if assignment:
-            self._regroup(fusion_group, units, divided(assignment, wanted.size))
+            self._regroup(fusion_group, instances, divided(assignment, wanted.size))
         return events
 
     def let_go(self, names: Collection[str]) -> None:
-        """Remove members from their units; the rest of a program goes on without them."""
-        for unit in [unit for unit in self._units if not set(names).isdisjoint(unit.names)]:
-            left = [assigned for assigned in unit.assignment if assigned.name not in names]
-            self._regroup(unit.fusion_group, [unit], [left] if left else [])
+        """Remove members from their instances; the rest of a program goes on without them."""
+        for instance in [instance for instance in self._instances if not set(names).isdisjoint(instance.names)]:
+            left = [assigned for assigned in instance.assignment if assigned.name not in names]
+            self._regroup(instance.fusion_group, [instance], [left] if left else [])
 
     def _regroup(
-        self, fusion_group: FusionGroup | None, units: Sequence[Unit], parts: Sequence[Sequence[AssignedMember]]
+        self,
+        fusion_group: FusionGroup | None,
+        instances: Sequence[ProgramInstance],
+        parts: Sequence[Sequence[AssignedMember]],
     ) -> None:
-        """Replace units by new ones of these parts; by one per member where a program cannot be made."""
-        at = self._units.index(units[0])
-        for unit in units:
-            unit.program.release()
-            self._units.remove(unit)
-        made, error = list[Unit](), None
+        """Replace instances by new ones of these parts; by one per member where a program cannot be made."""
+        at = self._instances.index(instances[0])
+        for instance in instances:
+            instance.program.release()
+            self._instances.remove(instance)
+        made, error = list[ProgramInstance](), None
         try:
             for part in parts:
-                made.append(Unit.of(part, fusion_group, self._compilation(fusion_group)))
+                made.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
         except Exception as raised:  # boundary between members' code and ours
             self._check_device(f"a program could not be made: {raised!r}")
             memory, error = out_of_memory(raised), reason_of(raised)
         if fusion_group is not None and error is not None:
-            for unit in made:
-                unit.program.release()
+            for instance in made:
+                instance.program.release()
             self._refuse(fusion_group, max(map(len, parts)), error, memory=memory)
             fusion_group.go_on_with(ALONE)
-            made = [Unit.of([assigned], fusion_group) for part in parts for assigned in part]
-        self._units[at:at] = made
+            made = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
+        self._instances[at:at] = made
 
 
-def _unlike_before(units: Sequence[Unit]) -> Mapping[str, bool]:
+def _unlike_before(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
     """Return the members that were in a fusion group before, here or as the journal has it, and whether its members were unlike."""
     found = {}
-    for unit in units:
-        for assigned in unit.assignment:
-            if unit.fusion_group is not None:
-                found[assigned.name] = not unit.fusion_group.alike
+    for instance in instances:
+        for assigned in instance.assignment:
+            if instance.fusion_group is not None:
+                found[assigned.name] = not instance.fusion_group.alike
             elif assigned.packed is not None:
                 found[assigned.name] = assigned.packed.unlike
     return found

@@ -1,4 +1,4 @@
-"""Steps the split members of a trainer: their halves among the steps of whole units, in the merged order."""
+"""Steps the split members of a trainer: their halves among the steps of whole instances, in the merged order."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ from argosy.training.programs.shard.parallel import POLL_SECONDS, Group
 from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.guard import Guard
 from argosy.training.trainer.merged import Move, moves
-from argosy.training.trainer.units import Unit
+from argosy.training.trainer.program_instances import ProgramInstance
 
 __all__ = ["Ranks"]
 
@@ -32,15 +32,15 @@ class Ranks:
         heartbeat: Heartbeat,
         emit: Callable[[Any], None],
         *,
-        step: Callable[[Unit, Block], bool],
-        stepped: Callable[[Unit, int], None],
+        step: Callable[[ProgramInstance, Block], bool],
+        stepped: Callable[[ProgramInstance, int], None],
         called: Callable[[], bool],
     ) -> None:
         self._guard = guard
         self._heartbeat = heartbeat
         self._emit = emit
         self._step = step
-        """Makes one step of a whole unit; returns whether it has finished the block."""
+        """Makes one step of a whole instance; returns whether it has finished the block."""
         self._stepped = stepped
         """Records samples that were stepped on."""
         self._called = called
@@ -50,31 +50,33 @@ class Ranks:
         self._told: set[str] = set()
         """Rendezvous of the groups that were reported as broken."""
 
-    def through(self, units: Sequence[Unit], assigned: Container[str], block: Block) -> bool:
+    def through(self, instances: Sequence[ProgramInstance], assigned: Container[str], block: Block) -> bool:
         """Run the steps that a training block completes; False where a command interrupted it, to be called again for the rest.
 
         Members that end meanwhile are no longer in `assigned`.
         """
-        here = [unit for unit in units if unit.follow(block.place)]
-        split = {unit.names[0]: unit for unit in here if unit.shard is not None}
+        here = [instance for instance in instances if instance.follow(block.place)]
+        split = {instance.names[0]: instance for instance in here if instance.shard is not None}
         # Copies on the device itself: other members step between two begins, so a changed block would not tell which
         # member wrote.
-        shown = {name: unit.watch.shown(block, apart=False) for name, unit in split.items()}
-        through = self._moves(split, deque(unit for unit in here if unit.shard is None), assigned, block, shown)
-        for name, unit in split.items():
-            if unit.watch.wrote(shown[name], block) and name in assigned:
-                self._guard(name, partial(unit.watch.refuse, name))
+        shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
+        through = self._moves(
+            split, deque(instance for instance in here if instance.shard is None), assigned, block, shown
+        )
+        for name, instance in split.items():
+            if instance.watch.wrote(shown[name], block) and name in assigned:
+                self._guard(name, partial(instance.watch.refuse, name))
         return through
 
     def _moves(
         self,
-        split: Mapping[str, Unit],
-        whole: deque[Unit],
+        split: Mapping[str, ProgramInstance],
+        whole: deque[ProgramInstance],
         assigned: Container[str],
         block: Block,
         shown: Mapping[str, Block],
     ) -> bool:
-        shards = {name: unit.shard for name, unit in split.items() if unit.shard is not None}
+        shards = {name: instance.shard for name, instance in split.items() if instance.shard is not None}
         cuts = {name: shard.cut(shown[name]) for name, shard in shards.items()}
         for move, name in moves(shards, block, lambda: bool(whole)):
             if move is Move.WAIT:
@@ -92,14 +94,15 @@ class Ranks:
             next(cuts[name], None)  # gathers the start of a batch that a later block completes
         return True
 
-    def _half(self, unit: Unit, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
-        before = unit.samples
-        with self._heartbeat.busy(f"training {unit.words}"), unit.watch.steps():
+    def _half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
+        before = instance.samples
+        with self._heartbeat.busy(f"training {instance.words}"), instance.watch.steps():
             done = self._guard(
-                unit.names[0], partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, unit, shard)
+                instance.names[0],
+                partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard),
             )
         if move is Move.FINISH and done:
-            self._stepped(unit, unit.samples - before)
+            self._stepped(instance, instance.samples - before)
 
     def _wait(self, name: str, shard: Shard) -> None:
         """Wait until the next half is ready, or a command is pending."""
@@ -124,7 +127,7 @@ def _begin(shard: Shard, cut: Iterator[Batch]) -> bool:
     return True
 
 
-def _finish(unit: Unit, shard: Shard) -> bool:
+def _finish(instance: ProgramInstance, shard: Shard) -> bool:
     with shard.active():
-        unit.samples += shard.finish()
+        instance.samples += shard.finish()
     return True

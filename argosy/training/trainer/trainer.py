@@ -55,9 +55,9 @@ from argosy.training.programs.shard.parallel import time_sums
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard
 from argosy.training.trainer.program_choice import ProgramChoice, weight_bytes
+from argosy.training.trainer.program_instances import ProgramInstance
 from argosy.training.trainer.stepping import Stepping
 from argosy.training.trainer.trials import Trials
-from argosy.training.trainer.units import Unit
 
 __all__ = ["Trainer"]
 
@@ -108,8 +108,8 @@ class Trainer:
         )
         self.trials: Trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
-        self.units: list[Unit] = []
-        """Units in the order of their steps; each assigned member is in one of them."""
+        self.instances: list[ProgramInstance] = []
+        """Instances in the order of their steps; each assigned member is in one of them."""
         self.gauge: TrainerGauge = TrainerGauge()
         self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
@@ -119,10 +119,12 @@ class Trainer:
         allowed = settings.packing == "auto" and not self.exact
         kinds: tuple[Kind, ...] = ("plain", "graphed", "compiled") if settings.compile else ("plain", "graphed")
         self.program_choice: ProgramChoice = ProgramChoice(
-            *(name, self.units, emit, self._save, self.heartbeat, self.guard.check_device), allowed=allowed, kinds=kinds
+            *(name, self.instances, emit, self._save, self.heartbeat, self.guard.check_device),
+            allowed=allowed,
+            kinds=kinds,
         )
         self.stepping: Stepping = Stepping(
-            *(self.units, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
+            *(self.instances, self.assigned, self.program_choice, self.guard, self.heartbeat, self.gauge, emit),
             wanted=self._wanted,
             drop=self._drop,
         )
@@ -366,10 +368,10 @@ class Trainer:
         assigned = AssignedMember.assign(live, start, files, self.orders, sections=sections)
         self.assigned[start.member] = assigned
         if start.seat is None:
-            self.units.append(Unit.of([assigned]))
+            self.instances.append(ProgramInstance.of([assigned]))
             self.program_choice.boarded()
         else:
-            self.units.append(Unit.seated(assigned, start.seat))
+            self.instances.append(ProgramInstance.seated(assigned, start.seat))
         return assigned.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:

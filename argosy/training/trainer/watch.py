@@ -1,9 +1,9 @@
 """Finds members that write into their input late, and where torch does not count it: through `.data` or a NumPy view.
 
 Members share the blocks of the stream. Writes in a member's first batches are found when it is measured, after which it gets private
-copies; writes that torch counts are in `Block.touched`. For the rest, a unit gets a copy in place of a block, as often as that
+copies; writes that torch counts are in `Block.touched`. For the rest, an instance gets a copy in place of a block, as often as that
 costs at most `SHARE` of its steps: every block where steps take long, one in some hundreds where they take no longer than reading
-their samples. If the copy differs from the block afterwards, the unit has written into it.
+their samples. If the copy differs from the block afterwards, the instance has written into it.
 """
 
 import time
@@ -22,7 +22,7 @@ from argosy.stream.blocks import Block, Place, same_bits
 __all__ = ["SHARE", "InputWatch"]
 
 SHARE = 0.005
-"""Share of the CPU time of a unit's steps that copies and comparisons may take; wall time would depend on other load."""
+"""Share of the CPU time of an instance's steps that copies and comparisons may take; wall time would depend on other load."""
 BYTES_PER_SECOND = 1e9
 """Assumed speed of a copy and a comparison, until some were made."""
 CALL_SECONDS = 5e-5
@@ -33,7 +33,7 @@ Bits = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class InputWatch:
-    """Watches a unit's input."""
+    """Watches an instance's input."""
 
     stepping_seconds: float = 0.0
     seconds: float = 0.0
@@ -47,13 +47,13 @@ class InputWatch:
     _copying: float = 0.0
     """CPU seconds of the last copy."""
     _before: list[Bits] | None = None
-    """Earlier content of the block, where the unit gets the block itself."""
+    """Earlier content of the block, where the instance gets the block itself."""
 
     def shown(self, block: Block, *, apart: bool) -> Block:
-        """Return the block for a unit's steps: a copy, where the time allows it.
+        """Return the block for an instance's steps: a copy, where the time allows it.
 
-        On a device with memory `apart`, the copy is on the host and the unit gets the block itself, to leave the device's memory to
-        members. So no other unit may step before `wrote` is called.
+        On a device with memory `apart`, the copy is on the host and the instance gets the block itself, to leave the device's memory to
+        members. So no other instance may step before `wrote` is called.
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
@@ -69,7 +69,7 @@ class InputWatch:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        """Time the unit's steps inside."""
+        """Time the instance's steps inside."""
         started = time.thread_time()
         try:
             yield
@@ -77,7 +77,7 @@ class InputWatch:
             self.stepping_seconds += time.thread_time() - started
 
     def wrote(self, shown: Block, block: Block) -> bool:
-        """Whether the unit is known to have written into the block that it was `shown`; if so, the block is restored."""
+        """Whether the instance is known to have written into the block that it was `shown`; if so, the block is restored."""
         before = self._before
         if shown is block and before is None:
             return False

@@ -1,7 +1,7 @@
-"""Units: the program instances of a trainer, each with its assigned members.
+"""The program instances of a trainer, each with its assigned members.
 
-A unit follows the stream as one: its members are in the same section of the same epoch, each at its own position within it. Where
-members come or go, or change programs, new units replace theirs.
+An instance follows the stream as one: its members are in the same section of the same epoch, each at its own position within it. Where
+members come or go, or change programs, new instances replace theirs.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.watch import InputWatch
 
-__all__ = ["Unit"]
+__all__ = ["ProgramInstance"]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Unit:
+class ProgramInstance:
     """One program instance of a trainer."""
 
     program: Program[Any]
@@ -41,7 +41,7 @@ class Unit:
     samples: int = 0
     """Samples stepped on since it was made, summed over its members."""
     turns: int | None = None
-    """Turns left in a timed round, before the other units of its fusion group have made as many; None without limit."""
+    """Turns left in a timed round, before the other instances of its fusion group have made as many; None without limit."""
     seconds: float = 0.0
     """Duration of its turns in the round."""
     in_round: int = 0
@@ -63,8 +63,8 @@ class Unit:
         assignment: Sequence[AssignedMember],
         fusion_group: FusionGroup | None = None,
         compilation: Compilation | None = None,
-    ) -> "Unit":
-        """Make a unit of several members, or of one, with the kind of program that their fusion group has."""
+    ) -> "ProgramInstance":
+        """Make an instance of several members, or of one, with the kind of program that their fusion group has."""
         lives, kind = [assigned.live for assigned in assignment], ALONE.kind
         lengths = None if fusion_group is None else fusion_group.lengths
         if fusion_group is not None:
@@ -75,8 +75,8 @@ class Unit:
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
     @classmethod
-    def seated(cls, assigned: AssignedMember, seat: Seat) -> "Unit":
-        """Make the unit of one rank of a split member; its group begins to form."""
+    def seated(cls, assigned: AssignedMember, seat: Seat) -> "ProgramInstance":
+        """Make the instance of one rank of a split member; its group begins to form."""
         on = sums_on(assigned.live.backend.device)
         group = Group.form(seat.rendezvous, seat.rank, len(seat.shares), on=on)
         return cls(program=Shard(assigned.live, group, seat.shares, number=seat.number), assignment=(assigned,))
