@@ -96,7 +96,7 @@ def test_an_error_of_argosys_own_ends_the_run(
         (Graphed, "_record"),
         (Replayed, "step"),
         (graphed, "leads_elsewhere"),
-        (StaticInputs, "turn"),
+        (StaticInputs, "set_numbers"),
         (Several, "gradients"),
         (Single, "of"),
         (Single, "gradients"),

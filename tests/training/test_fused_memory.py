@@ -36,14 +36,14 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     finish, again = Fused.finish, []
 
     def stumbling(program: Fused) -> int:
-        turn = program._turn
+        lockstep = program._lockstep
         with monkeypatch.context() as patched:
             patched.setattr(kernels, "adam_numbers", no_memory)  # of the second kernel, where the first is ready
             with pytest.raises(torch.OutOfMemoryError):
                 finish(program)
         program.undo()
-        program.begin(turn)
-        again.append(turn)
+        program.begin(lockstep)
+        again.append(lockstep)
         return finish(program)
 
     monkeypatch.setattr(Fused, "finish", stumbling)

@@ -137,7 +137,7 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
     fusion.boarded()
     fusion.look(block)
     (instance,) = instances
-    assert instance.turns is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
+    assert instance.steps_left is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
     assert [assigned.name for assigned in instance.assignment] == ["a", "b", "c"]
     for assigned, state in zip(instance.assignment, before, strict=True):
         assert packs.difference(assigned.live.state_dict(), state) == 0

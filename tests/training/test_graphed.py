@@ -561,7 +561,7 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Cpu, "memory_in_use", lambda _: 1000)
     monkeypatch.setattr(Cpu, "peak_memory", lambda _: 1100)
     (one,) = on("cpu:0", [SINGLES["sgd"]])
-    instance = ProgramInstance(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), turns=100)
+    instance = ProgramInstance(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), steps_left=100)
     (arrays, _) = samples()
     orders = Orders(0, {"train": len(arrays[0])})
     one.begin_epoch(orders, 0)

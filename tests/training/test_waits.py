@@ -56,7 +56,7 @@ def test_what_the_host_knows_of_a_step_goes_to_the_device_without_waiting(elsewh
     numbers = StaticInputs(pack.kernels, pack.parameter_buffer.weights)
     with unwaiting():
         LossScales([LossScale("a"), LossScale("b")], losses.device).times(losses)
-        numbers.turn()
+        numbers.set_numbers()
     assert len(copied) == 2
 
 

@@ -38,7 +38,7 @@ TRIED = 4
 """Members of a pack that are checked: all share one forward pass, and copies take memory."""
 FEW = 4
 """Fewer like members are rather one program with unlike ones."""
-NUMBERS, TURNS = 8000, 16
+NUMBERS, STEPS = 8000, 16
 """For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
 
 
@@ -261,13 +261,13 @@ def _attempt(
     double: bool,
     exact: bool,
 ) -> Attempt:
-    """Make turns with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
+    """Make steps with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
     usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
-    turns = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
+    steps = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
     if exact:  # later steps find what the first has left, and how it was rounded
         least = min(sum(weight.numel() for weight in live.model.parameters()) for live in lives)
         again = max(1, NUMBERS // max(least, 1))
-        turns += [*[(True, usual)] * min(again, TURNS), *((True, length) for length in sorted(wanted.train - {usual}))]
+        steps += [*[(True, usual)] * min(again, STEPS), *((True, length) for length in sorted(wanted.train - {usual}))]
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     try:
@@ -280,7 +280,7 @@ def _attempt(
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
     attributed = [attributes(twin.model) for twin in alone]
-    for train, length in turns:
+    for train, length in steps:
         own = apart[0] if train else apart[1]
         given = [filled(block, length + own, double=double) for _ in range(2)]
         try:
@@ -341,7 +341,7 @@ class UnfitProgram(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class FusedTrial:
-    """A copy of a member after a turn."""
+    """A copy of a member after a step."""
 
     live: LiveMember
     gradients: Mapping[str, Tensor]
@@ -379,8 +379,8 @@ def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[Fus
     gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
     if train:
         with fused.active():
-            for turn in fused.cut(block):
-                fused.begin(turn)
+            for lockstep in fused.cut(block):
+                fused.begin(lockstep)
                 gradients = [
                     {name: gradient.clone() for name, gradient in fused.gradients(row).items()}
                     for row in range(len(fused.members))

@@ -1,6 +1,6 @@
 """FusionGroup: members of one device that may be one program; chooses how many a program steps, and its kind. Pure.
 
-All candidates train alike, so each is measured on real training steps: in rounds of a few turns; their median is its cost. Where
+All candidates train alike, so each is measured on real training steps: in rounds of a few steps; their median is its cost. Where
 results show in their last bits which one made a step, copies make the steps of these rounds (`rehearsal.py`). Unknown
 candidates are measured first, starting with members one after another; then the cheapest is kept. Those close to it are tried
 again until the two lowest costs agree, and the lowest of each counts, since a neighbour that is busy for half a second makes steps
@@ -25,14 +25,14 @@ from typing import Literal, NamedTuple, TypeVar
 from argosy.errors.wording import sized
 from argosy.training.member.live import BatchLengths
 
-__all__ = ["ALONE", "TURNS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
+__all__ = ["ALONE", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
 GAIN = 0.03
 """Share of the cost that a candidate must save against simpler ones, so that it is never slower than one member after another."""
 HEADROOM = 0.1
 """Share of the available memory that programs must leave free."""
-TURNS = 8
-"""Turns in a round."""
+STEPS = 8
+"""Steps in a round."""
 MOST_ROUNDS = 5
 APART = 2.0
 """A candidate that costs so many times the cheapest is tried once: other load on the core does not explain that much."""

@@ -10,7 +10,7 @@ from typing import Any
 from argosy.stream.blocks import Block
 from argosy.training.choice.copies import cut_anew, filled
 from argosy.training.choice.fused_check import apart
-from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, Kind, divided
+from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind, divided
 from argosy.training.choice.measure import state_bytes
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -50,7 +50,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
     """
     group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].member.batch_size, apart(lives)[0]
-    shown = filled(block, TURNS * length + own)
+    shown = filled(block, STEPS * length + own)
     copies: list[LiveMember] = []
     programs: list[Program[Any]] = []
     while True:

@@ -8,9 +8,9 @@ A trainer handles a training block, and a block of validation samples, like this
             samples += program.finish()
             check for commands
 
-It may leave either loop at any turn and continue with the same block later, after the last finished batch. Members' positions
+It may leave either loop after any step and continue with the same block later, after the last finished batch. Members' positions
 move in `finish`, their tallies and digests there or when `active` is left, their random states when it is left. So between two
-turns, outside of `active`, each member can be saved exactly where it is.
+steps, outside of `active`, each member can be saved exactly where it is.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ class Program(Protocol[Cut]):
         ...
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Evaluate on the batches that a block of validation samples completes, one per turn."""
+        """Evaluate on the batches that a block of validation samples completes, one per step."""
         ...
 
     def release(self) -> None:

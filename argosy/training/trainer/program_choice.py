@@ -1,6 +1,6 @@
 """Program selection: which members of a device one program steps, and its kind, by cost in steps of training itself.
 
-Contract. Instances change only here, and only between two turns. Members that change programs are saved first, and the new programs
+Contract. Instances change only here, and only between two steps. Members that change programs are saved first, and the new programs
 are reported after those files and before their first step. So the journal has, for each file, the program that stepped the member
 from there on, and a member that is assigned again is stepped as before.
 """
@@ -214,8 +214,8 @@ class ProgramChoice:
                 self._tell([name for instance in instances for name in instance.names], "compiled", compilation.refused)
                 fusion_group.refuse("compiled", compilation.refused)
             count = sum(len(instance.assignment) for instance in instances)
-            under_way = [instance for instance in instances if instance.turns is not None]
-            if fusion_group.asks(count) and not (under_way and all(instance.turns for instance in under_way)):
+            under_way = [instance for instance in instances if instance.steps_left is not None]
+            if fusion_group.asks(count) and not (under_way and all(instance.steps_left for instance in under_way)):
                 if under_way:
                     seconds, samples = (
                         sum(instance.seconds for instance in under_way),

@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.protocol.trainer import Seat
 from argosy.stream.blocks import Block, Place
-from argosy.training.choice.fusion_group import ALONE, TURNS, FusionGroup, Kind
+from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
@@ -40,12 +40,12 @@ class ProgramInstance:
     """Kind of its program."""
     samples: int = 0
     """Samples stepped on since it was made, summed over its members."""
-    turns: int | None = None
-    """Turns left in a timed round, before the other instances of its fusion group have made as many; None without limit."""
+    steps_left: int | None = None
+    """Steps left in a timed round, before the other instances of its fusion group have made as many; None without limit."""
     seconds: float = 0.0
-    """Duration of its turns in the round."""
+    """Duration of its steps in the round."""
     in_round: int = 0
-    """Samples stepped on in those turns."""
+    """Samples stepped on in those steps."""
     step_bytes: int | None = None
     """Most memory of its steps in the round, beyond its members' states; None where the device does not count it."""
     broke: bool = False
@@ -94,7 +94,7 @@ class ProgramInstance:
     @property
     def rests(self) -> bool:
         """Whether it makes no further step in this pass."""
-        return self.broke or self.turns == 0
+        return self.broke or self.steps_left == 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,10 +112,10 @@ class ProgramInstance:
         return all(followed)
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:
-        """Run the steps that a training block completes; False where it was `called` after one, or has no turns left."""
-        if self.turns is None:
+        """Run the steps that a training block completes; False where it was `called` after one, or has no steps left."""
+        if self.steps_left is None:
             return self._step(block, called)
-        if self.turns == 0:
+        if self.steps_left == 0:
             return False
         backend, before = self.assignment[0].live.backend, self.samples
         backend.synchronize()
@@ -130,21 +130,21 @@ class ProgramInstance:
         return through
 
     def _step(self, block: Block, called: Callable[[], bool]) -> bool:
-        program, turns, wanted = self.program, 0, False
+        program, made, wanted = self.program, 0, False
         with program.active():
-            for batch in itertools.islice(program.cut(block), self.turns):
+            for batch in itertools.islice(program.cut(block), self.steps_left):
                 program.begin(batch)
                 self.samples += program.finish()
-                turns += 1
+                made += 1
                 if wanted := called():
                     break
-        if self.turns is not None:
-            self.turns -= turns
-        return not wanted and self.turns != 0
+        if self.steps_left is not None:
+            self.steps_left -= made
+        return not wanted and self.steps_left != 0
 
     def begin_round(self, *, measures: bool) -> None:
-        """Begin a round that is timed for some turns, or has no limit."""
-        self.turns, self.seconds, self.in_round, self.step_bytes = TURNS if measures else None, 0.0, 0, None
+        """Begin a round that is timed for some steps, or has no limit."""
+        self.steps_left, self.seconds, self.in_round, self.step_bytes = STEPS if measures else None, 0.0, 0, None
 
     @property
     def kept_bytes(self) -> int:

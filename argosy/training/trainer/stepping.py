@@ -1,6 +1,6 @@
 """Steps all instances of a trainer on one block: instance by instance, and beside split members in the merged order.
 
-A pass gives every instance its turn. Steps that it leaves, for a command or because an instance has no turns left in a timed round, are made
+A pass gives every instance its turn. Steps that it leaves, for a command or because an instance has no steps left in a timed round, are made
 in the next pass, after instances have changed programs (`ProgramChoice.settle`).
 """
 

@@ -27,9 +27,9 @@ from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.derivation import Derivation
 from argosy.training.programs.fused.forward import Forward, PackInputs
+from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
 from argosy.training.programs.fused.steps import FusedSteps, Part
-from argosy.training.programs.fused.turns import Turn
 
 __all__ = ["Fused"]
 
@@ -54,11 +54,11 @@ class Fused(ProgramOfSeveral):
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
         self._part: Part | None = None
-        """Gradients of the turn begun, where it is one pass."""
+        """Gradients of the lockstep begun, where it is one pass."""
         self._buffers: dict[str, Tensor] = {}
-        """Buffers before that turn."""
+        """Buffers before that lockstep."""
         self._statistics: Statistics | None = None
-        """Statistics of the averages before that turn, where they are computed."""
+        """Statistics of the averages before that lockstep, where they are computed."""
 
     @classmethod
     def of(
@@ -94,13 +94,13 @@ class Fused(ProgramOfSeveral):
         """`FusedSteps.kernels`."""
         return self._steps.kernels
 
-    def begin(self, batch: Turn) -> None:
+    def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
         self._buffers = {name: buffer.clone() for name, buffer in self._parameter_buffer.buffers.items()}
         super().begin(batch)
 
     def undo(self) -> None:
-        """Undo a turn after its `begin` raised, for another try."""
+        """Undo a lockstep after its `begin` raised, for another try."""
         super().undo()
         for name, buffer in self._buffers.items():
             self._parameter_buffer.buffers[name].copy_(buffer)
@@ -109,7 +109,7 @@ class Fused(ProgramOfSeveral):
         self._part, self._buffers, self._statistics = None, {}, None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
+        """Return the gradients of a member in the lockstep begun, which is made as one, by weight; idle weights have none."""
         assert self._part is not None
         gradients, idle = self._part.gradients[row], self._part.idle
         return {piece.name: piece.of(gradients) for piece in self._parameter_buffer.pieces if piece.name not in idle}
@@ -117,8 +117,8 @@ class Fused(ProgramOfSeveral):
     def _train(self, mode: bool) -> None:
         self._forward.train(mode)
 
-    def _begin_as_one(self, turn: Turn) -> None:
-        data = self.inputs(turn)
+    def _begin_as_one(self, lockstep: Lockstep) -> None:
+        data = self.inputs(lockstep)
         self.recompute(data)
         self._part = self._differentiated(data)
 
@@ -175,24 +175,24 @@ class Fused(ProgramOfSeveral):
         if self._averages is not None:
             self._averages.step()
 
-    def _evaluate(self, turn: Turn) -> None:
+    def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass, and in another one with their averages."""
-        data, rows = self.inputs(turn, augment=False), range(len(self._lives))
-        self._validate(turn, rows, self._values(data), [live.val for live in self._lives])
+        data, rows = self.inputs(lockstep, augment=False), range(len(self._lives))
+        self._validate(lockstep, rows, self._values(data), [live.val for live in self._lives])
         averaged = [row for row in rows if self._lives[row].averaged is not None]
         if self._averages is None or not averaged:
             return
         drawn = [state.mark() for state in self._states]
         named, buffers = self._averages.named, self._averages.buffers
         found = self._forward.values(named, buffers, data, self._states, lambda output: None)
-        self._validate(turn, averaged, found, [live.average_val for live in self._lives])
+        self._validate(lockstep, averaged, found, [live.average_val for live in self._lives])
         for state, mark in zip(self._states, drawn, strict=True):
             state.go_back(mark)  # raw weights are validated as they would be without averages
 
-    # ---- a turn
+    # ---- a lockstep
 
     def whole(self, data: PackInputs) -> Part:
-        """Compute losses and clipped gradients of all members, outside of a turn."""
+        """Compute losses and clipped gradients of all members, outside of a lockstep."""
         part = self._differentiated(data)
         self._steps.prepare(part)
         return part

@@ -16,8 +16,8 @@ from argosy.training.optim.one_pass import move_along, moves_of
 from argosy.training.optim.parameter_buffer import outside
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
+from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
-from argosy.training.programs.fused.turns import Turn
 from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
 
 __all__ = ["Grouped", "common"]
@@ -54,7 +54,7 @@ class Grouped(ProgramOfSeveral):
         self._moves: dict[int, Sequence[Callable[[], object]]] = {}
         """Steps that may be made again and again, as they are nothing but kernels on the same tensors."""
         self._totals: Tensor | None = None
-        """Loss sums of the turn begun, where it is one pass."""
+        """Loss sums of the lockstep begun, where it is one pass."""
         self._shares: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         """Gradients of the members' mean losses."""
 
@@ -71,8 +71,8 @@ class Grouped(ProgramOfSeveral):
     def _train(self, mode: bool) -> None:
         """Do nothing: layers drop out where random states are given."""
 
-    def _begin_as_one(self, turn: Turn) -> None:
-        data = self._shared(turn)
+    def _begin_as_one(self, lockstep: Lockstep) -> None:
+        data = self._shared(lockstep)
         with torch.no_grad():
             outputs = self._waves.forward(data.tree[0], self._states)
         self._foreseen.look(outputs[0])
@@ -112,16 +112,16 @@ class Grouped(ProgramOfSeveral):
             self._moves[row] = moves
             self._solos[row].drop_gradients()
 
-    def _evaluate(self, turn: Turn) -> None:
-        data = self._shared(turn)
+    def _evaluate(self, lockstep: Lockstep) -> None:
+        data = self._shared(lockstep)
         outputs = self._waves.forward(data.tree[0], None).clone()
         self._foreseen.look(outputs[0])
         losses = losses_of(self._lives[0].member.loss, outputs, data, self._states)
-        self._validate(turn, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
+        self._validate(lockstep, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
 
-    def _shared(self, turn: Turn) -> PackInputs:
-        """Return the samples of a turn; raises ValueError where they are not the same pairs of tensors for all members."""
-        data = self.inputs(turn)
+    def _shared(self, lockstep: Lockstep) -> PackInputs:
+        """Return the samples of a lockstep; raises ValueError where they are not the same pairs of tensors for all members."""
+        data = self.inputs(lockstep)
         if data.apart or not data.of_rows:
             raise ValueError("unlike members are one program on the same pairs of inputs and targets alone")
         return data

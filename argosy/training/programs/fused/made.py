@@ -1,6 +1,6 @@
 """Turns that all members of a program have made, recorded in the members' tallies later, all at once.
 
-Recording each turn for each member takes as long as a step of many small networks.
+Recording each lockstep for each member takes as long as a step of many small networks.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from argosy.stream.order import Digest
 from argosy.training.member.live import LiveMember
-from argosy.training.programs.fused.turns import Turn
+from argosy.training.programs.fused.lockstep import Lockstep
 
 __all__ = ["Made"]
 
@@ -20,13 +20,13 @@ class Made:
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
-        self._untold: list[tuple[Turn, Tensor]] = []
+        self._untold: list[tuple[Lockstep, Tensor]] = []
 
-    def add(self, turn: Turn, totals: Tensor) -> int:
-        """Add a turn with a batch for each member, and their loss sums, float64 ``[members]``; returns its samples."""
-        self._untold.append((turn, totals))
+    def add(self, lockstep: Lockstep, totals: Tensor) -> int:
+        """Add a lockstep with a batch for each member, and their loss sums, float64 ``[members]``; returns its samples."""
+        self._untold.append((lockstep, totals))
         samples = 0
-        for live, batch in zip(self._lives, turn, strict=True):
+        for live, batch in zip(self._lives, lockstep, strict=True):
             assert batch is not None and live.cutter is not None
             samples += batch.rows
             if live.cutter.position < batch.stop:  # members may share one
@@ -41,7 +41,7 @@ class Made:
         totals, event = self._lives[0].backend.fetch(torch.stack([of_turn for _, of_turn in untold], 1))
         known: dict[tuple[int, ...], tuple[int, Digest]] = {}
         for row, live in enumerate(self._lives):
-            batches = [batch for turn, _ in untold if (batch := turn[row]) is not None]
+            batches = [batch for lockstep, _ in untold if (batch := lockstep[row]) is not None]
             key = tuple(map(id, batches))
             if key not in known:
                 digest = Digest()

@@ -1,6 +1,6 @@
-"""What programs of several members have in common: they make turns, each member by row, as one pass or one after another.
+"""What programs of several members have in common: they make locksteps, each member by row, as one pass or one after another.
 
-A turn is one lockstep step of the members. Those that have no batch in it, or one of another length than the others, step one after
+A lockstep is one step of all members. Those that have no batch in it, or one of another length than the others, step one after
 another, as they do alone: their own modules hold views of the common memory. So do all of them on batches of a length for which the
 common pass would round otherwise than each of them alone (`BatchLengths`).
 """
@@ -24,8 +24,8 @@ from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark, Randomness
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, own, shared
 from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.turns import Turn, length_of, own, shared, turns
 from argosy.training.programs.program import OwnFaults
 from argosy.training.programs.solo import Solo
 
@@ -45,40 +45,40 @@ class ProgramOfSeveral(ABC):
         self._states: Sequence[Randomness] = [live.randomness for live in lives]
         """Random states that the members draw from."""
         self.made: Made = Made(self._lives)
-        """Finished turns with a batch for each member."""
+        """Finished locksteps with a batch for each member."""
         self._begins = not lives[0].steps
-        """Whether the very first turn is still to come."""
-        self._turn: Turn = ()
-        """The turn begun and not finished."""
+        """Whether the very first lockstep is still to come."""
+        self._lockstep: Lockstep = ()
+        """The lockstep begun and not finished."""
         self._one = False
-        """Whether that turn is one pass."""
+        """Whether that lockstep is one pass."""
         self._solos = [Solo(live) for live in lives]
         self._before: Sequence[Mark] | None = None
-        """Random states before that turn."""
+        """Random states before that lockstep."""
         self._foreseen = Foreseen(self._lives)
         self._faults: dict[str, Exception] = {}
-        """Errors raised by the code of single members in the current turn."""
+        """Errors raised by the code of single members in the current lockstep."""
 
     # ---- what a subclass computes
 
     @abstractmethod
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return the gradients of a member in the turn begun, which is made as one, by weight; idle weights have none."""
+        """Return the gradients of a member in the lockstep begun, which is made as one, by weight; idle weights have none."""
 
     @abstractmethod
     def _train(self, mode: bool) -> None:
         """Switch to training, or to evaluation."""
 
     @abstractmethod
-    def _begin_as_one(self, turn: Turn) -> None:
-        """Run the forward and backward pass of a turn for all members."""
+    def _begin_as_one(self, lockstep: Lockstep) -> None:
+        """Run the forward and backward pass of a lockstep for all members."""
 
     @abstractmethod
     def _finish_as_one(self) -> Tensor:
         """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
 
     @abstractmethod
-    def _evaluate(self, turn: Turn) -> None:
+    def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass."""
 
     @abstractmethod
@@ -109,19 +109,19 @@ class ProgramOfSeveral(ABC):
                 self.made.tell()
                 self._states = [live.randomness for live in self._lives]
 
-    def cut(self, block: Block) -> Iterator[Turn]:
-        """Implement `Program.cut`, in turns."""
+    def cut(self, block: Block) -> Iterator[Lockstep]:
+        """Implement `Program.cut`, in locksteps."""
         self._train(True)
         cutters = shared([there(live.cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.keep_best()
             live.cutter = cutter
         self._foreseen.note(block, cutters, augment=True)
-        return turns(cutters, block)
+        return locksteps(cutters, block)
 
-    def begin(self, batch: Turn) -> None:
+    def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
-        self._turn, self._one = batch, self._as_one(batch, train=True)
+        self._lockstep, self._one = batch, self._as_one(batch, train=True)
         self._before = [live.randomness.mark() for live in self._lives]
         with large_outside() if self._begins else contextlib.nullcontext():
             if self._one:
@@ -130,36 +130,36 @@ class ProgramOfSeveral(ABC):
                 self._check_labels()
 
     def undo(self) -> None:
-        """Undo a turn after its `begin` raised, for another try."""
+        """Undo a lockstep after its `begin` raised, for another try."""
         for live, mark in zip(self._lives, self._before or (), strict=False):
             live.randomness.go_back(mark)
-        self._turn, self._before = (), None
+        self._lockstep, self._before = (), None
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
         with large_outside() if self._begins else contextlib.nullcontext():
-            samples = self.made.add(self._turn, self._finish_as_one()) if self._one else self._finish_apart()
-        self._turn, self._before, self._begins = (), None, False
+            samples = self.made.add(self._lockstep, self._finish_as_one()) if self._one else self._finish_apart()
+        self._lockstep, self._before, self._begins = (), None, False
         self._tell_faults()
         return samples
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Evaluate by turns; raises OwnFaults."""
+        """Evaluate by locksteps; raises OwnFaults."""
         self._train(False)
         cutters = shared([there(live.val_cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
             live.val_cutter = cutter
         self._foreseen.note(block, cutters, augment=False)
-        for turn in turns(cutters, block):
-            if self._as_one(turn, train=False):
-                self._evaluate(turn)
+        for lockstep in locksteps(cutters, block):
+            if self._as_one(lockstep, train=False):
+                self._evaluate(lockstep)
             else:
                 self._check_labels()
-                for row, own_batch in self._with_batch(turn):
+                for row, own_batch in self._with_batch(lockstep):
                     with self._own(row), self._states[row].active(), self._outside(row):
                         self._lives[row].model.eval()
                         self._solos[row].validate(own_batch)
-            for row, (cutter, batch) in enumerate(zip(cutters, turn, strict=True)):
+            for row, (cutter, batch) in enumerate(zip(cutters, lockstep, strict=True)):
                 if batch is not None:
                     cutter.commit(batch)
                     if cutter.done:
@@ -174,16 +174,16 @@ class ProgramOfSeveral(ABC):
             cutters = [getattr(live, name) for live in self._lives]
             for live, cutter in zip(self._lives, own(cutters), strict=True):
                 setattr(live, name, cutter)
-        self._turn, self._before = (), None
+        self._lockstep, self._before = (), None
         self._foreseen.clear()
         self._dissolve()
 
-    # ---- a turn
+    # ---- a lockstep
 
-    def inputs(self, turn: Turn, *, augment: bool = True) -> PackInputs:
-        """Return the samples of a turn. Raises OwnFaults for labels without an output."""
+    def inputs(self, lockstep: Lockstep, *, augment: bool = True) -> PackInputs:
+        """Return the samples of a lockstep. Raises OwnFaults for labels without an output."""
         self._check_labels()
-        batches = [there(batch) for batch in turn]
+        batches = [there(batch) for batch in lockstep]
         first = batches[0]
         if augment and self._augment:
             return PackInputs.of([self._augmented(row, own.data) for row, own in enumerate(batches)], first.rows)
@@ -198,12 +198,12 @@ class ProgramOfSeveral(ABC):
         with self._states[row].active():
             return augment(data)
 
-    def _as_one(self, turn: Turn, *, train: bool) -> bool:
-        """Whether the members make a turn in one pass."""
-        length, allowed = length_of(turn), self._lengths
+    def _as_one(self, lockstep: Lockstep, *, train: bool) -> bool:
+        """Whether the members make a lockstep in one pass."""
+        length, allowed = length_of(lockstep), self._lengths
         if length is None or allowed is None:
             return length is not None
-        apart = (train and self._augment) or any(batch is not turn[0] for batch in turn)
+        apart = (train and self._augment) or any(batch is not lockstep[0] for batch in lockstep)
         lengths, tried_apart = (allowed.train, allowed.apart[0]) if train else (allowed.val, allowed.apart[1])
         return apart == tried_apart and length in lengths
 
@@ -211,7 +211,7 @@ class ProgramOfSeveral(ABC):
         """Make the step of each member that has a batch by itself; returns their number of samples."""
         self.made.tell()
         samples = 0
-        for row, batch in self._with_batch(self._turn):
+        for row, batch in self._with_batch(self._lockstep):
             with self._own(row), self._states[row].active(), self._outside(row):
                 samples += self._step_apart(row, batch)
         return samples
@@ -221,9 +221,9 @@ class ProgramOfSeveral(ABC):
         self._solos[row].begin(batch)
         return self._solos[row].finish()
 
-    def _with_batch(self, turn: Turn) -> Iterator[tuple[int, Batch]]:
+    def _with_batch(self, lockstep: Lockstep) -> Iterator[tuple[int, Batch]]:
         """Yield the rows with a batch."""
-        for row, batch in enumerate(turn):
+        for row, batch in enumerate(lockstep):
             if batch is not None:
                 yield row, batch
 
@@ -233,17 +233,19 @@ class ProgramOfSeveral(ABC):
         self._tell_faults()
 
     def _tell_faults(self) -> None:
-        """Raise the errors of single members, once all others have made their turn."""
+        """Raise the errors of single members, once all others have made their lockstep."""
         if self._faults:
             faults, self._faults = self._faults, {}
             raise OwnFaults(faults)
 
-    def _validate(self, turn: Turn, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]) -> None:
-        """Add a turn's losses and outputs to the validations of the members in some rows."""
+    def _validate(
+        self, lockstep: Lockstep, rows: Iterable[int], found: tuple[Tensor, Any], into: Sequence[Validation]
+    ) -> None:
+        """Add a lockstep's losses and outputs to the validations of the members in some rows."""
         losses, output = found
         for row in rows:
             own = None if output is None else map_leaves(itemgetter(row), output)
-            self._add(row, there(turn[row]), losses[row], own, into[row])
+            self._add(row, there(lockstep[row]), losses[row], own, into[row])
 
     def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
         """Add a batch to a member's validation."""

@@ -1,4 +1,4 @@
-"""Optimizer steps of a turn: each member's gradients are clipped, and its optimizer makes a step along them.
+"""Optimizer steps of a lockstep: each member's gradients are clipped, and its optimizer makes a step along them.
 
 That is one step of each kernel; optimizers without a kernel step themselves.
 """
@@ -22,7 +22,7 @@ __all__ = ["FusedSteps", "Part"]
 
 @dataclass(slots=True)
 class Part:
-    """A turn of all members, between `begin` and `finish`."""
+    """A lockstep of all members, between `begin` and `finish`."""
 
     totals: Tensor
     """Each member's sum of losses over the batch, float64 ``[members]``."""
@@ -78,7 +78,7 @@ class FusedSteps:
         self._even = self._even and not part.idle
         stepped: set[int] = set()
         if self._even and not part.overflowed:
-            # All memory is allocated before the first kernel moves, so a turn is either made or undone as a whole.
+            # All memory is allocated before the first kernel moves, so a lockstep is either made or undone as a whole.
             for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
                 if move is not None:
                     move()

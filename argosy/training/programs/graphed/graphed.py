@@ -23,7 +23,7 @@ from argosy.training.device.recorders import Recorder, Recording, Uncaptured, re
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.turns import Turn
+from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole, obstacle_to, whole_of
 from argosy.training.programs.program import OwnFaults, Program
@@ -58,10 +58,10 @@ class Graphed:
         self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
         self._replayed: Replayed | None = None
-        self._turn: Turn | None = None
-        """The turn made as a whole step and not finished."""
+        self._lockstep: Lockstep | None = None
+        """The lockstep made as a whole step and not finished."""
         self._totals = torch.empty(0)
-        """Loss sums of that turn ``[members]``."""
+        """Loss sums of that lockstep ``[members]``."""
         self._apart = False
         """Whether its work is issued on its own stream."""
         self._draws = False
@@ -109,35 +109,35 @@ class Graphed:
 
     def begin(self, batch: Any) -> None:
         """Begin the step, or make it as a whole, which moves the weights here."""
-        turn = self._whole.turn(batch) if self._whole.kernels else None
+        lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._whole.remember()
-        if turn is None:
+        if lockstep is None:
             self._whole.made.tell()
             self._program.begin(batch)
             return
-        data = self._whole.inputs(turn)
-        self._static_inputs.turn()
+        data = self._whole.inputs(lockstep)
+        self._static_inputs.set_numbers()
         self._totals = self._step(data)
-        self._turn = turn
+        self._lockstep = lockstep
 
     def finish(self) -> int:
         """Implement `Program.finish`."""
-        turn, self._turn = self._turn, None
-        if turn is None:
+        lockstep, self._lockstep = self._lockstep, None
+        if lockstep is None:
             samples = self._program.finish()
             self._whole.forget()
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
         self._whole.follow()
-        samples = self._whole.made.add(turn, self._totals)
+        samples = self._whole.made.add(lockstep, self._totals)
         self._whole.forget()
         self._move_schedules()
         return samples
 
     def undo(self) -> None:
         """Undo a step after its `begin` has raised."""
-        self._turn = None
+        self._lockstep = None
         self._whole.undo()
 
     def evaluate(self, block: Block) -> Iterator[None]:
@@ -250,7 +250,7 @@ class Graphed:
         # Captured with zeros: a step that takes its inputs from elsewhere differs when it is replayed with real ones.
         self._static_inputs.forget()
         recording, totals = self._recorder.record(lambda: self._operators(at_rest))
-        self._static_inputs.turn()
+        self._static_inputs.set_numbers()
         return Replayed(recording, lying, at_rest, totals)
 
     def _moving(self) -> Sequence[Tensor]:

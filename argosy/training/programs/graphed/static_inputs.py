@@ -32,7 +32,7 @@ class StaticInputs:
         self._all.zero_()
         self._shown = []
 
-    def turn(self) -> None:
+    def set_numbers(self) -> None:
         """Set the numbers of the coming step. Raises Uncaptured where a schedule changed which numbers a step takes."""
         numbers = _numbers(self._kernels)
         if [[_shape(own) for own in of_kernel] for of_kernel in numbers] != self._shapes:

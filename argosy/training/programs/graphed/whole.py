@@ -22,8 +22,8 @@ from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import attributes, obstacle
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.fused.lockstep import Lockstep, length_of
 from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.turns import Turn, length_of
 from argosy.training.programs.program import Program
 from argosy.training.programs.solo import Solo
 
@@ -46,21 +46,21 @@ class Whole(Protocol):
 
     @property
     def made(self) -> Made:
-        """The turns that the members have made as a whole."""
+        """The locksteps that the members have made as a whole."""
 
-    def turn(self, batch: Any) -> Turn | None:
+    def lockstep(self, batch: Any) -> Lockstep | None:
         """Return each member's batch from what the program cut; None where they are not stepped as a whole."""
 
     def remember(self) -> None:
         """Save the members' random states, for `undo`."""
 
     def forget(self) -> None:
-        """Drop the saved random states, once the turn is made."""
+        """Drop the saved random states, once the lockstep is made."""
 
     def undo(self) -> None:
         """Restore the saved random states, and drop the gradients."""
 
-    def inputs(self, turn: Turn) -> PackInputs:
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Return the members' samples, augmented and checked; statistics of averages follow them."""
 
     def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
@@ -127,10 +127,10 @@ class Several:
 
     @property
     def made(self) -> Made:
-        """The fused program's turns."""
+        """The fused program's locksteps."""
         return self._fused.made
 
-    def turn(self, batch: Turn) -> Turn | None:
+    def lockstep(self, batch: Lockstep) -> Lockstep | None:
         """Return the batches if equally long."""
         return None if length_of(batch) is None else batch
 
@@ -146,11 +146,11 @@ class Several:
         """Implement `Whole.undo`."""
         for live, mark in zip(self._fused.members, self._before, strict=False):
             live.randomness.go_back(mark)
-        self._fused.undo()  # for a turn that was not whole, its own marks are right
+        self._fused.undo()  # for a lockstep that was not whole, its own marks are right
 
-    def inputs(self, turn: Turn) -> PackInputs:
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Implement `Whole.inputs`."""
-        data = self._fused.inputs(turn)
+        data = self._fused.inputs(lockstep)
         self._fused.recompute(data)
         return data
 
@@ -224,7 +224,7 @@ class Single:
         """The member's kernel."""
         return (self._kernel,)
 
-    def turn(self, batch: Batch) -> Turn | None:
+    def lockstep(self, batch: Batch) -> Lockstep | None:
         """Return the batch, unless it is empty."""
         return (batch,) if batch.rows else None
 
@@ -247,9 +247,9 @@ class Single:
             self._live.average.go_back(self._statistics)
         self.forget()
 
-    def inputs(self, turn: Turn) -> PackInputs:
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Check labels and augment the batch."""
-        (batch,) = turn
+        (batch,) = lockstep
         assert batch is not None
         self._solo.check_ahead()
         data = self._solo.augmented(batch.data)

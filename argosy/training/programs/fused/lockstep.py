@@ -1,4 +1,4 @@
-"""Turns: the next batch of each of several members, side by side.
+"""Locksteps: the next batch of each of several members, side by side.
 
 Members that cut the same batches share one cutter, so that a batch is cut once for all of them, and is one tensor. A member gets
 the same batches in the same order as alone; only how they are paired depends on the neighbours.
@@ -14,9 +14,9 @@ from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten
 
-__all__ = ["Turn", "length_of", "own", "shared", "turns"]
+__all__ = ["Lockstep", "length_of", "own", "shared", "locksteps"]
 
-Turn = tuple[Batch | None, ...]
+Lockstep = tuple[Batch | None, ...]
 """The next batch of each member; None where there is none yet."""
 
 
@@ -37,8 +37,8 @@ def own(cutters: Sequence[Cutter]) -> list[Cutter]:
     return [deepcopy(cutter) for cutter in cutters]
 
 
-def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
-    """Yield the turns that a block completes, after the last committed one."""
+def locksteps(cutters: Sequence[Cutter], block: Block) -> Iterator[Lockstep]:
+    """Yield the locksteps that a block completes, after the last committed one."""
     numbers = {id(cutter): number for number, cutter in enumerate({id(cutter): cutter for cutter in cutters}.values())}
     different = {id(cutter): cutter for cutter in cutters}.values()
     places = [numbers[id(cutter)] for cutter in cutters]
@@ -46,15 +46,15 @@ def turns(cutters: Sequence[Cutter], block: Block) -> Iterator[Turn]:
         yield tuple(batches[place] for place in places)
 
 
-def length_of(turn: Turn) -> int | None:
+def length_of(lockstep: Lockstep) -> int | None:
     """Return the number of samples in each member's batch; None where the batches differ in shape, or some have none."""
-    first = turn[0]
+    first = lockstep[0]
     if first is None or not first.rows:
         return None
-    if all(batch is first for batch in turn):
+    if all(batch is first for batch in lockstep):
         return first.rows
     shapes = _shapes(first)
-    return first.rows if all(batch is not None and _shapes(batch) == shapes for batch in turn) else None
+    return first.rows if all(batch is not None and _shapes(batch) == shapes for batch in lockstep) else None
 
 
 def _shapes(batch: Batch) -> list[torch.Size]:
