@@ -209,7 +209,7 @@ class FakeTrainer:
 
     def _start(self, start: StartMember) -> MemberStarted | None:
         (self.directory / "members" / start.member).mkdir(parents=True, exist_ok=True)
-        leads = start.seat is None or start.seat.rank == 0
+        leads = start.group_rank is None or start.group_rank.rank == 0
         self.assigned[start.member] = _Assigned(leads=leads, epoch=start.epoch, next=start.stream_epoch)
         place = {"epoch": start.epoch, "section": 0, "position": 0, "stream_epoch": start.stream_epoch}
         return MemberStarted(member=start.member, device=self.name, threads=1, mkldnn=True, **place) if leads else None

@@ -197,7 +197,7 @@ class Chosen:
             allowed=True,
             kinds=kinds,
         )
-        self._fusion.boarded()
+        self._fusion.note_assigned()
 
     @property
     def models(self) -> Sequence[nn.Module]:
@@ -221,7 +221,7 @@ class Chosen:
 
     def run(self, block: Block) -> None:
         """See `Side.run`."""
-        self._fusion.look(block)
+        self._fusion.form_groups(block)
         through = False
         while not through:
             stepped = [self._step(instance, block) for instance in list(self._instances)]

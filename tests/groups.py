@@ -23,7 +23,7 @@ from argosy.training.programs.shard.shard import Shard
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.merged import Move, moves
 
-__all__ = ["Placed", "distance", "sail", "steps"]
+__all__ = ["Placed", "distance", "steps", "trained"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Placed:
     shares: tuple[float, ...] = ()
 
 
-def sail(
+def trained(
     placed: Sequence[Placed],
     folder: Path,
     *,

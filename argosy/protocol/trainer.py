@@ -28,7 +28,7 @@ __all__ = [
     "Progress",
     "SectionReport",
     "Save",
-    "Seat",
+    "GroupRank",
     "StartMember",
     "SumsTimed",
     "TimeSums",
@@ -113,7 +113,7 @@ class SumsTimed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class GroupRank:
     """A device's place among those that carry one member."""
 
     rank: int
@@ -139,7 +139,7 @@ class StartMember:
     accumulate: int
     """Micro-batches per step: the member's own number, or more where its device has too little memory."""
     notes: tuple[str, ...]
-    seat: Seat | None = None
+    group_rank: GroupRank | None = None
     """None for a member that this device alone carries."""
     changes: Mapping[str, tuple[Any, Any]] | None = None
     """For a clone that starts from its source's file: by name, the hyper-parameter there and here. None where the file is its own."""

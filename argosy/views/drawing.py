@@ -11,7 +11,7 @@ from rich.text import Text
 from argosy.errors.wording import lasting, shortened, text_table
 from argosy.results.fold import OVER
 from argosy.views.output import as_text
-from argosy.views.screen import Berth, Row, Screen, Searching
+from argosy.views.screen import DeviceRow, Row, Screen, Searching
 
 __all__ = ["draw", "in_a_line"]
 
@@ -70,10 +70,10 @@ def _title(screen: Screen) -> tuple[str, str]:
 
 def _facts(screen: Screen, width: int, most: int) -> list[tuple[str, str]]:
     lines = [(_counts(screen), ""), *([] if screen.search is None else _found(screen, screen.search))]
-    if len(screen.berths) > most:
-        lines.append((_fleet(screen.berths), ""))
+    if len(screen.devices) > most:
+        lines.append((_fleet(screen.devices), ""))
     else:
-        lines += [(_berth(berth), "") for berth in screen.berths]
+        lines += [(_device_line(device), "") for device in screen.devices]
     if screen.bottleneck is not None:
         told = f"Bottleneck: {screen.bottleneck.verdict}"
         lines += [
@@ -130,21 +130,21 @@ def _members(count: int) -> str:
     return f"{count} member{'s' * (count != 1)}"
 
 
-def _berth(berth: Berth) -> str:
-    flotilla = "" if berth.flotilla is None else f" in flotilla {berth.flotilla}"
-    rate = f", {berth.samples_per_second:,.0f} samples/s in all" if berth.samples_per_second else ""
-    waits = f", waits for data {berth.waiting:.0%} of its time" if berth.waiting >= 0.005 else ""
-    return f"{berth.device}: {_members(berth.members)}{flotilla}{rate}{waits}"
+def _device_line(row: DeviceRow) -> str:
+    flotilla = "" if row.flotilla is None else f" in flotilla {row.flotilla}"
+    rate = f", {row.samples_per_second:,.0f} samples/s in all" if row.samples_per_second else ""
+    waits = f", waits for data {row.waiting:.0%} of its time" if row.waiting >= 0.005 else ""
+    return f"{row.device}: {_members(row.members)}{flotilla}{rate}{waits}"
 
 
-def _fleet(berths: Sequence[Berth]) -> str:
-    busy = [berth for berth in berths if berth.members]
-    rate = sum(berth.samples_per_second for berth in berths)
-    hungry = max(berths, key=lambda berth: berth.waiting)
+def _fleet(devices: Sequence[DeviceRow]) -> str:
+    busy = [device for device in devices if device.members]
+    rate = sum(device.samples_per_second for device in devices)
+    hungry = max(devices, key=lambda device: device.waiting)
     waits = f"; {hungry.device} waits for data {hungry.waiting:.0%} of its time" if hungry.waiting >= 0.005 else ""
-    flotillas = len({berth.flotilla for berth in busy})
+    flotillas = len({device.flotilla for device in busy})
     together = f" in {flotillas} flotillas" if flotillas > 1 else ""
-    return f"{len(busy)} of {len(berths)} devices train{together}, {rate:,.0f} samples/s in all{waits}"
+    return f"{len(busy)} of {len(devices)} devices train{together}, {rate:,.0f} samples/s in all{waits}"
 
 
 def _table(screen: Screen, shown: Sequence[Row], width: int) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ class News:
         elif isinstance(message, RunStarted):
             self._length, self._sections = message.lengths["train"], message.validations_per_epoch
 
-    def sail(self, plan: Plan) -> None:
+    def start(self, plan: Plan) -> None:
         """Add flotillas that start; they replace those on the same devices."""
         taken = {device for flotilla in plan.flotillas for device in flotilla.devices}
         left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]

@@ -21,7 +21,7 @@ from argosy.views.notices import lost
 from argosy.views.rungs import Rung
 from argosy.views.trials import TrialsSoFar
 
-__all__ = ["Berth", "Question", "Row", "Screen", "Searching", "screen_of"]
+__all__ = ["DeviceRow", "Question", "Row", "Screen", "Searching", "screen_of"]
 
 LATELY_SECONDS = 300.0
 """Seconds for which the loss of a worker is shown."""
@@ -66,7 +66,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Berth:
+class DeviceRow:
     """One device."""
 
     device: str
@@ -110,7 +110,7 @@ class Screen:
     """None of a run that is no search."""
     bottleneck: Diagnosis | None
     """None if it is too early to tell, and if it is training: nothing holds the members up then but their own steps."""
-    berths: tuple[Berth, ...]
+    devices: tuple[DeviceRow, ...]
     attention: tuple[str, ...]
     """What went wrong, newest first."""
     objective: str
@@ -150,7 +150,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         counts=Counter(member.status for member in states.values()) if trials is None else trials.counts,
         search=None if trials is None else _searching(trials),
         bottleneck=limit if limit is not None and limit.stage != "training" else None,
-        berths=_berths(states, news),
+        devices=_device_rows(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
         best=_leader(study, states) if trials is None else _best_trial(trials, study.objective),
@@ -205,7 +205,7 @@ def _waiting(gauges: Sequence[Mapping[str, float]]) -> float:
     return waiting / (waiting + busy) if waiting + busy else 0.0
 
 
-def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
+def _device_rows(states: Mapping[str, MemberState], news: News) -> tuple[DeviceRow, ...]:
     numbers = {device: n for n, flotilla in enumerate(news.flotillas, start=1) for device in flotilla.devices}
     assigned: dict[str, list[str]] = {device: [] for device in numbers}
     for name, state in states.items():
@@ -213,7 +213,7 @@ def _berths(states: Mapping[str, MemberState], news: News) -> tuple[Berth, ...]:
             for device in state.split.devices if state.split else (state.device,):
                 assigned.setdefault(device, []).append(name)
     return tuple(
-        Berth(
+        DeviceRow(
             device=device,
             members=len(names),
             flotilla=numbers.get(device) if len(news.flotillas) > 1 else None,

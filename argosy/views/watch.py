@@ -50,7 +50,7 @@ class Watch:
 
     def plan(self, plan: Plan) -> None:
         """Implement `View.plan`."""
-        self.news.sail(plan)
+        self.news.start(plan)
 
     def handle(self, worker: str, message: Any) -> None:
         """Implement `View.handle`."""

@@ -14,7 +14,7 @@ import test_bits
 import test_member
 import torch
 from blocks import blocks
-from groups import Placed, sail
+from groups import Placed, trained
 from packs import ResNet, Transformer, convnet, mlp
 from test_graphed import DEVICES
 from torch import nn
@@ -401,7 +401,7 @@ def test_behind_captured_steps_it_is_that_of_alone(rule: str, count: int, device
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rank_of_a_split_member_has_it(rule: str, tmp_path: Path) -> None:
     one = packs.member("m", average=RULES[rule])
-    ranks = sail([Placed(one, (0, 1), (0.3, 0.7))], tmp_path, epochs=3)["m"]
+    ranks = trained([Placed(one, (0, 1), (0.3, 0.7))], tmp_path, epochs=3)["m"]
     (alone,), _ = packs.alone([one], 3)
     assert alone.average is not None
     for live in ranks:

@@ -79,13 +79,13 @@ def normed() -> nn.Module:
 def test_where_memory_ends_fewer_are_tried(
     room: int, rounding: bool, tried: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, twins = [], fused_check._twins
+    found, copies = [], fused_check._copies
 
     def few(lives: Any, *, double: bool) -> Any:
         found.append((len(lives), double))
-        return twins(lives, double=double) if len(lives) * (1 + double) <= room else no_memory()
+        return copies(lives, double=double) if len(lives) * (1 + double) <= room else no_memory()
 
-    monkeypatch.setattr(fused_check, "_twins", few)
+    monkeypatch.setattr(fused_check, "_copies", few)
     names = tuple(f"m{n}" for n in range(5))
     model = normed if rounding else wide_enough
     members = [

@@ -54,8 +54,8 @@ def test_twos_are_tried_no_more_where_none_was_faster(
     )
     for hidden in range(5, 5 + PAIRS + 1):
         instances.extend(ProgramInstance.of([assigned(tmp_path, f"{name}{hidden}", hidden)]) for name in "ab")
-        fusion.boarded()
-        fusion.look(block)
+        fusion.note_assigned()
+        fusion.form_groups(block)
         for _ in range(4):
             for instance in list(instances):
                 instance.step(block, lambda: False)
@@ -90,10 +90,10 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
         *("cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), guard.check_device), allowed=True
     )
     monkeypatch.setattr(where, "Fused", SimpleNamespace(of=lambda *given, **named: late.poison()))
-    fusion.boarded()
+    fusion.note_assigned()
     with pytest.raises(Poisoned, match="late:0 is of no more use to this process since"):
         for _ in range(4):
-            fusion.look(block)
+            fusion.form_groups(block)
             for instance in list(instances):
                 instance.step(block, lambda: False)
             fusion.settle()
@@ -109,10 +109,10 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     fusion = ProgramChoice(
         "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
-    fusion.boarded()
-    fusion.look(empty)
+    fusion.note_assigned()
+    fusion.form_groups(empty)
     assert not said and not any(instance.fusion_group for instance in instances)
-    fusion.look(block)
+    fusion.form_groups(block)
     assert not any(isinstance(event, StepsAlone) for report in said for event in report.events)
     assert all(instance.fusion_group is instances[0].fusion_group is not None for instance in instances)
 
@@ -134,8 +134,8 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
     fusion = ProgramChoice(
         "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True
     )
-    fusion.boarded()
-    fusion.look(block)
+    fusion.note_assigned()
+    fusion.form_groups(block)
     (instance,) = instances
     assert instance.steps_left is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
     assert [assigned.name for assigned in instance.assignment] == ["a", "b", "c"]
@@ -157,8 +157,8 @@ def test_a_program_of_copies_that_raises_is_ruled_out(tmp_path: Path, monkeypatc
     admitted = program_choice.admit
     monkeypatch.setattr(program_choice, "admit", lambda *given, **named: (admitted(*given, **named), patch())[0])
     patch = partial(monkeypatch.setattr, Fused, "finish", finish)
-    fusion.boarded()
-    fusion.look(block)
+    fusion.note_assigned()
+    fusion.form_groups(block)
     assert [len(instance.assignment) for instance in instances] == [1, 1, 1]
     assert not any(instance.assignment[0].live.steps for instance in instances)
     (fell,) = [event for report in said for event in report.events if isinstance(event, FellBack)]

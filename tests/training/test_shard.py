@@ -10,7 +10,7 @@ import packs
 import pytest
 import torch
 from blocks import blocks
-from groups import Placed, distance, sail, steps
+from groups import Placed, distance, steps, trained
 from packs import member
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -45,7 +45,7 @@ def alone(one: Any, epochs: int = EPOCHS, **how: Any) -> LiveMember:
 
 def split(one: Any, shares: tuple[float, ...], folder: Path, epochs: int = EPOCHS, **how: Any) -> list[LiveMember]:
     placed = Placed(one, tuple(range(len(shares))), shares)
-    return sail([placed], folder, epochs=epochs, **how)[one.name]
+    return trained([placed], folder, epochs=epochs, **how)[one.name]
 
 
 def state_of(live: LiveMember) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_groups_of_all_kinds_with_packs_beside_them(tmp_path: Path) -> None:
         *(Placed(member(f"whole-{n}", batch_size=9 + n), (n,)) for n in range(3)),
         Placed(member("beside", batch_size=63), (1,)),
     ]
-    lives = sail(fleet, tmp_path, epochs=EPOCHS, size=25)
+    lives = trained(fleet, tmp_path, epochs=EPOCHS, size=25)
     for one in fleet:
         solo = alone(one.member, size=25)
         if len(one.devices) == 1:
@@ -163,8 +163,8 @@ def on_cuda(places: Any, count: int, folder: Path, on: torch.device | None = Non
     """On so many ranks, a member is what it is on one CUDA device by itself."""
     one = member("m", batch_size=63, accumulate=2, optimizer=ADAMW, clip_grad_norm=0.1)
     placed = Placed(one, tuple(range(count)), tuple([1 / count] * count))
-    lives = sail([placed], folder, epochs=EPOCHS, places=places, on=on)["m"]
-    solo = sail([Placed(one)], folder, epochs=EPOCHS, places=places)["m"][0]
+    lives = trained([placed], folder, epochs=EPOCHS, places=places, on=on)["m"]
+    solo = trained([Placed(one)], folder, epochs=EPOCHS, places=places)["m"][0]
     assert {weight.device.type for live in lives for weight in live.model.parameters()} == {"cuda"}
     assert distance(lives[0], solo) <= 1e-9
     assert same_bits(lives)

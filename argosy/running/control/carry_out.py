@@ -26,7 +26,7 @@ from argosy.protocol.events import (
     WorkerLost,
 )
 from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
-from argosy.protocol.trainer import Assign, Measure, Pause, Seat, Unassign
+from argosy.protocol.trainer import Assign, GroupRank, Measure, Pause, Unassign
 from argosy.running.control.clone import inherit
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
@@ -182,7 +182,7 @@ class CarryOut:
         self._rendezvous |= {split.member: self.pool.rendezvous() for split in placements if split.is_split}
         self.members.place(names)
 
-    def _seat_of(self, leg: LiveLeg, name: str, device: str) -> Seat | None:
+    def _group_rank(self, leg: LiveLeg, name: str, device: str) -> GroupRank | None:
         """The rank of a device among those that step a member; journaled before any of them does."""
         placement, before = leg.flotilla.of(name), self.run.state.member(name).split
         split = Split(member=name, devices=placement.devices, shares=placement.all_shares)
@@ -191,7 +191,7 @@ class CarryOut:
         if not placement.is_split:
             return None
         rank, number = placement.devices.index(device), self.positions.number(name)
-        return Seat(rank=rank, shares=split.shares, number=number, rendezvous=self._rendezvous[name])
+        return GroupRank(rank=rank, shares=split.shares, number=number, rendezvous=self._rendezvous[name])
 
     def _start(self, leg: LiveLeg, device: str, *, leave: tuple[str, ...] = (), start: Iterable[str]) -> None:
         """Tell a trainer its assignment; the stream epochs that its members train on are journaled before."""
@@ -207,7 +207,7 @@ class CarryOut:
         starts = tuple(
             replace(
                 self.positions.start_member(name, measured[name].notes),
-                seat=self._seat_of(leg, name, device),
+                group_rank=self._group_rank(leg, name, device),
                 chosen=self.run.choices.programs(name),
             )
             for name in names

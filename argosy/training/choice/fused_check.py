@@ -271,15 +271,15 @@ def _attempt(
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     try:
-        alone, together = (_twins(lives, double=double) for _ in range(2))
-        solos = [Solo(twin) for twin in alone]
+        alone, together = (_copies(lives, double=double) for _ in range(2))
+        solos = [Solo(copied) for copied in alone]
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
     try:
         fused = make(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
-    attributed = [attributes(twin.model) for twin in alone]
+    attributed = [attributes(copied.model) for copied in alone]
     for train, length in steps:
         own = apart[0] if train else apart[1]
         given = [filled(block, length + own, double=double) for _ in range(2)]
@@ -295,7 +295,7 @@ def _attempt(
             return Attempt.of("its own step", error, len(lives), alone=True)
         try:
             by_copy = {id(trial.live): trial for trial in _together(fused, given[1], train=train)}
-            pairs = [(one, by_copy[id(twin)]) for one, twin in zip(mine, together, strict=True)]
+            pairs = [(one, by_copy[id(copied)]) for one, copied in zip(mine, together, strict=True)]
             if train and not (exact or double):
                 share = _rounding(lives, mine, filled(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
@@ -314,12 +314,12 @@ def _attempt(
 # ---- copies
 
 
-def _twins(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
+def _copies(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
     """Return copies of the members."""
-    twins = [live.trial() for live in lives]
-    for twin in twins if double else ():
-        _make_double(twin)
-    return twins
+    copies = [live.trial() for live in lives]
+    for copied in copies if double else ():
+        _make_double(copied)
+    return copies
 
 
 def _make_double(live: LiveMember) -> None:
@@ -349,27 +349,27 @@ class FusedTrial:
 
 def _alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
     gradients: dict[str, Tensor] = {}
-    twin = solo.live
+    copied = solo.live
     if train:
-        twin.model.train()
+        copied.model.train()
         with solo.active():
             for batch in solo.cut(block):
                 solo.begin(batch)
-                gradients = {name: p.grad.clone() for name, p in twin.model.named_parameters() if p.grad is not None}
+                gradients = {name: p.grad.clone() for name, p in copied.model.named_parameters() if p.grad is not None}
                 solo.finish()
     else:
         with solo.active(keep=True):
             next(solo.evaluate(block))
-    return FusedTrial(twin, gradients)
+    return FusedTrial(copied, gradients)
 
 
-def _check_behaviour(twins: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block) -> None:
+def _check_behaviour(copies: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block) -> None:
     """Raise UnfitProgram for what copies do beside computing."""
     if block.touched:
         raise UnfitProgram("it writes into its input")
-    for twin, held in zip(twins, before, strict=True):
-        twin.model.train()
-        changed = [where for where, value in attributes(twin.model).items() if held.get(where) != value]
+    for copied, held in zip(copies, before, strict=True):
+        copied.model.train()
+        changed = [where for where, value in attributes(copied.model).items() if held.get(where) != value]
         if changed:
             raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
 
@@ -399,11 +399,11 @@ def _rounding(
     lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
 ) -> float:
     """Return the share in which a step may differ from `mine`, by that of copies whose weights are an ulp away."""
-    twins = _twins(lives, double=False)
-    for twin in twins:
-        nudge(twin.model.parameters(), dtype_of(twin.member))
-    cut_anew(twins, block, length, apart=apart)
-    moved = [_alone(Solo(twin), block, train=True) for twin in twins]
+    copies = _copies(lives, double=False)
+    for copied in copies:
+        nudge(copied.model.parameters(), dtype_of(copied.member))
+    cut_anew(copies, block, length, apart=apart)
+    moved = [_alone(Solo(copied), block, train=True) for copied in copies]
     pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))
     return rounding(pairs, block.leaves)
 

@@ -247,12 +247,12 @@ def _norms(model: nn.Module) -> Iterator[list[bool]]:
     """Record, for each training pass through BatchNorm inside, whether a sample has a single value per channel."""
     found: list[bool] = []
 
-    def look(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def note_pass(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
         if norm.training:
             found.append(not inputs or inputs[0].numel() == inputs[0].shape[0] * inputs[0].shape[1])
 
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    handles = [norm.register_forward_pre_hook(look) for norm in norms]
+    handles = [norm.register_forward_pre_hook(note_pass) for norm in norms]
     try:
         yield found
     finally:

@@ -70,12 +70,12 @@ class Tried:
 
 def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False) -> Tried:
     """Run a copy's backward pass on parts of a batch, between these rows."""
-    twin = live.trial()
+    copied = live.trial()
     if double:
-        twin.model.double()
+        copied.model.double()
     if nudged:
-        nudge(twin.model.parameters(), dtype_of(live.member))
-    solo, before, buffers = Solo(twin), attributes(twin.model), copy.deepcopy(dict(twin.model.named_buffers()))
+        nudge(copied.model.parameters(), dtype_of(live.member))
+    solo, before, buffers = Solo(copied), attributes(copied.model), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
     with solo.active():
@@ -83,11 +83,11 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
         for start, stop in itertools.pairwise(bounds):
             part = map_leaves(itemgetter(slice(start, stop)), data)
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
-    gradients = {name: p.grad for name, p in twin.model.named_parameters() if p.grad is not None}
-    moved = (f"the buffer {n!r}" for n, b in twin.model.named_buffers() if not _equal(buffers.get(n), b))
-    other = (what for what, value in attributes(twin.model).items() if before.get(what) != value)
+    gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
+    moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
+    other = (what for what, value in attributes(copied.model).items() if before.get(what) != value)
     changed = next(itertools.chain(moved, other), "")
-    return Tried(live=twin, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
+    return Tried(live=copied, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
 
 
 def _differences(

@@ -50,7 +50,7 @@ class Foreseen:
         )
         return {} if outputs is None else self._compared(outputs)
 
-    def look(self, output: Any) -> None:
+    def check_output(self, output: Any) -> None:
         """Check the labels against the output that a network has just given, before its loss. Raises StudyError."""
         if not self._labels:
             return

@@ -326,7 +326,7 @@ class Solo:
             return self._of_step(member.step(self.live.model, data))
         inputs, target = pair_of(member, data)
         output = self._output(inputs)
-        self._foreseen.look(output)
+        self._foreseen.check_output(output)
         try:
             return self._loss((member.loss or cross_entropy)(output, target)), output, target
         except IndexError:

@@ -62,7 +62,7 @@ class AssignedMember:
                 change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
-        leads = start.seat is None or start.seat.rank == 0
+        leads = start.group_rank is None or start.group_rank.rank == 0
         behind = -live.samples
         kept = start.packed, start.chosen, start.careful
         return cls(live, files, orders, sections, start.stream_epoch, first, behind, leads, *kept)

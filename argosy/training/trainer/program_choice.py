@@ -70,13 +70,13 @@ class ProgramChoice:
         self._fallen: set[FellBack] = set()
         """Reported programs that were given up."""
 
-    def boarded(self) -> None:
+    def note_assigned(self) -> None:
         """Note that a member was assigned."""
         self._newcomers = self._allowed
 
     # ---- which members are a fusion group
 
-    def look(self, block: Block) -> None:
+    def form_groups(self, block: Block) -> None:
         """Before the steps of a training block, find the assigned members that can be one program, if there are new ones.
 
         Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch with

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from argosy.protocol.trainer import Seat
+from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
 from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
@@ -75,11 +75,13 @@ class ProgramInstance:
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
     @classmethod
-    def seated(cls, assigned: AssignedMember, seat: Seat) -> "ProgramInstance":
+    def of_rank(cls, assigned: AssignedMember, group_rank: GroupRank) -> "ProgramInstance":
         """Make the instance of one rank of a split member; its group begins to form."""
         on = sums_on(assigned.live.backend.device)
-        group = Group.form(seat.rendezvous, seat.rank, len(seat.shares), on=on)
-        return cls(program=Shard(assigned.live, group, seat.shares, number=seat.number), assignment=(assigned,))
+        group = Group.form(group_rank.rendezvous, group_rank.rank, len(group_rank.shares), on=on)
+        return cls(
+            program=Shard(assigned.live, group, group_rank.shares, number=group_rank.number), assignment=(assigned,)
+        )
 
     @property
     def shard(self) -> Shard | None:

@@ -57,7 +57,7 @@ class Stepping:
         """Give every instance its turn; False where steps of the block are left."""
         trains = block.place.split == "train"
         if trains and not self._guard.careful:
-            self._program_choice.look(block)
+            self._program_choice.form_groups(block)
         if trains and any(instance.shard for instance in self._instances):
             return self._merged(block)
         through = True

@@ -367,11 +367,11 @@ class Trainer:
         sections = self.terms.validations_per_epoch
         assigned = AssignedMember.assign(live, start, files, self.orders, sections=sections)
         self.assigned[start.member] = assigned
-        if start.seat is None:
+        if start.group_rank is None:
             self.instances.append(ProgramInstance.of([assigned]))
-            self.program_choice.boarded()
+            self.program_choice.note_assigned()
         else:
-            self.instances.append(ProgramInstance.seated(assigned, start.seat))
+            self.instances.append(ProgramInstance.of_rank(assigned, start.group_rank))
         return assigned.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:

@@ -100,15 +100,15 @@ class Forward:
         buffers: Mapping[str, Tensor],
         data: PackInputs,
         states: Sequence[Randomness],
-        look: Callable[[Any], None],
+        check_output: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Return losses of each member ``[members, …]`` and, in evaluation, the networks' outputs; buffers move.
 
         Tensors are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random states.
-        `look` is called with a network's output before the loss.
+        `check_output` is called with a network's output before the loss.
         """
         if self._layers is not None and data.of_rows:
-            return self._by_layers(self._layers, weights, data, states, look)
+            return self._by_layers(self._layers, weights, data, states, check_output)
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
         made_as: list[Any] = []
@@ -119,7 +119,7 @@ class Forward:
             try:
                 self._hold(tensors)
                 with OwnDraws(states):
-                    losses, output = self._of_one(samples, look)
+                    losses, output = self._of_one(samples, check_output)
                 found = {name: self._held(name) for name in buffers}
             finally:
                 self._hold(self._own)
@@ -145,12 +145,12 @@ class Forward:
         weights: Mapping[str, Tensor],
         data: PackInputs,
         states: Sequence[Randomness],
-        look: Callable[[Any], None],
+        check_output: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Do as `values` for a plain MLP: only a loss of the member's own is vectorised."""
         inputs = data.tree[0]
         output = layers.outputs(inputs if data.apart else inputs.expand(len(states), *inputs.shape), weights, states)
-        look(output[0])
+        check_output(output[0])
         return losses_of(self._member.loss, output, data, states), None if self._training else output
 
     def losses_of_one(
@@ -170,7 +170,7 @@ class Forward:
     def _default_loss(self) -> bool:
         return self._member.step is None and self._member.loss is None
 
-    def _of_one(self, data: Any, look: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
+    def _of_one(self, data: Any, check_output: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
         """Compute as `Solo` does: the losses (none for the default loss), and the output where it is needed."""
         member = self._member
         if member.step is not None:
@@ -178,7 +178,7 @@ class Forward:
             return (made[0] if isinstance(made, tuple) else made,), ()
         inputs, target = pair_of(member, data)
         output = self._network(inputs)
-        look(output)
+        check_output(output)
         if member.loss is None:
             return (), output
         return (member.loss(output, target),), () if self._training else output

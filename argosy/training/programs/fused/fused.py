@@ -234,7 +234,7 @@ class Fused(ProgramOfSeveral):
 
     def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
         buffer = self._parameter_buffer
-        return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.look)
+        return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.check_output)
 
     def _losses(self, data: PackInputs) -> Tensor:
         return self._values(data)[0]

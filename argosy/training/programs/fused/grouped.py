@@ -75,7 +75,7 @@ class Grouped(ProgramOfSeveral):
         data = self._shared(lockstep)
         with torch.no_grad():
             outputs = self._waves.forward(data.tree[0], self._states)
-        self._foreseen.look(outputs[0])
+        self._foreseen.check_output(outputs[0])
         leaf = outputs.detach().requires_grad_()
         losses = losses_of(self._lives[0].member.loss, leaf, data, self._states)
         key = losses.shape, losses.dtype
@@ -115,7 +115,7 @@ class Grouped(ProgramOfSeveral):
     def _evaluate(self, lockstep: Lockstep) -> None:
         data = self._shared(lockstep)
         outputs = self._waves.forward(data.tree[0], None).clone()
-        self._foreseen.look(outputs[0])
+        self._foreseen.check_output(outputs[0])
         losses = losses_of(self._lives[0].member.loss, outputs, data, self._states)
         self._validate(lockstep, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
 
