@@ -190,13 +190,15 @@ class Loop(Asked):
             self.val_batch_idx = 0
             self._logged = {}
             self.module.on_validation_epoch_start()
-        before = self._logged.get("val_loss")
+        # By itself, as the difference of two sums is rounded otherwise each time.
+        before = self._logged.pop("val_loss", None)
         made = _called(self.module.validation_step, batch, self.val_batch_idx)
         self.val_batch_idx += 1
-        found = self._logged.get("val_loss")
-        if isinstance(found, tuple):
-            total, count = before or (0.0, 0)
-            mean: torch.Tensor = (found[0] - total) / (found[1] - count)
+        found = self._logged.setdefault("val_loss", before) if before is not None else self._logged.get("val_loss")
+        if isinstance(found, tuple) and found is not before:
+            if isinstance(before, tuple):
+                self._logged["val_loss"] = before[0] + found[0], before[1] + found[1]
+            mean: torch.Tensor = found[0] / found[1]
             return mean
         return _loss(made, "validation_step neither logs 'val_loss' nor returns a loss")
 

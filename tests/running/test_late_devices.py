@@ -117,7 +117,9 @@ def test_a_poisoned_device_ends_its_process_and_no_member(tmp_path: Path, poison
     breaks = partial(poisoned_once, flag=flag, poison=poison)
     fleet = [studies.member("breaks", augment=breaks), studies.member("sound")]
     for run in ("broken", "whole"):
-        argosy.train(studies.study(fleet=fleet), directory=tmp_path / run, devices="late:0", time_limit=100)
+        argosy.train(
+            studies.study(fleet=fleet), directory=tmp_path / run, devices="late:0", time_limit=100, numerics="exact"
+        )
         assert not flag.exists()
     assert len(evidence.event_lines(tmp_path / "broken", "WorkerLost")) == 1
     assert evidence.results(tmp_path / "broken") == evidence.results(tmp_path / "whole")
