@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from argosy.stream.blocks import Block
 from argosy.stream.schedule import Orders
 from argosy.study import Member, accuracy
-from argosy.training.choice.fused_check import Admission, admit
+from argosy.training.choice.admission import Admission, admit
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import backend_of
 from argosy.training.member.live import LiveMember, build

@@ -15,7 +15,7 @@ from torch import nn
 import argosy
 from argosy.errors import WorkerError
 from argosy.errors.traces import reason_of
-from argosy.training.choice import fused_check, split_check
+from argosy.training.choice import admission, fused_check, split_check
 from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.choice.split_check import why_whole
 from argosy.training.device.recorders import Uncaptured
@@ -72,7 +72,7 @@ def ends_the_run(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (fused_check, "obstacle"),
+        (admission, "obstacle"),
         (fused_check, "_alone"),
         (fused_check, "_together"),
         (Fused, "begin"),

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 from argosy.study import Member
-from argosy.training.choice.fused_check import admit
+from argosy.training.choice.admission import admit
 from argosy.training.member.live import BatchLengths
 from argosy.training.programs.fused.forward import Forward
 from argosy.training.programs.fused.fused import Fused

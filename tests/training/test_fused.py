@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import (
 from argosy.errors import StudyError
 from argosy.stream.blocks import Block
 from argosy.study import Member
-from argosy.training.choice.fused_check import admit
+from argosy.training.choice.admission import admit
 from argosy.training.member import checkpoint
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation

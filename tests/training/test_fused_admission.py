@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from argosy.study import Member
-from argosy.training.choice.fused_check import Admitted, admit
+from argosy.training.choice.admission import Admitted, admit
 
 
 def lookahead(optimizer: Any) -> Any:

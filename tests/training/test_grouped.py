@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 import argosy
 from argosy.running.directory.journal import read_journal
 from argosy.study import Member
-from argosy.training.choice.fused_check import admit
+from argosy.training.choice.admission import admit
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped, common
 from argosy.training.programs.fused.waves import layers_of

@@ -21,7 +21,7 @@ from argosy.stream.blocks import ALIGNMENT, Block, Place
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import open_sources
 from argosy.study import Member, Study
-from argosy.training.choice.fused_check import admit
+from argosy.training.choice.admission import admit
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import Backend, backend_of
 from argosy.training.member.live import LiveMember, build

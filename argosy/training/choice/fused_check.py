@@ -1,7 +1,5 @@
 """The equivalence check of programs of several: members are one if together they get the results that they get alone.
 
-Members of one fingerprint may be fused, and MLPs of several grouped.
-
 Copies of the members make steps and evaluations on real batches, each alone and all together. On a CPU the results of most networks
 are equal to the bit, on batches of each length that the members will see; then the program makes those lengths as one, and no result
 tells whether a member had company. Else one step and one evaluation are compared in float64 where the members' code allows it, which
@@ -9,9 +7,8 @@ tells rounding from real differences. This finds silent errors of vectorised cod
 Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,172 +22,16 @@ from argosy.training.device.devices import out_of_memory
 from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import dtype_of
-from argosy.training.programs.fused.fingerprint import Fingerprint, attributes, obstacle
+from argosy.training.programs.fused.fingerprint import attributes
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.fused.grouped import Grouped, common
+from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.fused.waves import side_by_side
 from argosy.training.programs.solo import Solo
 
-__all__ = ["Admission", "Admitted", "admit", "apart"]
+__all__ = ["Attempt", "apart", "attempted"]
 
-TRIED = 4
-"""Members of a pack that are checked: all share one forward pass, and copies take memory."""
-FEW = 4
-"""Fewer like members are rather one program with unlike ones."""
 NUMBERS, STEPS = 8000, 16
 """For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """What checks have found: the batches that are made as one with the bits of alone."""
-
-    fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
-    """By fingerprint of like members."""
-    grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
-    """By layer of unlike members, and what these have in common."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """Result of the equivalence check."""
-
-    packs: tuple[tuple[str, ...], ...]
-    """Members that may be fused; single ones where `single` was given."""
-    unlike: tuple[tuple[str, ...], ...]
-    """Unlike members that may be one program."""
-    alone: Mapping[str, str]
-    """The other members, each with the reason."""
-    failed: Mapping[tuple[str, ...], str]
-    """Members that were checked together and failed, with the error or the difference."""
-    lengths: Mapping[tuple[str, ...], BatchLengths | None]
-    """For each of these programs, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
-
-
-def admit(
-    lives: Sequence[LiveMember],
-    block: Block,
-    admitted: Admitted | None = None,
-    *,
-    single: bool = False,
-    pairs: bool = True,
-    before: Mapping[str, bool] | None = None,
-) -> Admission:
-    """Check members on a block of training samples that may be one program; the members stay unchanged.
-
-    Fingerprints in `admitted` are not checked again, and those that pass are added to it. With `single`, a member without a like is
-    checked too, and none with unlike ones; without `pairs`, two members with single-pass optimizers are not. `before` has members
-    that were in such a program before, and whether it was one of unlike members: they remain in one of that sort.
-    """
-    admitted = Admitted() if admitted is None else admitted
-    alike: dict[Fingerprint, list[LiveMember]] = {}
-    lengths: dict[tuple[str, ...], BatchLengths | None] = {}
-    reasons, failed = {}, {}
-    for live in lives:
-        try:
-            reason = obstacle(live)
-            if reason is None:
-                alike.setdefault(Fingerprint.of(live), []).append(live)
-        except Exception as error:
-            # Boundary between a member's code and ours: its objects may not be comparable.
-            reason = f"it cannot be compared with others: {reason_of(error)}"
-        if reason is not None:
-            reasons[live.member.name] = reason
-    several = list[tuple[str, ...]]()
-    for unlike in () if single else _unlike(alike, before or {}):
-        names = tuple(live.member.name for live in unlike)
-        tried = _grouped(unlike, block, admitted.grouped)
-        if tried.reason is None:
-            several.append(names)
-            lengths[names] = tried.lengths
-            alike = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
-        else:
-            failed[names] = tried.reason
-    alike = {fingerprint: pack for fingerprint, pack in alike.items() if pack}
-    for fingerprint, pack in alike.items():
-        names = tuple(live.member.name for live in pack)
-        lonely = _lonely(fingerprint, alike) if len(pack) == 1 else None
-        if lonely is not None:
-            reasons[names[0]] = lonely
-            if not single:
-                continue
-        spared = (
-            not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack)
-        )
-        if spared:
-            reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
-            continue
-        attempt = (
-            None if fingerprint in admitted.fused else _attempted(pack[:TRIED], block, Fused.of, apart=apart(pack))
-        )
-        if attempt is None or attempt.reason is None:
-            lengths[names] = admitted.fused.setdefault(fingerprint, None if attempt is None else attempt.lengths)
-            continue
-        if lonely is None:
-            reasons |= dict.fromkeys(names, attempt.reason)
-        if attempt.failed:
-            failed[names] = attempt.reason
-    return Admission(
-        packs=tuple(names for names in lengths if names not in several),
-        unlike=tuple(several),
-        alone=reasons,
-        failed=failed,
-        lengths=lengths,
-    )
-
-
-def _unlike(
-    alike: Mapping[Fingerprint, Sequence[LiveMember]], before: Mapping[str, bool]
-) -> Iterator[Sequence[LiveMember]]:
-    """Yield members of several fingerprints that `Grouped` may step: those that it stepped before, and few that are new."""
-    found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
-    for fingerprint, pack in alike.items():
-        fresh = [live for live in pack if live.member.name not in before]
-        few = len(fresh) < FEW and all(before.get(live.member.name, True) for live in pack)
-        for live in pack:
-            if before.get(live.member.name, few) and (key := common(live)) is not None:
-                found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
-    for packs in found.values():
-        lives = [live for pack in packs.values() for live in pack]
-        grouped = any(live.member.name in before for live in lives)
-        if (len(packs) > 1 or grouped) and apart(lives) == (False, False):
-            yield lives
-
-
-def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> "Attempt":
-    """Check so many of these unlike members that each layer is among theirs, but for those of `admitted`, to which they are added."""
-    layers = {live.member.name: [(common(live), layer) for layer in side_by_side(live.model)] for live in lives}
-    fresh, known = list[LiveMember](), set(admitted)
-    for live in lives:
-        if not known.issuperset(layers[live.member.name]):
-            fresh.append(live)
-            known.update(layers[live.member.name])
-    if fresh:
-        attempt = _attempted(fresh, block, Grouped.of, apart=(False, False))
-        if attempt.reason is not None:
-            return attempt
-        for live in fresh:
-            for layer in layers[live.member.name]:
-                admitted.setdefault(layer, attempt.lengths)
-    return Attempt(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
-
-
-def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
-    """Return the batches that all have in common; None where some have none."""
-    lengths = list(found)
-    some = [one for one in lengths if one is not None]
-    if len(some) < len(lengths):
-        return None
-    train, val, differ = zip(*some, strict=True)
-    return BatchLengths(frozenset.intersection(*train), frozenset.intersection(*val), differ[0])
-
-
-def _lonely(fingerprint: Fingerprint, alike: Mapping[Fingerprint, Sequence[LiveMember]]) -> str:
-    for other, lives in alike.items():
-        if other != fingerprint:
-            return f"no other member does the same as it: {lives[0].member.name!r} differs in {fingerprint.difference(other)}"
-    return "there is no other member that could be fused with it"
 
 
 def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
@@ -209,15 +50,13 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
     )
 
 
-def _attempted(
-    lives: Sequence[LiveMember], block: Block, make: Callable[..., ProgramOfSeveral], *, apart: tuple[bool, bool]
-) -> "Attempt":
+def attempted(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]) -> "Attempt":
     """Check these members as one program, first for equal bits. Where memory runs out, fewer like ones are checked, down to two."""
     # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.
     exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
     while True:
-        attempt = _attempt(lives, block, make, apart=apart, double=double and not exact, exact=exact)
-        if attempt.crowded and len(lives) > 2 and make == Fused.of:
+        attempt = _attempt(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
+        if attempt.crowded and len(lives) > 2 and alike:
             lives = lives[: len(lives) // 2]
         elif attempt.reason is None or not (exact or double):
             return attempt
@@ -255,8 +94,8 @@ class Attempt:
 def _attempt(
     lives: Sequence[LiveMember],
     block: Block,
-    make: Callable[..., ProgramOfSeveral],
     *,
+    alike: bool,
     apart: tuple[bool, bool],
     double: bool,
     exact: bool,
@@ -276,7 +115,7 @@ def _attempt(
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
     try:
-        fused = make(together)
+        fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
     attributed = [attributes(copied.model) for copied in alone]
@@ -287,7 +126,7 @@ def _attempt(
             for copies in (alone, together):
                 cut_anew(copies, given[0], length, apart=own)
             mine = [_alone(solo, given[0], train=train) for solo in solos]
-            if make == Fused.of:  # layers of unlike members do nothing beside computing
+            if alike:  # layers of unlike members do nothing beside computing
                 _check_behaviour(alone, attributed, given[0])
         except UnfitProgram as unfit:
             return Attempt(reason=str(unfit))

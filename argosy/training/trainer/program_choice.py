@@ -14,7 +14,7 @@ from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
-from argosy.training.choice.fused_check import Admitted, admit
+from argosy.training.choice.admission import Admitted, admit
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.choice.rehearsal import on_copies, rehearse
 from argosy.training.device.devices import memory_left, out_of_memory

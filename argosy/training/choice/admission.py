@@ -1,0 +1,199 @@
+"""Admission: which members of a device may be one program, and on which batches it has the bits that each of them has alone.
+
+Members of one fingerprint may be fused, and MLPs of several grouped, once copies of some of them were seen to get together what they get
+alone (`fused_check.py`). What was seen of a fingerprint, or of a layer of an MLP, is not checked again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from argosy.errors.traces import reason_of
+from argosy.stream.blocks import Block
+from argosy.training.choice.fused_check import Attempt, apart, attempted
+from argosy.training.member.live import BatchLengths, LiveMember
+from argosy.training.programs.fused.fingerprint import Fingerprint, obstacle
+from argosy.training.programs.fused.grouped import common
+from argosy.training.programs.fused.waves import side_by_side
+
+__all__ = ["Admission", "Admitted", "admit"]
+
+TRIED = 4
+"""Members of a pack that are checked: all share one forward pass, and copies take memory."""
+FEW = 4
+"""Fewer like members are rather one program with unlike ones."""
+Alike = Mapping[Fingerprint, Sequence[LiveMember]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What checks have found: the batches that are made as one with the bits of alone."""
+
+    fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
+    """By fingerprint of like members."""
+    grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
+    """By layer of unlike members, and what these have in common."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """Result of the equivalence check."""
+
+    packs: tuple[tuple[str, ...], ...]
+    """Members that may be fused; single ones where `single` was given."""
+    unlike: tuple[tuple[str, ...], ...]
+    """Unlike members that may be one program."""
+    alone: Mapping[str, str]
+    """The other members, each with the reason."""
+    failed: Mapping[tuple[str, ...], str]
+    """Members that were checked together and failed, with the error or the difference."""
+    lengths: Mapping[tuple[str, ...], BatchLengths | None]
+    """For each of these programs, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
+
+
+def admit(
+    lives: Sequence[LiveMember],
+    block: Block,
+    admitted: Admitted | None = None,
+    *,
+    single: bool = False,
+    pairs: bool = True,
+    before: Mapping[str, bool] | None = None,
+) -> Admission:
+    """Check members on a block of training samples that may be one program; the members stay unchanged.
+
+    What `admitted` has is not checked again, and what passes is added to it. With `single`, a member without a like is checked too, and
+    none with unlike ones; without `pairs`, two members with single-pass optimizers are not. `before` has members that were in such a
+    program before, and whether it was one of unlike members: they remain in one of that sort.
+    """
+    admitted = Admitted() if admitted is None else admitted
+    alike, reasons = _by_fingerprint(lives)
+    packs, unlike = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    lengths: dict[tuple[str, ...], BatchLengths | None] = {}
+    failed: dict[tuple[str, ...], str] = {}
+    for several in () if single else _unlike(alike, before or {}):
+        names, tried = _names(several), _grouped(several, block, admitted.grouped)
+        if tried.reason is None:
+            unlike.append(names)
+            lengths[names] = tried.lengths
+        else:
+            failed[names] = tried.reason
+    alike = _without({name for names in unlike for name in names}, alike)
+    for fingerprint, pack in alike.items():
+        names = _names(pack)
+        if len(pack) == 1:
+            reasons[names[0]] = _lonely(fingerprint, alike)
+            if not single:
+                continue
+        elif not pairs and len(pack) == 2 and fingerprint not in admitted.fused and all(live.one_pass for live in pack):
+            reasons |= dict.fromkeys(names, "others in twos were no faster as one program on this device")
+            continue
+        tried = _fused(fingerprint, pack, block, admitted.fused)
+        if tried.reason is None:
+            packs.append(names)
+            lengths[names] = tried.lengths
+            continue
+        if len(pack) > 1:
+            reasons |= dict.fromkeys(names, tried.reason)
+        if tried.failed:
+            failed[names] = tried.reason
+    return Admission(packs=tuple(packs), unlike=tuple(unlike), alone=reasons, failed=failed, lengths=lengths)
+
+
+def _names(lives: Iterable[LiveMember]) -> tuple[str, ...]:
+    return tuple(live.member.name for live in lives)
+
+
+def _by_fingerprint(lives: Iterable[LiveMember]) -> tuple[Alike, dict[str, str]]:
+    """Return the members by what they do, and by name why others cannot be compared."""
+    alike: dict[Fingerprint, list[LiveMember]] = {}
+    reasons: dict[str, str] = {}
+    for live in lives:
+        try:
+            reason = obstacle(live)
+            if reason is None:
+                alike.setdefault(Fingerprint.of(live), []).append(live)
+        except Exception as error:
+            # Boundary between a member's code and ours: its objects may not be comparable.
+            reason = f"it cannot be compared with others: {reason_of(error)}"
+        if reason is not None:
+            reasons[live.member.name] = reason
+    return alike, reasons
+
+
+def _without(names: set[str], alike: Alike) -> Alike:
+    left = {each: [live for live in pack if live.member.name not in names] for each, pack in alike.items()}
+    return {each: pack for each, pack in left.items() if pack}
+
+
+def _lonely(fingerprint: Fingerprint, alike: Alike) -> str:
+    """Return why a member has no like."""
+    for other, lives in alike.items():
+        if other != fingerprint:
+            return f"no other member does the same as it: {lives[0].member.name!r} differs in {fingerprint.difference(other)}"
+    return "there is no other member that could be fused with it"
+
+
+# ---- like members
+
+
+def _fused(
+    fingerprint: Fingerprint,
+    lives: Sequence[LiveMember],
+    block: Block,
+    admitted: dict[Fingerprint, BatchLengths | None],
+) -> Attempt:
+    """Check some of these like members, if none like them are in `admitted`, to which they are added."""
+    if fingerprint in admitted:
+        return Attempt(reason=None, lengths=admitted[fingerprint])
+    attempt = attempted(lives[:TRIED], block, alike=True, apart=apart(lives))
+    if attempt.reason is None:
+        admitted[fingerprint] = attempt.lengths
+    return attempt
+
+
+# ---- unlike members
+
+
+def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveMember]]:
+    """Yield members of several fingerprints that `Grouped` may step: those that it stepped before, and few that are new."""
+    found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
+    for fingerprint, pack in alike.items():
+        fresh = [live for live in pack if live.member.name not in before]
+        few = len(fresh) < FEW and all(before.get(live.member.name, True) for live in pack)
+        for live in pack:
+            if before.get(live.member.name, few) and (key := common(live)) is not None:
+                found.setdefault(key, {}).setdefault(fingerprint, []).append(live)
+    for packs in found.values():
+        lives = [live for pack in packs.values() for live in pack]
+        grouped = any(live.member.name in before for live in lives)
+        if (len(packs) > 1 or grouped) and apart(lives) == (False, False):
+            yield lives
+
+
+def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> Attempt:
+    """Check so many of these unlike members that each layer is among theirs, but for those of `admitted`, to which they are added."""
+    layers = {live.member.name: [(common(live), layer) for layer in side_by_side(live.model)] for live in lives}
+    fresh, known = list[LiveMember](), set(admitted)
+    for live in lives:
+        if not known.issuperset(layers[live.member.name]):
+            fresh.append(live)
+            known.update(layers[live.member.name])
+    if fresh:
+        attempt = attempted(fresh, block, alike=False, apart=(False, False))
+        if attempt.reason is not None:
+            return attempt
+        for live in fresh:
+            for layer in layers[live.member.name]:
+                admitted.setdefault(layer, attempt.lengths)
+    return Attempt(reason=None, lengths=_common(admitted[layer] for own in layers.values() for layer in own))
+
+
+def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
+    """Return the batches that all have in common; None where some have none."""
+    lengths = list(found)
+    some = [one for one in lengths if one is not None]
+    if len(some) < len(lengths):
+        return None
+    train, val, differ = zip(*some, strict=True)
+    return BatchLengths(frozenset.intersection(*train), frozenset.intersection(*val), differ[0])
