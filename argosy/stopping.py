@@ -239,11 +239,11 @@ class Target(Stop):
 class EnsemblePlateau:
     """Let the ensemble of all members end them: it is chosen anew after each section, from each member's best one so far (greedy selection
     with replacement, Caruana et al. 2004). A member ends when for `patience` sections it was of no use: neither chosen, nor chosen from any of
-    several random halves of the members, nor on its way to the mean loss of those chosen, which its own reaches in half as many sections
-    again as it has trained if it falls as in the last `patience`. All end when the ensemble has not become better for twice as long.
+    several random halves of the members, nor on its way to the mean loss of those chosen, which its own reaches in two fifths as many
+    sections again as it has trained if it falls as in the last `patience`. All end when the ensemble has not become better for twice as long.
     Given as `Study.ensemble`."""
 
-    patience: int = 5
+    patience: int = 6
     """Sections: epochs, where an epoch is one section."""
     holdout: float = 0.25
     """Share of the validation samples that the ensemble is not chosen on: its loss on these tells whether it became better. No test

@@ -37,7 +37,7 @@ try:
 except ModuleNotFoundError as _error:
     raise StudyError("argosy.tune samples with Optuna, which is not installed: pip install 'argosy[tune]'.") from _error
 
-__all__ = ["DEFAULT_SAMPLER", "Copy", "Outcome", "Sampling", "write_plots"]
+__all__ = ["Copy", "Outcome", "Sampling", "default_sampler", "write_plots"]
 
 Outcome = Literal["complete", "pruned", "failed"]
 STATES: Mapping[str, TrialState] = {
@@ -49,8 +49,8 @@ DIRECTIONS: Mapping[str, StudyDirection] = {"min": StudyDirection.MINIMIZE, "max
 OWNER = "argosy directory"
 CONSTRAINTS = "constraints"
 """Attribute under which samplers look for what the constraints say of a trial."""
-DEFAULT_SAMPLER = optuna.samplers.TPESampler
-"""Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011)."""
+GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
+"""Of several objectives: share of the trials that count as good ones, the most of them, and proposals of which one is taken."""
 INDEPENDENT = (
     optuna.samplers.RandomSampler,
     optuna.samplers.QMCSampler,
@@ -65,6 +65,25 @@ FEW = 1000
 Place = frozenset[tuple[str, Any]]
 FACTORS = (0.8, 1.2)
 """Factors by which a population's numbers change."""
+
+
+def default_sampler(objectives: int) -> Callable[..., Any]:
+    """Return Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or that for several objectives."""
+    return optuna.samplers.TPESampler if objectives == 1 else ParetoSampler
+
+
+class ParetoSampler(optuna.samplers.TPESampler):
+    """TPE for several objectives, with numbers that suit trials in waves (`benchmarks/pareto.py`): many proposals, and many good trials."""
+
+    def __init__(self, *, n_startup_trials: int = 10, seed: int | None = None) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`gamma` has been deprecated", FutureWarning)  # it stays until Optuna 6
+            super().__init__(n_startup_trials=n_startup_trials, seed=seed, gamma=_good, n_ei_candidates=CANDIDATES)
+
+
+def _good(trials: int) -> int:
+    """Return how many of so many trials count as good: a Pareto set is wider than one best trial."""
+    return min(math.ceil(GOOD * trials), MOST_GOOD)
 
 
 class Copy:

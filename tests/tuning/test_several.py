@@ -20,6 +20,7 @@ from torch import nn
 
 import argosy
 from argosy.running.directory.loading import load, search_of
+from argosy.tuning.sampling import ParetoSampler
 
 SPACE = {"lr": FloatDistribution(1e-2, 1.0, log=True), "hidden": IntDistribution(1, 32)}
 TWO = {"val_loss": "min", "parameters": "min"}
@@ -165,6 +166,16 @@ def test_one_trial_after_another_is_what_optuna_does_alone(
             trial.set_constraint("0", constraints(reached[number])[0])
         alone.tell(trial, [reached[number][name] for name in TWO])
     assert [trial.number for trial in alone.best_trials] == [trial.number for trial in report.study.best_trials]
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_by_default_trials_of_several_objectives_learn_from_many_good_ones(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"scheduler": "asha", "n_trials": 25, "at_once": 5}
+    found = search(tmp_path / "default", **given).parameters
+    assert found == search(tmp_path / "given", sampler=ParetoSampler, **given).parameters
+    others = search(tmp_path / "other", sampler=TPESampler, **given).parameters
+    alike = sum(others[name] == parameters for name, parameters in found.items())
+    assert 10 <= alike < 25, "they learn from the tenth that ended on"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from argosy.tuning.hyperband import Brackets
 from argosy.tuning.objectives import Objectives
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
-from argosy.tuning.sampling import DEFAULT_SAMPLER, Copy, Outcome, Sampling
+from argosy.tuning.sampling import Copy, Outcome, Sampling, default_sampler
 from argosy.tuning.scheduler import Scheduler
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
@@ -93,12 +93,12 @@ class Tuner:
     def of(cls, search: Search, events: Sequence[Event]) -> "Tuner":
         """Make the tuner of a search, with the earlier drivers' events.
 
-        A search without a sampler of its own learns, by Optuna's default, where its trials come in several waves; one that goes on
+        A search without a sampler of its own learns, by `default_sampler`, where its trials come in several waves; one that goes on
         does as it began.
         """
         if search.sampler is not None or search.scheduler not in LEARNING:
             return cls(search)
-        learning = cls(replace(search, sampler=DEFAULT_SAMPLER))
+        learning = cls(replace(search, sampler=default_sampler(len(search.objectives.modes))))
         begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
         if begun is not None:
             learns = begun.get("sampler") == learning.terms["sampler"]
