@@ -239,9 +239,9 @@ class Target(Stop):
 class EnsemblePlateau:
     """Let the ensemble of all members end them: it is chosen anew after each section, from each member's best one so far (greedy selection
     with replacement, Caruana et al. 2004). A member ends when for `patience` sections it was of no use: neither chosen, nor chosen from any of
-    several random halves of the members, nor on its way to the mean loss of those chosen, which its own reaches in two fifths as many
-    sections again as it has trained if it falls as in the last `patience`. All end when the ensemble has not become better for twice as long.
-    Given as `Study.ensemble`."""
+    several random halves of the members, nor on its way to the mean loss of those chosen, which its own reaches in one and a half times as
+    many sections again as it has trained if it falls by the same power of their number as in the last `patience`. All end when the ensemble
+    has not become better for twice as long. Given as `Study.ensemble`."""
 
     patience: int = 6
     """Sections: epochs, where an epoch is one section."""

@@ -57,7 +57,7 @@ from gpu_site import (
     study,
     together,
 )
-from groups import Placed, distance, sail
+from groups import Placed, distance, trained
 
 import argosy
 from argosy import api
@@ -309,13 +309,13 @@ def split_is_alone(site: Site) -> Outcome:
     }
     if len(backend_of(site.device).hardware(kind)) > 1:
         ways["two devices"] = ((0.3, 0.7), f"{kind}:{{}}".format, None)
-    (solo,) = sail([Placed(one)], site.folder, epochs=3, places=here)["m"]
+    (solo,) = trained([Placed(one)], site.folder, epochs=3, places=here)["m"]
     gaps = {}
     for words, (shares, places, on) in ways.items():
         folder = site.folder / f"split, {words}"
         folder.mkdir()
         placed = Placed(one, tuple(range(len(shares))), shares)
-        lives = sail([placed], folder, epochs=3, places=places, on=on)["m"]
+        lives = trained([placed], folder, epochs=3, places=places, on=on)["m"]
         gaps[words] = max(distance(live, solo) for live in lives)
     return Outcome(holds=max(gaps.values()) <= 1e-9, figures={"relative distance from the member alone": gaps})
 

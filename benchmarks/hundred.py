@@ -27,7 +27,7 @@ from measuring import arguments, finish, target
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from family import Run
-from miniature import networks, sail
+from miniature import networks, run_policy
 
 from argosy.running.directory.audit import audit
 
@@ -126,7 +126,7 @@ def miniature(options: Any, folder: Path) -> tuple[dict[str, Any], list[Target]]
     targets = []
     print(f"{'slots':>5} {'policy':9} {'run':>8} {'simulated':>9} {'legs':>5} {'simulated':>9}  barrier, ms  leg, ms")
     for slots in SLOTS:
-        rows = {policy: sail(networks(), policy, slots, folder / f"{policy}-{slots}") for policy in POLICIES}
+        rows = {policy: run_policy(networks(), policy, slots, folder / f"{policy}-{slots}") for policy in POLICIES}
         for policy, row in rows.items():
             print(
                 f"{slots:5} {policy:9} {row['seconds']:7.1f}s {row['simulated_seconds']:8.1f}s {row['legs']:5} "

@@ -30,7 +30,7 @@ from argosy.planning.simulate import simulate
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 
-__all__ = ["SCALE", "Network", "networks", "sail"]
+__all__ = ["SCALE", "Network", "networks", "run_policy"]
 
 TABLE = Path(__file__).parent / "data" / "fleet_100dnns.csv"
 SCALE = 32.0
@@ -119,7 +119,7 @@ class Asked:
         return self.policy.keeps(situation, started, live)
 
 
-def sail(found: Sequence[Network], policy: str, devices: int, directory: Path) -> dict[str, Any]:
+def run_policy(found: Sequence[Network], policy: str, devices: int, directory: Path) -> dict[str, Any]:
     """A run and its simulation, which is fed with the run's own profiles, epochs, and costs of its barriers and legs."""
     POLICIES[policy] = asked = Asked(WATCHED[policy])
     report = argosy.train(

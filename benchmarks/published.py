@@ -26,7 +26,7 @@ import evidence
 import published_nodes
 import sc18
 from fleet_table import PUBLISHED
-from miniature import networks, sail
+from miniature import networks, run_policy
 from published_nodes import BLOCK, LENGTH, busiest
 
 import argosy
@@ -121,7 +121,7 @@ def run_fleet(options: Any, folder: Path) -> tuple[dict[str, Any], list[dict[str
     figures: dict[str, Any] = {}
     targets = []
     for slots in options.devices:
-        rows = {policy: sail(networks(), policy, slots, folder / f"{policy}-{slots}") for policy in POLICIES}
+        rows = {policy: run_policy(networks(), policy, slots, folder / f"{policy}-{slots}") for policy in POLICIES}
         figures[str(slots)] = rows
         for policy, row in rows.items():
             print(

@@ -81,10 +81,10 @@ def test_a_decision_is_of_the_best_sections_so_far_and_what_is_held_out_takes_no
     assert decided(last.section, terms, {}, of_probabilities, holdout=0.0, seed=wanted.seed).held_out is None
 
 
-def test_a_loss_that_falls_by_one_factor_comes_to_where_that_leads_and_one_that_rises_stays() -> None:
-    losses = [3.0 * 0.9**section for section in range(16)]
-    assert extrapolated(losses[10], losses[5], section=10, back=5) == pytest.approx(losses[14])
-    assert extrapolated(losses[10], losses[9], section=10, back=1) == pytest.approx(losses[14])
+def test_a_loss_that_falls_by_one_power_comes_to_where_that_leads_and_one_that_rises_stays() -> None:
+    losses = [3.0 * section**-0.7 for section in range(1, 26)]
+    assert extrapolated(losses[9], losses[4], section=10, back=5) == pytest.approx(losses[24])
+    assert extrapolated(losses[9], losses[8], section=10, back=1) == pytest.approx(losses[24])
     assert extrapolated(2.0, 1.0, section=100_000, back=5) == 2.0
     assert extrapolated(0.0, 0.0, section=10, back=5) == 0.0
 

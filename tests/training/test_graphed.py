@@ -463,7 +463,7 @@ def test_validations_are_not_side_by_side() -> None:
         one.begin_epoch(orders, 1)
         assigned = SimpleNamespace(live=one, name=one.member.name, leads=True, follow=lambda _: True)
         instances.append(ProgramInstance(program=program, assignment=(assigned,)))
-    choice = SimpleNamespace(look=lambda _: None, settle=lambda: None)
+    choice = SimpleNamespace(form_groups=lambda _: None, settle=lambda: None)
     given = (instances, {}, choice, Unguarded(), Heartbeat.private(), TrainerGauge(), print)
     stepping, asked = Stepping(*given, wanted=lambda: False, drop=print), list[set[str]]()
     for split, of in (("train", arrays), ("val", val)):

@@ -29,7 +29,7 @@ __all__ = ["Standing", "Steering", "decided"]
 FILE = "answers.bin"
 APART = 2**32 - 1
 """In the place of an epoch's number, for the order of which the first samples are kept apart."""
-AHEAD = 0.4
+AHEAD = 1.5
 """How far a member's loss is extrapolated, as a part of the sections that it has trained."""
 
 
@@ -180,9 +180,12 @@ def _best(member: MemberState, section: int) -> int:
 
 
 def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
-    """Return the loss that a member comes to in `AHEAD` times as many sections again as it has trained, if it falls by the same factor in
-    each of them as in the last `back`, before which it was `then`."""
-    return now * min(now / then, 1.0) ** (AHEAD * section / back) if then else now
+    """Return the loss that a member comes to in `AHEAD` times as many sections again as it has trained, if it goes on to fall by the power of
+    their number by which it fell in the last `back`, before which it was `then`."""
+    if not then or section == back:
+        return now
+    further = math.log(1 + AHEAD) / math.log(section / (section - back))
+    return float(now * min(now / then, 1.0) ** further)
 
 
 def _chosen_on(rows: int, holdout: float, seed: int) -> Tensor:
