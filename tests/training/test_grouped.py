@@ -150,6 +150,24 @@ def test_a_step_is_undone_and_a_failing_optimizer_is_its_members_own() -> None:
             assert difference(one.randomness.state_dict(), other.randomness.state_dict()) == 0.0, one.member.name
 
 
+def test_they_share_the_time_by_the_numbers_that_they_compute() -> None:
+    lives = [packs.live(one) for one in members()]
+    program = Grouped.of(lives)
+    (block,) = packs.blocks(np.arange(16), 16, arrays=packs.samples()[0])
+    for live in lives:
+        live.begin_epoch(packs.Orders(0, {"train": 16}), 0)
+    with program.active():
+        (lockstep,) = program.cut(block)
+        program.begin(lockstep)
+        program.finish()
+    program.release()
+    seconds = {live.member.name: live.clock.seconds for live in lives}
+    assert seconds["linear"] > 0
+    of_one = seconds["linear"] / (32 + OUTPUTS)
+    assert seconds["deep"] == pytest.approx(of_one * (32 + 24 + 24 + 32 + OUTPUTS))
+    assert seconds["shallow"] == pytest.approx(seconds["dropped"]) == pytest.approx(of_one * (32 + 24 + OUTPUTS))
+
+
 def tied() -> nn.Module:
     """Two layers of one weight."""
     first, second = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)

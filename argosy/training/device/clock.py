@@ -1,8 +1,8 @@
 """Clocks: the seconds that a device works for a member, which are not those in which the host asks for its work.
 
 An asynchronous device is behind the host. So two timed events enclose each turn of a program at a block, on the stream of its
-steps; they are read when they have passed. Members of one program share its time evenly. Programs side by side share the time of
-their pass in proportion to their own times, which overlap.
+steps; they are read when they have passed. Members of one program share its time, like ones evenly. Programs side by side share the
+time of their pass in proportion to their own times, which overlap.
 """
 
 import contextlib
@@ -53,20 +53,20 @@ class DeviceClock:
 
 
 @contextlib.contextmanager
-def timed(clocks: Sequence[DeviceClock]) -> Iterator[None]:
-    """Add the device's time for the work inside, issued on the current stream, to these clocks in even parts."""
+def timed(clocks: Sequence[DeviceClock], weights: Sequence[float] = ()) -> Iterator[None]:
+    """Add the device's time for the work inside, issued on the current stream, to these clocks, in even parts or by these weights."""
     backend, beside = clocks[0].backend, clocks[0].beside
+    parts = [weight / sum(weights) for weight in weights] or [1 / len(clocks)] * len(clocks)
     start = backend.stamp()
     try:
         yield
     finally:
         span = _Span(start, backend.stamp())
         if beside is None:
-            share = partial(span.seconds, 1 / len(clocks))
-            for clock in clocks:
-                clock.add(span.end, share)
+            for clock, part in zip(clocks, parts, strict=True):
+                clock.add(span.end, partial(span.seconds, part))
         else:
-            beside.spans.append((span, clocks))
+            beside.spans.append((span, clocks, parts))
 
 
 @contextlib.contextmanager
@@ -102,15 +102,15 @@ class _Pass:
     """Turns side by side."""
 
     def __init__(self, start: TimedEvent) -> None:
-        self.spans: list[tuple[_Span, Sequence[DeviceClock]]] = []
+        self.spans: list[tuple[_Span, Sequence[DeviceClock], Sequence[float]]] = []
         self._start = start
 
     def close(self, end: TimedEvent) -> None:
         """Add the turns to their clocks; they are read when the whole pass has passed."""
         self._whole = _Span(self._start, end)
-        for span, clocks in self.spans:
-            for clock in clocks:
-                clock.add(end, partial(self._seconds, span, 1 / len(clocks)))
+        for span, clocks, parts in self.spans:
+            for clock, part in zip(clocks, parts, strict=True):
+                clock.add(end, partial(self._seconds, span, part))
 
     def _seconds(self, span: _Span, part: float) -> float:
         return span.seconds(part) * self._scale
@@ -118,4 +118,4 @@ class _Pass:
     @functools.cached_property
     def _scale(self) -> float:
         """The time of the pass in relation to the sum of the turns' times."""
-        return self._whole.seconds(1.0) / (sum(span.seconds(1.0) for span, _ in self.spans) or 1.0)
+        return self._whole.seconds(1.0) / (sum(span.seconds(1.0) for span, *_ in self.spans) or 1.0)

@@ -40,11 +40,16 @@ def common(live: LiveMember) -> Any:
     )
 
 
+OF_EACH = 32
+"""As many numbers of a sample take as long as what a member's step takes however small it is (measured with batches of 32 to 256)."""
+
+
 class Grouped(ProgramOfSeveral):
     """The `ProgramOfSeveral` of unlike MLPs."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
+        self._weights = [OF_EACH + _numbers(live) for live in lives]
         self._waves = Waves.of([live.model for live in lives])
         gradients = {id(weight): gradient for weight, gradient in self._waves.gradients()}
         self._gradients: list[list[tuple[nn.Parameter, Tensor]]] = [
@@ -133,3 +138,8 @@ class Grouped(ProgramOfSeveral):
         self._totals, self._gradients, self._moves = None, [], {}
         self._shares.clear()
         self._waves.dissolve()
+
+
+def _numbers(live: LiveMember) -> int:
+    """Return how many numbers a network's layers compute of a sample, to which the time that it takes in a program is proportional."""
+    return sum(layer.linear.out_features for layer in layers_of(live.model) or ())
