@@ -176,6 +176,8 @@ def test_by_default_trials_of_several_objectives_learn_from_many_good_ones(tmp_p
     others = search(tmp_path / "other", sampler=TPESampler, **given).parameters
     alike = sum(others[name] == parameters for name, parameters in found.items())
     assert 10 <= alike < 25, "they learn from the tenth that ended on"
+    # Which was the default before.
+    assert search(tmp_path / "other", **given).parameters == others
 
 
 @pytest.mark.parametrize(

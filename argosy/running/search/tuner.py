@@ -98,13 +98,17 @@ class Tuner:
         """
         if search.sampler is not None or search.scheduler not in LEARNING:
             return cls(search)
-        learning = cls(replace(search, sampler=default_sampler(len(search.objectives.modes))))
         begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
-        if begun is not None:
-            learns = begun.get("sampler") == learning.terms["sampler"]
-        else:
+        objectives = len(search.objectives.modes)
+        learning = cls(replace(search, sampler=default_sampler(objectives)))
+        if begun is None:
             learns = why_nothing_is_learnt(learning.search, learning.waves, startup=learning.sampling.startup) is None
-        return learning if learns else cls(search)
+            return learning if learns else cls(search)
+        if objectives > 1 and begun.get("sampler") != learning.terms["sampler"]:
+            learning = cls(
+                replace(search, sampler=default_sampler(1))
+            )  # as it was before several objectives had their own
+        return learning if begun.get("sampler") == learning.terms["sampler"] else cls(search)
 
     def _population(self) -> Population | None:
         if not isinstance(self.scheduler, Pbt):
