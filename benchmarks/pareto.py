@@ -1,8 +1,8 @@
 """Several objectives: the hypervolume of accuracy and seconds at equal numbers of trials, on a surrogate of real trainings (see `search_quality`).
 
 Each trial trains to the end and is judged as `argosy.tune` judges it: the best accuracy of any epoch, and the seconds up to that. Sides
-are `argosy.tune` with its default sampler and with two other kinds of TPE, in its waves and one trial after another, random search in Optuna's study, and Optuna's own TPE and
-NSGA-II, each as it is with default settings. The volume is that of the rectangle between the worst and best values of 500 random trainings and of all
+are `argosy.tune` with its default sampler in waves and with two other kinds of TPE, in waves and one trial after another, random search in
+Optuna's study, and Optuna's own TPE and NSGA-II, each as it is with default settings. The volume is that of the rectangle between the worst and best values of 500 random trainings and of all
 sides, seconds on a logarithmic axis, 1 being all of it. The paired test is of the mean difference over tasks, each the mean of its seeds.
 """
 
@@ -67,8 +67,7 @@ def ours(
 
 
 SIDES: dict[str, Callable[[Surrogate, int, int], list[Reached]]] = {
-    OURS: ours(None, default_sampler(2)),
-    "argosy.tune, at_once=1": ours(1, default_sampler(2)),
+    OURS: ours(None, default_sampler(2, None)),
     "argosy.tune, TPE in waves": ours(None),
     "argosy.tune, TPE, at_once=1": ours(1),
     "argosy.tune, joint TPE in waves": ours(None, JOINT),

@@ -72,6 +72,8 @@ class Loop(Asked):
         """Whether there was a validation since the epoch began."""
         self._logged: dict[str, Any] = {}
         """Values of the current validation: metrics, or (sum, samples)."""
+        self._batch_loss: tuple[Any, int] | None = None
+        """``val_loss`` that the current batch has logged, as (sum, samples): a difference of sums is rounded otherwise each time."""
         self._metrics: dict[str, Metric] = {}
         """Metrics that training logs; they are reset in each epoch."""
         self._rows = 1
@@ -151,8 +153,9 @@ class Loop(Asked):
                 "object, or leave it out."
             )
         value = double(value)
-        total, count = self._logged.get(name, (0.0, 0))
-        self._logged[name] = total + value * rows, count + rows
+        self._logged[name] = _added(self._logged.get(name), value, rows)
+        if name == "val_loss":
+            self._batch_loss = _added(self._batch_loss, value, rows)
 
     # ---- a module's steps
 
@@ -160,7 +163,7 @@ class Loop(Asked):
         """Become the module's trainer for this batch."""
         self.module._trainer = self
         leaves = flatten(batch)[0]
-        self._rows, self.loss = len(leaves[0]), None
+        self._rows, self.loss, self._batch_loss = len(leaves[0]), None, None
 
     def train(self, batch: Any) -> torch.Tensor:
         """Train one step on a batch, by automatic or manual optimization; returns its loss."""
@@ -190,15 +193,11 @@ class Loop(Asked):
             self.val_batch_idx = 0
             self._logged = {}
             self.module.on_validation_epoch_start()
-        # By itself, as the difference of two sums is rounded otherwise each time.
-        before = self._logged.pop("val_loss", None)
         made = _called(self.module.validation_step, batch, self.val_batch_idx)
         self.val_batch_idx += 1
-        found = self._logged.setdefault("val_loss", before) if before is not None else self._logged.get("val_loss")
-        if isinstance(found, tuple) and found is not before:
-            if isinstance(before, tuple):
-                self._logged["val_loss"] = before[0] + found[0], before[1] + found[1]
-            mean: torch.Tensor = found[0] / found[1]
+        if self._batch_loss is not None:
+            total, count = self._batch_loss
+            mean: torch.Tensor = total / count
             return mean
         return _loss(made, "validation_step neither logs 'val_loss' nor returns a loss")
 
@@ -332,6 +331,12 @@ class Configured(dict[str, Optimizer]):
     """The optimizers that a module's configure_optimizers has made."""
 
     loop: Loop
+
+
+def _added(before: tuple[Any, int] | None, value: Any, rows: int) -> tuple[Any, int]:
+    """Return a sum over samples, and their number, with those of a batch's mean."""
+    total, count = before or (0.0, 0)
+    return total + value * rows, count + rows
 
 
 def configured(module: Any) -> Configured:

@@ -67,9 +67,9 @@ FACTORS = (0.8, 1.2)
 """Factors by which a population's numbers change."""
 
 
-def default_sampler(objectives: int) -> Callable[..., Any]:
-    """Return Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or that for several objectives."""
-    return optuna.samplers.TPESampler if objectives == 1 else ParetoSampler
+def default_sampler(objectives: int, at_once: int | None) -> Callable[..., Any]:
+    """Return Optuna's own default (Bergstra et al., Algorithms for hyper-parameter optimization, 2011), or that for several objectives in waves."""
+    return optuna.samplers.TPESampler if objectives == 1 or at_once == 1 else ParetoSampler
 
 
 class ParetoSampler(optuna.samplers.TPESampler):

@@ -78,7 +78,7 @@ class Search:
     sampler: Callable[..., Any] | None = None
     """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``. One that learns is asked in waves
     (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler``, of several
-    objectives one that takes more trials for good ones, with schedulers ``hyperband``, ``asha`` and ``median``, if there are enough trials
+    objectives in waves one that takes more trials for good ones, with schedulers ``hyperband``, ``asha`` and ``median``, if there are enough trials
     to learn from; else random, as ``RandomSampler`` is always."""
     enqueue: Sequence[Mapping[str, Any]] = ()
     """Parameters of the first trials, as ``[{"lr": 0.01}]``: what is known to be good, or to be beaten. What one leaves out is sampled."""

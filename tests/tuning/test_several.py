@@ -169,7 +169,7 @@ def test_one_trial_after_another_is_what_optuna_does_alone(
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
-def test_by_default_trials_of_several_objectives_learn_from_many_good_ones(tmp_path: Path) -> None:
+def test_by_default_trials_of_several_objectives_in_waves_learn_from_many_good_ones(tmp_path: Path) -> None:
     given: dict[str, Any] = {"scheduler": "asha", "n_trials": 25, "at_once": 5}
     found = search(tmp_path / "default", **given).parameters
     assert found == search(tmp_path / "given", sampler=ParetoSampler, **given).parameters
@@ -178,6 +178,13 @@ def test_by_default_trials_of_several_objectives_learn_from_many_good_ones(tmp_p
     assert 10 <= alike < 25, "they learn from the tenth that ended on"
     # Which was the default before.
     assert search(tmp_path / "other", **given).parameters == others
+
+
+def test_by_default_trials_one_after_another_are_what_optuna_asks(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"scheduler": "asha", "n_trials": 30, "at_once": 1}
+    found = search(tmp_path / "default", **given).parameters
+    assert found == search(tmp_path / "given", sampler=TPESampler, **given).parameters
+    assert found != search(tmp_path / "other", sampler=ParetoSampler, **given).parameters
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def _best(member: MemberState, section: int) -> int:
 def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
     """Return the loss that a member comes to in `AHEAD` times as many sections again as it has trained, if it goes on to fall by the power of
     their number by which it fell in the last `back`, before which it was `then`."""
-    if not then or section == back:
+    if not then:
         return now
     further = math.log(1 + AHEAD) / math.log(section / (section - back))
     return float(now * min(now / then, 1.0) ** further)

@@ -99,16 +99,14 @@ class Tuner:
         if search.sampler is not None or search.scheduler not in LEARNING:
             return cls(search)
         begun = next((event.terms for event in reversed(events) if isinstance(event, SearchBegan)), None)
-        objectives = len(search.objectives.modes)
-        learning = cls(replace(search, sampler=default_sampler(objectives)))
-        if begun is None:
-            learns = why_nothing_is_learnt(learning.search, learning.waves, startup=learning.sampling.startup) is None
-            return learning if learns else cls(search)
-        if objectives > 1 and begun.get("sampler") != learning.terms["sampler"]:
-            learning = cls(
-                replace(search, sampler=default_sampler(1))
-            )  # as it was before several objectives had their own
-        return learning if begun.get("sampler") == learning.terms["sampler"] else cls(search)
+        usual = default_sampler(len(search.objectives.modes), search.at_once)
+        if begun is not None:
+            # Several objectives had the sampler of one before they had their own.
+            known = (cls(replace(search, sampler=sampler)) for sampler in (usual, default_sampler(1, None)))
+            return next((one for one in known if one.terms["sampler"] == begun.get("sampler")), None) or cls(search)
+        learning = cls(replace(search, sampler=usual))
+        learns = why_nothing_is_learnt(learning.search, learning.waves, startup=learning.sampling.startup) is None
+        return learning if learns else cls(search)
 
     def _population(self) -> Population | None:
         if not isinstance(self.scheduler, Pbt):

@@ -53,10 +53,9 @@ class DeviceClock:
 
 
 @contextlib.contextmanager
-def timed(clocks: Sequence[DeviceClock], weights: Sequence[float] = ()) -> Iterator[None]:
-    """Add the device's time for the work inside, issued on the current stream, to these clocks, in even parts or by these weights."""
+def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[None]:
+    """Add the device's time for the work inside, issued on the current stream, to these clocks, to each its part."""
     backend, beside = clocks[0].backend, clocks[0].beside
-    parts = [weight / sum(weights) for weight in weights] or [1 / len(clocks)] * len(clocks)
     start = backend.stamp()
     try:
         yield

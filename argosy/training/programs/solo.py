@@ -54,7 +54,11 @@ class Solo:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        with timed((self.live.clock,)), self.live.randomness.active(keep=keep), torch.set_grad_enabled(not keep):
+        with (
+            timed((self.live.clock,), (1.0,)),
+            self.live.randomness.active(keep=keep),
+            torch.set_grad_enabled(not keep),
+        ):
             yield
 
     def cut(self, block: Block) -> Iterator[Batch]:

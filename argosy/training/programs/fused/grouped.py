@@ -49,7 +49,9 @@ class Grouped(ProgramOfSeveral):
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
-        self._weights = [OF_EACH + _numbers(live) for live in lives]
+        costs = [OF_EACH + _numbers(live) for live in lives]
+        total = sum(costs)
+        self._parts = [cost / total for cost in costs]
         self._waves = Waves.of([live.model for live in lives])
         gradients = {id(weight): gradient for weight, gradient in self._waves.gradients()}
         self._gradients: list[list[tuple[nn.Parameter, Tensor]]] = [

@@ -56,8 +56,8 @@ class ProgramOfSeveral(ABC):
         self._before: Sequence[Mark] | None = None
         """Random states before that lockstep."""
         self._foreseen = Foreseen(self._lives)
-        self._weights: Sequence[float] = ()
-        """Weights by which members share the time; evenly without."""
+        self._parts: Sequence[float] = [1 / len(self._lives)] * len(self._lives)
+        """Each member's part of the time."""
         self._faults: dict[str, Exception] = {}
         """Errors raised by the code of single members in the current lockstep."""
 
@@ -101,7 +101,7 @@ class ProgramOfSeveral(ABC):
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        with timed([live.clock for live in self._lives], self._weights):
+        with timed([live.clock for live in self._lives], self._parts):
             if keep:
                 self._states = [live.randomness.aside() for live in self._lives]
             try:
