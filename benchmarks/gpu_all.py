@@ -131,22 +131,31 @@ def a_killed_trainer_is_replaced(site: Site) -> Outcome:
     return Outcome(holds=outcome.holds and killed.is_set() and len(lost) == 1, figures=figures)
 
 
-def beyond(batch: Any) -> Any:
-    """Labels without an output: the kernel of the loss asserts."""
-    inputs, target = batch
-    return inputs, target + 10
+class Asserting(nn.Module):
+    """Reads beyond a table's end from its step `after` on: a kernel asserts, which the host hears of later. A CPU raises at once."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+        self.classify = dropping(48)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("table", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        logits: torch.Tensor = self.classify(inputs) + self.table[9 * (self.steps > self.after).view(1)]
+        return logits
 
 
 def a_kernel_that_asserts_ends_its_member_alone(site: Site) -> Outcome:
-    """A member whose every step makes the device unusable among others, which become what they are without it."""
-    model = partial(dropping, hidden=48)
-    asserts = argosy.Member("asserts", model=model, optimizer=Adam, batch_size=32, augment=beyond)
+    """A member whose steps make the device unusable from some step on, among others, which become what they are without it."""
+    asserts = argosy.Member("asserts", model=partial(Asserting, 20), optimizer=Adam, batch_size=32)
     run = exactly(site, study(site, [*members(), asserts]), "asserts")
     outcome = equal(differences(together(site), run, [member.name for member in members()]))
     ended = [line["status"] for line in events(run, "MemberEnded") if line["member"] == "asserts"]
     lost = len(events(run, "WorkerLost"))
     figures = {**outcome.figures, "it ended as": ", ".join(ended), "trainers lost": lost}
-    return Outcome(holds=outcome.holds and ended == ["failed"] and lost <= 2, figures=figures)
+    return Outcome(holds=outcome.holds and ended == ["failed"] and site.real <= lost <= 2, figures=figures)
 
 
 def memory_is_what_torch_counts(site: Site) -> Outcome:

@@ -15,6 +15,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from gpu_site import Outcome, Site, differences, exactly, members, study, together
 
 from argosy.errors import PlanError

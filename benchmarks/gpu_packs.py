@@ -39,7 +39,9 @@ NEAR = 1e-9
 NEAR_AFTER_A_RUN = 1e-6
 """How far such weights may be apart after hundreds of steps, which multiply what rounding makes different."""
 GIB = 2**30
-ROUNDS = 9
+ROUNDS = 5
+WARM = 3
+"""Blocks of a ladder's rung that do not count."""
 WIDE, MANY = 2048, 8
 """Hidden units of members, and how many of these there are: weights, moments and a step of one take 1.3 GiB, a step of all 2.8."""
 SCARCE = 2.0
@@ -123,6 +125,7 @@ def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
 def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
     """Eight members that fit one by one, not as one program; against the same with all the memory of the device."""
     hidden, batch, rest = (WIDE, 2048, 80.0) if site.real else (32, 64, 0.0)
+    epochs = 30 if site.real else 3  # of four steps; a pack is tried after some dozens
     runs = []
     for words, gib in (("ample", rest), ("scarce", SCARCE)):
         members = [
@@ -131,12 +134,12 @@ def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
             )
             for n in range(1, MANY + 1)
         ]
-        runs.append(site.train(study(site, members), f"memory-{words}", devices=site.one))
+        runs.append(site.train(study(site, members, epochs), f"memory-{words}", devices=site.one))
     names = [f"m{n}" for n in range(1, MANY + 1)]
     reasons = sorted({event["reason"] for event in events(runs[1], "Packed")} - {""})
     ended = [event["reason"] for event in events(runs[1], "MemberEnded") if event["status"] != "done"]
     outcome = near(differences(runs[0], runs[1], names, metrics=False), runs[1], reasons=reasons, failed=ended)
-    return Outcome(holds=outcome.holds and not ended, figures=outcome.figures)
+    return Outcome(holds=outcome.holds and not ended and (bool(reasons) or not site.real), figures=outcome.figures)
 
 
 # ---- programs by hand
@@ -201,12 +204,15 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
         }
     if site.device.startswith("cuda"):
         sides["S2 loop, graphed"] = Graphed(task)
-    epoch = 0
-    while epoch < 3 or (not sides["A chosen"].settled and epoch < 60):  # type: ignore[attr-defined]
-        for side in sides.values():
-            steps_of(side, task, [epoch])
+    chosen = sides["A chosen"]
+    assert isinstance(chosen, Chosen)
+    for side in sides.values():
+        steps_of(side, task, range(WARM))
+    epoch = WARM
+    while not chosen.settled and epoch < 60:
+        steps_of(chosen, task, [epoch])
         epoch += 1
-    blocks = 3 if site.real else 1
+    blocks = 2 if site.real else 1
     found: dict[str, list[float]] = {words: [] for words in sides}
     for number in range(ROUNDS if site.real else 2):
         epochs = range(epoch + number * blocks, epoch + (number + 1) * blocks)
@@ -228,6 +234,7 @@ def the_ladder(site: Site) -> Outcome:
         if "S2 loop, graphed" in rates:
             told["pack / S2"] = round(pack / rates["S2 loop, graphed"], 2)
         figures[f"{name}, {size} members"] = told
+        print(f"{name}, {size} members: {told}", flush=True)
         wanted = {("MLP h64", 32): {"pack / S0": 30, "pack / S2": 8}, ("small CNN", 32): {"pack / S0": 10}}
         for ratio, least in wanted.get((name, size), {}).items() if site.real else ():
             if told.get(ratio, 0) < least:

@@ -295,7 +295,8 @@ class Accelerator(Backend):
         module.set_device(device)
         # The libraries take their work space, once for each of torch's two threads, before any member has memory: it is no member's.
         one = torch.ones(1, 1, device=device, requires_grad=True)
-        torch.autograd.backward(one @ one)
+        # The thread of backward passes has no context before its first kernel, of which cuBLAS would warn: first one that is not cuBLAS's.
+        torch.autograd.backward((one @ one) * one)
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:

@@ -8,9 +8,11 @@ and completes no sum any more. When a rank leaves, its peers' sums fail or never
 (`argosy.training.programs.shard.ends`) may wait for a sum under way, so it has a thread, which ends when the peers have left.
 """
 
+import atexit
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,7 @@ from argosy.training.programs.shard.ends import End, Work, meet
 
 __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 
-POLL_SECONDS = 0.005
+MEET_SECONDS = 0.005
 """Seconds between two checks whether all ranks have met."""
 PATIENCE_SECONDS = 20.0
 """Seconds for which trainers wait for each other to time sums."""
@@ -31,6 +33,9 @@ LONG_BYTES = 4 * 2**20
 """Size of the longer timed sum."""
 POLL_SECONDS = 0.0002
 """Seconds between two polls of a sum."""
+CLOSE_SECONDS = 10.0
+"""Seconds for which a process that ends waits for ends to close: NCCL aborts a process whose device is gone meanwhile."""
+_CLOSING: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
 class Group:
@@ -72,7 +77,9 @@ class Group:
         """Leave the group; never waits."""
         self._left = True
         ends, self._ends = self._ends, []
-        threading.Thread(target=_close, args=(ends,), daemon=True).start()
+        closing = threading.Thread(target=_close, args=(ends,), daemon=True)
+        _CLOSING.add(closing)
+        closing.start()
 
     def _meet(self) -> None:
         try:
@@ -92,7 +99,7 @@ class Group:
         while not store.check(everybody):
             if self._left:
                 return None
-            time.sleep(POLL_SECONDS)
+            time.sleep(MEET_SECONDS)
         return meet(store, self.rank, self.size, self.on)
 
 
@@ -148,6 +155,12 @@ def _close(ends: list[End]) -> None:
     for end in ends:
         end.close()
     ends.clear()
+
+
+@atexit.register
+def _closed() -> None:
+    for closing in list(_CLOSING):
+        closing.join(CLOSE_SECONDS)
 
 
 def _until(true: Callable[[], bool], deadline: float) -> bool:
