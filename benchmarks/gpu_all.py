@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gpu_given
 import gpu_packs
+import gpu_unlike
 import packs
 from gpu_site import (
     MIB,
@@ -133,6 +134,9 @@ def a_killed_trainer_is_replaced(site: Site) -> Outcome:
 
 class Asserting(nn.Module):
     """Reads beyond a table's end from its step `after` on: a kernel asserts, which the host hears of later. A CPU raises at once."""
+
+    steps: torch.Tensor
+    table: torch.Tensor
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -375,7 +379,12 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
         gpu_packs.sums_are_made_on_the_device,
     ),
     # What it is worth.
-    (gpu_packs.the_ladder, gpu_packs.unlike_members_step_side_by_side, the_demo_is_as_good_as_on_a_cpu),
+    (
+        gpu_unlike.sixty_four_unlike_mlps_are_one_captured_program,
+        gpu_packs.the_ladder,
+        gpu_packs.unlike_members_step_side_by_side,
+        the_demo_is_as_good_as_on_a_cpu,
+    ),
 )
 
 

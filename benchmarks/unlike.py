@@ -62,16 +62,16 @@ def mlp(shape: Shape) -> nn.Module:
     return nn.Sequential(*itertools.chain(*hidden), nn.Linear(shape.width, CLASSES))
 
 
-def unlike() -> list[Shape]:
+def unlike(widths: Sequence[int] = WIDTHS) -> list[Shape]:
     """The members' shapes, drawn."""
     dice = random.Random(0)
-    return [Shape(*map(dice.choice, (WIDTHS, DEPTHS, RATES, ACTIVATIONS))) for _ in range(MEMBERS)]  # type: ignore[arg-type]
+    return [Shape(*map(dice.choice, (widths, DEPTHS, RATES, ACTIVATIONS))) for _ in range(MEMBERS)]  # type: ignore[arg-type]
 
 
-def alike(shapes: Sequence[Shape]) -> list[Shape]:
+def alike(shapes: Sequence[Shape], widths: Sequence[int] = WIDTHS) -> list[Shape]:
     """As many of one shape, which has as many weights as these on average."""
     mean = statistics.mean(shape.weights for shape in shapes)
-    every = [Shape(width, depth, 0.0, nn.ReLU) for width in WIDTHS for depth in DEPTHS]
+    every = [Shape(width, depth, 0.0, nn.ReLU) for width in widths for depth in DEPTHS]
     nearest = min(every, key=lambda shape: abs(shape.weights - mean))
     return [nearest._replace(rate=shape.rate) for shape in shapes]
 
@@ -87,12 +87,10 @@ def optimizer(number: int, parameters: Any) -> Optimizer:
     return made[number % 3]()
 
 
-def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.float32) -> Task:
+def task_of(shapes: Sequence[Shape], batch: int, dtype: torch.dtype = torch.float32, *, device: str = "cpu:0") -> Task:
     """The members and their samples."""
     models = [partial(mlp, shape) for shape in shapes]
-    task = Task(
-        Workload(models=models, inputs=INPUTS, batch=batch, steps=STEPS, wanted={}), len(shapes), "cpu:0", dtype
-    )
+    task = Task(Workload(models=models, inputs=INPUTS, batch=batch, steps=STEPS, wanted={}), len(shapes), device, dtype)
     task.members = [replace(one, optimizer=partial(optimizer, n)) for n, one in enumerate(task.members)]
     return task
 

@@ -64,8 +64,9 @@ class Padded:
             kinds: dict[Any, list[int]] = {}
             for at, row in enumerate(rows):
                 kinds.setdefault(found[row][0].activation, []).append(at)
-            self._active.append(torch.tensor(rows))
-            self._kinds.append([(kind(), torch.tensor(own)) for kind, own in kinds.items()])
+            self._active.append(torch.tensor(rows, device=like.device))
+            self._kinds.append([(kind(), torch.tensor(own, device=like.device)) for kind, own in kinds.items()])
+        self._drops = any(own[0].rate for own in found)
         self._keeps = like.new_tensor([1 - own[0].rate for own in found]).view(-1, 1, 1)
         self._own = [
             [(n if n < len(own) - 1 else deepest, layer.linear) for n, layer in enumerate(own)] for own in found
@@ -78,6 +79,8 @@ class Padded:
         self._leaves = [leaf.requires_grad_() for leaf in (*self._weights, *self._biases)]
         self._first, self._second = ([torch.zeros_like(leaf) for leaf in self._leaves] for _ in range(2))
         self._made = 0
+        self._kept: dict[type[Optimizer], Sequence[Tensor]] = {}
+        """Numbers of the optimizers, which no schedule changes here."""
 
     def prepare(self, epoch: int) -> None:
         """See `Side.prepare`."""
@@ -108,7 +111,7 @@ class Padded:
             made = torch.cat([kind(z.index_select(0, own)) for kind, own in kinds])
             made = torch.empty_like(made).index_copy(0, torch.cat([own for _, own in kinds]), made)
             keeps = self._keeps.index_select(0, active)
-            if self._keeps.min() < 1:
+            if self._drops:
                 made = made * (torch.rand_like(made) < keeps) / keeps
             hidden = made if not depth else hidden.index_copy(0, active, made)
         return torch.baddbmm(self._biases[-1], hidden, self._weights[-1].mT)
@@ -119,7 +122,9 @@ class Padded:
         kinds = [type(live.optimizer) for live in self._lives]
         for kind in dict.fromkeys(kinds):
             rows = slice(kinds.index(kind), kinds.index(kind) + kinds.count(kind))
-            numbers = self._numbers([live.optimizer for live in self._lives[rows]])
+            if kind not in self._kept:
+                self._kept[kind] = self._numbers([live.optimizer for live in self._lives[rows]])
+            numbers = self._kept[kind]
             tensors = zip(self._leaves, gradients, self._first, self._second, strict=True)
             for weight, gradient, first, second in [[tensor[rows] for tensor in own] for own in tensors]:
                 lr, decay, momentum, other = numbers

@@ -211,11 +211,10 @@ class FusionGroup:
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
         """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
-        if not self.alike:
-            return (
-                [ALONE] if largest == 1 or "grouped" in self.refused else [ALONE, ProgramCandidate(largest, "grouped")]
-            )
         kinds = [kind for kind in self.kinds if kind not in self.refused]
+        if not self.alike:
+            together = [] if largest == 1 or "grouped" in self.refused else [ProgramCandidate(largest, "grouped")]
+            return [*(ProgramCandidate(1, kind) for kind in kinds), *together]
         sizes = dict.fromkeys((1, largest))
         return [
             ProgramCandidate(size, kind) for kind in kinds for size in sizes if size == largest or kind != "compiled"

@@ -27,7 +27,7 @@ from argosy.stream.batches import sent
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
-__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sgd_numbers"]
+__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sgd_numbers", "steps_differ"]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
@@ -118,7 +118,7 @@ class Kernel:
         """
         rows = slice(first, first + len(optimizers))
         usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
-        if not usual or any(_steps_differ(optimizer) for optimizer in optimizers):
+        if not usual or any(steps_differ(optimizer) for optimizer in optimizers):
             return None
         tiles, kinds = [], kinds_of_groups(optimizers[0])
         for number, (kind, pieces) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
@@ -467,7 +467,7 @@ def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
     return kind is AdamW or bool(group.get("decoupled_weight_decay"))
 
 
-def _steps_differ(optimizer: Optimizer) -> bool:
+def steps_differ(optimizer: Optimizer) -> bool:
     """Whether some weights of a group have made more steps than others."""
     return any(
         len({float(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"] if p.requires_grad}) > 1

@@ -125,9 +125,8 @@ class ProgramChoice:
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
-            if alike:
-                fusion_group.kinds = self._kinds_of(members[0], alike=True)
-            else:
+            fusion_group.kinds = self._kinds_of(members[0], alike=alike)
+            if not alike:
                 fusion_group.lengths = admission.lengths[names]
             for instance in members:
                 instance.fusion_group = fusion_group
@@ -173,12 +172,14 @@ class ProgramChoice:
             key=lambda one: one.name,
         )
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
+        # Of unlike members alone it is not known whether their steps were captured.
+        alone = fusion_group.alike or tuple(fusion_group.kinds) == (ALONE.kind,)
         fusion_group.chosen = {
             found.members: ProgramCandidate(found.size, kind) if found.size > 1 or kind != "grouped" else ALONE
             for assigned in reversed(members)
             for found in assigned.chosen
             for kind in kinds
-            if kind == found.kind
+            if kind == found.kind and (found.size > 1 or alone)
         }
 
     def _as_before(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
@@ -189,7 +190,7 @@ class ProgramChoice:
             return
         by_name = {assigned.name: assigned for assigned in assignment}
         parts = [part for names in told.programs if (part := [by_name[name] for name in names if name in by_name])]
-        kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else (ALONE.kind, "grouped")
+        kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else (*fusion_group.kinds, "grouped")
         fusion_group.refused = {kind: told.refused[kind] for kind in kinds if kind in told.refused}
         same = next((kind for kind in kinds if kind == told.kind), None)
         fusion_group.now = ProgramCandidate(max(map(len, parts)), same or "plain")

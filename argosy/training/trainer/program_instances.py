@@ -16,7 +16,7 @@ from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.graphed.graphed import Graphed
+from argosy.training.programs.graphed.graphed import Graphed, refusal
 from argosy.training.programs.program import Program, Together
 from argosy.training.programs.shard.ends import sums_on
 from argosy.training.programs.shard.parallel import Group
@@ -70,7 +70,7 @@ class ProgramInstance:
         if fusion_group is not None:
             kind = fusion_group.now.kind
         program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, lengths)
-        if kind == "graphed":
+        if kind == "graphed" or (kind == "grouped" and refusal(program) is None):
             program = Graphed.of(program)
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 

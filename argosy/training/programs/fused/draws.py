@@ -15,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from argosy.stream.trees import flatten, unflatten
-from argosy.training.member.randomness import Randomness
+from argosy.training.device.kernel_forms import Drawn
+from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.vectorised import Level
 from argosy.training.programs.fused.vmap_overrides import FORMS
 
@@ -88,7 +89,7 @@ def rate_in(rate: float, row: int) -> float:
 class OwnDraws(TorchFunctionMode):
     """A mode inside a vectorised function that runs drawing functions member by member, by their random states."""
 
-    def __init__(self, states: Sequence[Randomness]) -> None:
+    def __init__(self, states: States) -> None:
         super().__init__()
         self._states = states
         self._level = Level()
@@ -122,10 +123,21 @@ class OwnDraws(TorchFunctionMode):
             return input
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():
-            ones = torch.ones_like(stacked if members is None else stacked.select(members, 0))
-            masks = torch.stack(self._each(lambda number: function(ones, self._own(p, None, number))))
+            one = stacked if members is None else stacked.select(members, 0)
+            if self._states.on_device is not None and function is functional.dropout:
+                masks = self._on_device(self._states.on_device, one, p)
+            else:
+                ones = torch.ones_like(one)
+                masks = torch.stack(self._each(lambda number: function(ones, self._own(p, None, number))))
         drawn = self._level.one(masks)
         return input.mul_(drawn) if inplace else input * drawn
+
+    def _on_device(self, draws: DeviceDraws, one: Tensor, p: float) -> Tensor:
+        """Draw the masks of all members at once, each as large as `one`."""
+        masks = one.new_empty(len(self._states), *one.shape)
+        count = one.numel()
+        draws.masks([Drawn(row, row * count, count, 1 - rate_in(p, row)) for row in range(len(masks))], masks)
+        return masks
 
     def _one_by_one(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with each member's part of the arguments; autograd sees these calls."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member.precision import autocast, dtype_of, widened
-from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import norms_of
+from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.layers import Layers
 from argosy.training.programs.fused.vectorised import vectorised
@@ -99,7 +99,7 @@ class Forward:
         weights: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
         data: PackInputs,
-        states: Sequence[Randomness],
+        states: States,
         check_output: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Return losses of each member ``[members, …]`` and, in evaluation, the networks' outputs; buffers move.
@@ -144,7 +144,7 @@ class Forward:
         layers: Layers,
         weights: Mapping[str, Tensor],
         data: PackInputs,
-        states: Sequence[Randomness],
+        states: States,
         check_output: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
         """Do as `values` for a plain MLP: only a loss of the member's own is vectorised."""
@@ -203,9 +203,7 @@ class Forward:
         return autocast(self._member, self._device, cached=cached)
 
 
-def losses_of(
-    loss: Callable[[Any, Any], Any] | None, output: Tensor, data: PackInputs, states: Sequence[Randomness]
-) -> Tensor:
+def losses_of(loss: Callable[[Any, Any], Any] | None, output: Tensor, data: PackInputs, states: States) -> Tensor:
     """Return a loss of all members ``[members, …]``, of outputs ``[members, samples, …]`` and the targets in `data`."""
     if loss is None:
         return _cross_entropies(output, data)

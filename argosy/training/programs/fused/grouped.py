@@ -1,4 +1,4 @@
-"""The program of several unlike MLPs on a CPU: one pass by `waves`, and a step of each member's own optimizer.
+"""The program of several unlike MLPs: one pass by `waves`, and a step of each member's own optimizer.
 
 Depth, widths, activations, rates of dropout and optimizers may differ; batches, losses and the number of outputs are the same.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from argosy.training.device.own_kernels import kernels_of
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import totals_of
 from argosy.training.optim.one_pass import move_along, moves_of
@@ -27,7 +28,10 @@ def common(live: LiveMember) -> Any:
     """Return what members must have in common to be one program of unlike MLPs; None where a member can be in none."""
     member, layers = live.member, layers_of(live.model)
     plain = member.step is None and member.augment is None and member.accumulate == 1 and member.average is None
-    if layers is None or not plain or member.precision != "float32" or live.backend.device.type != "cpu":
+    device = live.backend.device
+    if layers is None or not plain or member.precision != "float32":
+        return None
+    if device.type != "cpu" and kernels_of(device) is None:
         return None
     last, size = layers[-1].linear, member.eval_batch_size or member.batch_size
     return (
@@ -78,8 +82,16 @@ class Grouped(ProgramOfSeveral):
     def _train(self, mode: bool) -> None:
         """Do nothing: layers drop out where random states are given."""
 
+    @property
+    def waves(self) -> Waves:
+        """The members' layers."""
+        return self._waves
+
     def _begin_as_one(self, lockstep: Lockstep) -> None:
-        data = self._shared(lockstep)
+        self._totals = self.passed(self.shared(lockstep))
+
+    def passed(self, data: PackInputs) -> Tensor:
+        """Compute the gradients of all members; returns loss sums, float64 ``[members]``."""
         with torch.no_grad():
             outputs = self._waves.forward(data.tree[0], self._states)
         self._foreseen.check_output(outputs[0])
@@ -91,7 +103,7 @@ class Grouped(ProgramOfSeveral):
         (slopes,) = torch.autograd.grad(losses, leaf, self._shares[key])
         with torch.no_grad():
             self._waves.backward(data.tree[0], slopes)
-        self._totals = totals_of(losses.detach(), data.samples)
+        return totals_of(losses.detach(), data.samples)
 
     def _finish_as_one(self) -> Tensor:
         totals = there(self._totals)
@@ -120,13 +132,13 @@ class Grouped(ProgramOfSeveral):
             self._solos[row].drop_gradients()
 
     def _evaluate(self, lockstep: Lockstep) -> None:
-        data = self._shared(lockstep)
+        data = self.shared(lockstep)
         outputs = self._waves.forward(data.tree[0], None).clone()
         self._foreseen.check_output(outputs[0])
         losses = losses_of(self._lives[0].member.loss, outputs, data, self._states)
         self._validate(lockstep, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
 
-    def _shared(self, lockstep: Lockstep) -> PackInputs:
+    def shared(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError where they are not the same pairs of tensors for all members."""
         data = self.inputs(lockstep)
         if data.apart or not data.of_rows:

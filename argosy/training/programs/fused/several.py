@@ -21,8 +21,9 @@ from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.randomness import Mark, Randomness
+from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
+from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, own, shared
 from argosy.training.programs.fused.made import Made
@@ -42,7 +43,7 @@ class ProgramOfSeveral(ABC):
         self._lengths = lengths
         """Batches that are one pass; those of any length without."""
         self._augment = any(live.member.augment for live in lives)
-        self._states: Sequence[Randomness] = [live.randomness for live in lives]
+        self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
         self.made: Made = Made(self._lives)
         """Finished locksteps with a batch for each member."""
@@ -103,13 +104,13 @@ class ProgramOfSeveral(ABC):
         """Implement `Program.active`."""
         with timed([live.clock for live in self._lives], self._parts):
             if keep:
-                self._states = [live.randomness.aside() for live in self._lives]
+                self._states = States(live.randomness.aside() for live in self._lives)
             try:
                 with torch.set_grad_enabled(not keep):
                     yield
             finally:
                 self.made.tell()
-                self._states = [live.randomness for live in self._lives]
+                self._states = States(live.randomness for live in self._lives)
 
     def cut(self, block: Block) -> Iterator[Lockstep]:
         """Implement `Program.cut`, in locksteps."""
@@ -181,6 +182,15 @@ class ProgramOfSeveral(ABC):
         self._dissolve()
 
     # ---- a lockstep
+
+    @contextlib.contextmanager
+    def drawing(self, draws: DeviceDraws | None) -> Iterator[None]:
+        """Draw the members' dropout masks on the device inside, if `draws` are given."""
+        self._states.on_device = draws
+        try:
+            yield
+        finally:
+            self._states.on_device = None
 
     def inputs(self, lockstep: Lockstep, *, augment: bool = True) -> PackInputs:
         """Return the samples of a lockstep. Raises OwnFaults for labels without an output."""

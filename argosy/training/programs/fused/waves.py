@@ -1,4 +1,4 @@
-"""The linear layers of unlike MLPs on a CPU, in waves: those of one shape at one depth are one product of stacked matrices.
+"""The linear layers of unlike MLPs, in waves: those of one shape at one depth are one product of stacked matrices.
 
 No number is padded, and none is moved between two layers: the activation behind a layer writes into the input of the next product,
 whichever that is. Gradients are written where optimizers find them. All last layers are one wave, so that one call computes the losses.
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from argosy.training.member.randomness import Randomness
+from argosy.training.device.kernel_forms import BLOCK, Drawn
+from argosy.training.device.own_kernels import kernels_of
 from argosy.training.optim.parameter_buffer import ALIGNED
+from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import in_order
 
 __all__ = ["Waves", "layers_of", "side_by_side"]
@@ -126,29 +129,58 @@ class StackedLayers:
     """Gradients of the biases."""
 
     @classmethod
-    def of(cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear]) -> "StackedLayers":
-        """Move these layers into memory of their own."""
-        weights = _moved([linear.weight for linear in linears])
+    def of(
+        cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: "Memory | None"
+    ) -> "StackedLayers":
+        """Move these layers into memory of their own, or into the common one."""
+        weights, of_weights = _moved([linear.weight for linear in linears], places, memory)
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        moved = _moved(biases) if biases else None
+        moved = _moved(biases, places, memory) if biases else (None, None)
         return cls(
             places=places,
             first=places[0][1] == 0,
             weights=weights,
-            biases=moved,
-            of_weights=torch.zeros_like(weights, memory_format=torch.contiguous_format),
-            of_biases=None if moved is None else torch.zeros_like(moved, memory_format=torch.contiguous_format),
+            biases=moved[0],
+            of_weights=of_weights,
+            of_biases=moved[1],
         )
 
 
-def _moved(parameters: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack."""
-    size = parameters[0].numel()
-    apart = -(-size // ALIGNED) * ALIGNED
-    rows = parameters[0].detach().new_empty(len(parameters), apart)[:, :size]
+class Memory:
+    """All weights of the members in one tensor, and all gradients in another: on an accelerator one kernel steps them all.
+
+    Each weight begins a block of `BLOCK` numbers, so that a block is one member's.
+    """
+
+    def __init__(self, like: Tensor, counts: Sequence[int]) -> None:
+        blocks = sum(-(-count // BLOCK) for count in counts)
+        self.weights, self.gradients = (like.detach().new_zeros(blocks * BLOCK) for _ in range(2))
+        self.owners: list[int] = []
+        """Of each block its member."""
+
+    def rows(self, members: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
+        """Return memory of a weight of each of these members, and of its gradient, ``[members, size]``."""
+        start, each = len(self.owners) * BLOCK, -(-size // BLOCK)
+        self.owners += [member for member in members for _ in range(each)]
+        stop = len(self.owners) * BLOCK
+        found = [of[start:stop].view(len(members), each * BLOCK)[:, :size] for of in (self.weights, self.gradients)]
+        return found[0], found[1]
+
+
+def _moved(
+    parameters: Sequence[Tensor], places: Sequence[tuple[int, int]], memory: Memory | None
+) -> tuple[Tensor, Tensor]:
+    """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack. Returns it and gradients."""
+    size, shape = parameters[0].numel(), (len(parameters), *parameters[0].shape)
+    if memory is None:
+        apart = -(-size // ALIGNED) * ALIGNED
+        rows = parameters[0].detach().new_empty(len(parameters), apart)[:, :size]
+        gradients = rows.new_zeros(rows.shape)
+    else:
+        rows, gradients = memory.rows([member for member, _ in places], size)
     for row, parameter in zip(rows, parameters, strict=True):
         parameter.data = row.view(parameter.shape).copy_(parameter.detach())
-    return rows.view(len(parameters), *parameters[0].shape)
+    return rows.view(shape), gradients.view(shape)
 
 
 class Stretch(NamedTuple):
@@ -180,10 +212,10 @@ class Product:
     """How the outputs become the inputs of the next products."""
 
     @classmethod
-    def of(cls, group: StackedLayers, length: int, outputs: tuple[Tensor, Tensor] | None) -> "Product":
-        """Allocate what batches of this length need; `outputs` and their gradients are given for a last layer."""
+    def of(cls, group: StackedLayers, length: int, masks: Tensor, outputs: tuple[Tensor, Tensor] | None) -> "Product":
+        """Allocate what batches of this length need beside masks; `outputs` and their gradients are given for a last layer."""
         rows, outs, ins = group.weights.shape
-        inputs, input_slopes, masks = (group.weights.new_empty(rows, length, ins) for _ in range(3))
+        inputs, input_slopes = (group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2))
         made, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
         return cls(
             group=group,
@@ -231,14 +263,20 @@ class WavePass:
         self._layers = layers
         like, self._products = groups[-1].weights, list[Product]()
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
+        sizes = [0 if group.first else group.weights.shape[0] * length * group.weights.shape[2] for group in groups]
+        self._drawn_into = like.new_empty(sum(sizes))
+        masks = [
+            memory.view(len(group.weights), -1, group.weights.shape[2]) if len(memory) else memory
+            for group, memory in zip(groups, torch.split(self._drawn_into, sizes), strict=True)
+        ]
         last = 0
-        for group in groups:
+        for group, own_masks in zip(groups, masks, strict=True):
             member, number = group.places[0]
             ends = None
             if number == len(layers[member]) - 1:
                 own = slice(last, last + len(group.places))
                 ends, last = (self.outputs[own], self._slopes[own]), own.stop
-            self._products.append(Product.of(group, length, ends))
+            self._products.append(Product.of(group, length, own_masks, ends))
         self._rows = {
             place: (product, row) for product in self._products for row, place in enumerate(product.group.places)
         }
@@ -250,20 +288,37 @@ class WavePass:
             for member, numbers in enumerate(drawn)
         ]
         """Of each member its dropouts, in the order of its layers: the share that is kept, and the next layer."""
+        self._drawn = [
+            Drawn(member, int(product.masks[row].storage_offset()), product.masks[row].numel(), kept)
+            for member, masks in enumerate(self._masks)
+            for kept, (product, row) in masks
+        ]
 
-    def forward(self, samples: Tensor, states: Sequence[Randomness] | None) -> Tensor:
+    def forward(self, samples: Tensor, states: States | None) -> Tensor:
         """Return the networks' outputs ``[members, samples, outputs]`` of ``[samples, inputs]``, valid until the next pass.
 
         With random states, members drop out what they draw.
         """
-        for state, masks in zip(states or (), self._masks, strict=states is not None):
-            if masks:
-                with state.active():
-                    for kept, (product, row) in masks:
-                        product.masks[row].bernoulli_(kept).div_(kept)
+        if states is not None and states.on_device is not None:
+            if self._drawn:
+                states.on_device.masks(self._drawn, self._drawn_into)
+        elif states is not None:
+            self._draw(states)
         for product in self._products:
             product.forward(samples, train=states is not None)
         return self.outputs
+
+    def _draw(self, states: States) -> None:
+        """Draw each member's masks from its state, with the bits of dropout of ones."""
+        for state, masks in zip(states, self._masks, strict=True):
+            if masks:
+                with state.active():
+                    for kept, (product, row) in masks:
+                        mask = product.masks[row]
+                        if mask.device.type == "cpu":
+                            mask.bernoulli_(kept).div_(kept)
+                        else:
+                            mask.copy_(functional.dropout(torch.ones_like(mask), 1 - kept))
 
     def backward(self, samples: Tensor, slopes: Tensor) -> None:
         """Compute the groups' gradients after a pass forward, of those of the outputs."""
@@ -316,8 +371,13 @@ class Waves:
                 wave = waves[number if number < len(own) - 1 else -1]
                 alike = (*layer.linear.weight.shape, layer.linear.bias is None, number == 0)
                 wave.setdefault(alike, []).append((member, number))
+        like = layers[0][0].linear.weight
+        self.memory: Memory | None = None
+        """Common memory of the weights, where one kernel steps them."""
+        if kernels_of(like.device) is not None:
+            self.memory = Memory(like, [parameter.numel() for parameter in self._tensors])
         self._groups = [
-            StackedLayers.of(places, [layers[member][number].linear for member, number in places])
+            StackedLayers.of(places, [layers[member][number].linear for member, number in places], self.memory)
             for wave in waves
             for places in wave.values()
         ]
@@ -329,7 +389,7 @@ class Waves:
         found = [layers_of(model) for model in models]
         return cls(models, [layers for layers in found if layers is not None])
 
-    def forward(self, samples: Tensor, states: Sequence[Randomness] | None) -> Tensor:
+    def forward(self, samples: Tensor, states: States | None) -> Tensor:
         """See `WavePass.forward`; samples may be of any shape where all networks flatten them."""
         if len(samples) not in self._passes:
             self._passes[len(samples)] = WavePass(self._groups, self._layers, len(samples))
@@ -352,7 +412,7 @@ class Waves:
         """Give the networks' tensors memory of their own; the shared memory is freed with its last view."""
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
-        self._groups, self._passes = [], {}
+        self._groups, self._passes, self.memory = [], {}, None
 
     def _flattened(self, samples: Tensor) -> Tensor:
         return samples.flatten(1) if self._flat else samples

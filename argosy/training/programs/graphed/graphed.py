@@ -24,8 +24,9 @@ from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
+from argosy.training.programs.graphed.capturable import obstacle_to, whole_of
 from argosy.training.programs.graphed.static_inputs import StaticInputs
-from argosy.training.programs.graphed.whole import Whole, obstacle_to, whole_of
+from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import OwnFaults, Program
 
 __all__ = ["Graphed", "refusal", "together"]
@@ -45,7 +46,7 @@ def refusal(program: Program[Any]) -> str | None:
 
 
 class Graphed:
-    """A `argosy.training.programs.program.Program` that captures the steps of a `Solo` or a `Fused`."""
+    """A `argosy.training.programs.program.Program` that captures the steps of a `Solo`, a `Fused` or a `Grouped`."""
 
     def __init__(self, program: Program[Any], whole: Whole, recorder: Recorder) -> None:
         self._program = program
@@ -99,7 +100,7 @@ class Graphed:
             try:
                 yield
             finally:
-                self._whole.made.tell()
+                self._tell()
                 for live in self._lives:
                     live.train.fetch()  # here, on the stream of the steps that summed
 
@@ -112,11 +113,13 @@ class Graphed:
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._whole.remember()
         if lockstep is None:
-            self._whole.made.tell()
+            self._tell()
             self._program.begin(batch)
             return
         data = self._whole.inputs(lockstep)
         self._static_inputs.set_numbers()
+        if self._whole.draws is not None:
+            self._whole.draws.place()
         self._totals = self._step(data)
         self._lockstep = lockstep
 
@@ -129,11 +132,19 @@ class Graphed:
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
+        if self._whole.draws is not None:
+            self._whole.draws.advance()
         self._whole.follow()
         samples = self._whole.made.add(lockstep, self._totals)
         self._whole.forget()
         self._move_schedules()
         return samples
+
+    def _tell(self) -> None:
+        """Let the members know what they have made and drawn."""
+        self._whole.made.tell()
+        if self._whole.draws is not None:
+            self._whole.draws.tell()
 
     def undo(self) -> None:
         """Undo a step after its `begin` has raised."""
@@ -147,6 +158,7 @@ class Graphed:
     def release(self) -> None:
         """Implement `Program.release`."""
         self.join()
+        self._tell()
         if self._replayed is not None:
             self._close(self._replayed)
             self._replayed = None
@@ -191,6 +203,8 @@ class Graphed:
             raise
 
     def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:
+        if self._whole.draws is not None:
+            self._whole.draws.begin()
         with self._watched() if watched else contextlib.nullcontext():
             totals, gradients = self._whole.gradients(data)
         with torch.no_grad():

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from argosy.stream.batches import sent
 from argosy.training.device.recorders import Uncaptured
-from argosy.training.optim.kernels import Kernel, Numbers
+from argosy.training.optim.kernels import Numbers
+from argosy.training.programs.graphed.whole import StepKernel
 
 __all__ = ["StaticInputs"]
 
@@ -15,7 +16,7 @@ __all__ = ["StaticInputs"]
 class StaticInputs:
     """Static numbers of kernels with weights of one dtype and device; zero at first."""
 
-    def __init__(self, kernels: Sequence[Kernel], like: Tensor) -> None:
+    def __init__(self, kernels: Sequence[StepKernel], like: Tensor) -> None:
         self._kernels = kernels
         self._shapes = [[_shape(own) for own in numbers] for numbers in _numbers(kernels)]
         sizes = [rows * columns for shapes in self._shapes for rows, columns in shapes]
@@ -24,7 +25,7 @@ class StaticInputs:
         self.of_kernels: Sequence[Sequence[Tensor]] = [
             [next(parts).view(shape) for shape in shapes] for shapes in self._shapes
         ]
-        """Arguments of `Kernel.move`, by kernel."""
+        """Arguments of `StepKernel.move`, by kernel."""
         self._shown: list[float] = []
 
     def forget(self) -> None:
@@ -43,7 +44,7 @@ class StaticInputs:
             self._all.copy_(sent(torch.tensor(shown, dtype=self._all.dtype), self._all.device))
 
 
-def _numbers(kernels: Sequence[Kernel]) -> Sequence[Sequence[Numbers]]:
+def _numbers(kernels: Sequence[StepKernel]) -> Sequence[Sequence[Numbers]]:
     found = [kernel.numbers() for kernel in kernels]
     there = [own for own in found if own is not None]
     if len(there) < len(found):

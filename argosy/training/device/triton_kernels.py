@@ -1,0 +1,120 @@
+"""`argosy.training.device.own_kernels` in Triton; imported where it is installed alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from argosy.stream.batches import sent
+from argosy.training.device.kernel_forms import AT_ONCE, BLOCK, OF_A_STEP, Drawn
+
+__all__ = ["TritonKernels"]
+
+GROUPS = 512
+"""Draws of four numbers each that a program makes."""
+OF_A_MASK = 6
+"""Numbers of a mask in a table."""
+THREADS = 256
+"""Threads of a block of torch's dropout."""
+
+
+class TritonKernels:
+    """The `argosy.training.device.own_kernels.OwnKernels` of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tables: dict[Any, tuple[Tensor, Tensor, int]] = {}
+        """What kernels read of masks, kept since every step draws the same."""
+
+    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor) -> None:
+        """Implement `OwnKernels.masks`."""
+        key = into.dtype, tuple(drawn)
+        if key not in self._tables:
+            self._tables[key] = self._table(into.dtype, drawn)
+        table, shares, most = self._tables[key]
+        _masks[(len(drawn), -(-most // GROUPS))](into, table, shares, states, COLUMNS=OF_A_MASK, GROUPS=GROUPS)
+
+    def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[Drawn, int]]) -> tuple[Tensor, Tensor, int]:
+        rows, shares, most = [], [], 1
+        real = np.float64 if dtype == torch.float64 else np.float32
+        for one, offset in drawn:
+            threads, adjacent = _layout_of(one.size, self._device)
+            rows.append((one.start, one.size, threads, adjacent, one.row, offset // AT_ONCE))
+            kept = real(one.kept)
+            shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), float(real(1.0 / float(kept)))))
+            most = max(most, -(-one.size // (threads * (2 if adjacent == 2 else AT_ONCE))) * threads)
+        found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
+        return sent(found[0], self._device), sent(found[1], self._device), most
+
+    def increment(self, count: int) -> int:
+        """Implement `OwnKernels.increment`."""
+        return ((count - 1) // (_layout_of(count, self._device)[0] * AT_ONCE) + 1) * AT_ONCE
+
+    def step(
+        self, weights: Tensor, gradients: Tensor, moments: tuple[Tensor, Tensor], numbers: Tensor, owners: Tensor
+    ) -> None:
+        """Implement `OwnKernels.step`."""
+        _step[(len(owners),)](weights, gradients, *moments, numbers, owners, NUMBERS=OF_A_STEP, BLOCK=BLOCK)
+
+
+def _layout_of(count: int, device: torch.device) -> tuple[int, int]:
+    """Return the threads that draw a mask of so many numbers, and how many adjacent ones each of them draws (ATen/native/cuda/Dropout.cu)."""
+    properties = torch.cuda.get_device_properties(device)
+    most = properties.multi_processor_count * (properties.max_threads_per_multi_processor // THREADS)
+    blocks = min(most, -(-count // THREADS))
+    adjacent = next(size for size in (4, 2, 1) if count % size == 0)
+    return blocks * THREADS, adjacent
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _masks(into, table, shares, states, COLUMNS: tl.constexpr, GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
+    of = table + tl.program_id(0) * COLUMNS
+    start, count, threads = tl.load(of), tl.load(of + 1), tl.load(of + 2)
+    adjacent, row, counter = tl.load(of + 3), tl.load(of + 4), tl.load(of + 5)
+    kept, scale = tl.load(shares + tl.program_id(0) * 2), tl.load(shares + tl.program_id(0) * 2 + 1)
+    seed, offset = tl.load(states + row * 2), tl.load(states + row * 2 + 1)
+    group = tl.program_id(1).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    thread, turn = group % threads, group // threads
+    at = offset // 4 + counter + turn
+    low, high = (at & 0xFFFFFFFF).to(tl.uint32), (at >> 32).to(tl.uint32)
+    one, two, three, four = tl.philox(seed, low, high, thread.to(tl.uint32), (thread >> 32).to(tl.uint32))
+    # Four numbers lie side by side, or each in the next stretch of as many numbers as there are threads; of pairs, torch drops two of four.
+    first = turn * tl.where(adjacent == 2, 2, 4) * threads + thread * adjacent
+    of_two = tl.where(adjacent == 1, threads, 1)
+    of_three = tl.where(adjacent == 4, 2, tl.where(adjacent == 2, count, 2 * threads))
+    _write(into, start, count, first, one, kept, scale)
+    _write(into, start, count, first + of_two, two, kept, scale)
+    _write(into, start, count, first + of_three, three, kept, scale)
+    _write(into, start, count, first + of_two + of_three, four, kept, scale)
+
+
+@triton.jit
+def _write(into, start, count, at, bits, kept, scale):  # type: ignore[no-untyped-def]
+    uniform = bits.to(tl.float32) * 2.3283064e-10 + 1.1641532e-10
+    mask = tl.where(uniform.to(tl.float64) < kept, scale, 0.0)
+    tl.store(into + start + at, mask.to(into.dtype.element_ty), mask=at < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step(weights, gradients, first, second, numbers, owners, NUMBERS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    own = numbers + tl.load(owners + tl.program_id(0)) * NUMBERS
+    w, g, m = tl.load(weights + at), tl.load(gradients + at), tl.load(first + at)
+    g += tl.load(own + 2) * w
+    w *= tl.load(own + 1)
+    a, b, eps, rate = tl.load(own + 3), tl.load(own + 4), tl.load(own + 5), tl.load(own + 6)
+    if tl.load(own) == 1:
+        v = tl.load(second + at)
+        m += a * (g - m)
+        v += b * (g * g - v)
+        tl.store(second + at, v)
+        w += rate * (m / (tl.sqrt(v) + eps))
+    else:
+        m = a * m + g
+        w += rate * tl.where(b == 1, g + a * m, m)
+    tl.store(first + at, m)
+    tl.store(weights + at, w)

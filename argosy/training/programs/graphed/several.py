@@ -1,0 +1,161 @@
+"""The adapters of programs of several to capturing (`argosy.training.programs.graphed.whole`)."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from argosy.training.device.recorders import Uncaptured
+from argosy.training.member.randomness import Mark
+from argosy.training.optim.flat_kernel import FlatKernel
+from argosy.training.optim.kernels import Kernel
+from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.programs.fused.device_draws import DeviceDraws
+from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.fused.grouped import Grouped
+from argosy.training.programs.fused.lockstep import Lockstep, length_of
+from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.several import ProgramOfSeveral, there
+from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
+
+__all__ = ["OfSeveral", "Several", "Unlike"]
+
+
+class OfSeveral:
+    """What the adapters have in common."""
+
+    def __init__(self, program: ProgramOfSeveral) -> None:
+        self._program = program
+        self._before: Sequence[Mark] = ()
+        self.draws: DeviceDraws | None = DeviceDraws.of([live.randomness for live in program.members])
+        """See `Whole.draws`."""
+
+    @property
+    def made(self) -> Made:
+        """The program's locksteps."""
+        return self._program.made
+
+    def lockstep(self, batch: Lockstep) -> Lockstep | None:
+        """Return the batches if equally long."""
+        return None if length_of(batch) is None else batch
+
+    def remember(self) -> None:
+        """Save each member's random state."""
+        self._before = self._marks()
+
+    def forget(self) -> None:
+        """Drop the saved random states."""
+        self._before = ()
+
+    def undo(self) -> None:
+        """Implement `Whole.undo`."""
+        for live, mark in zip(self._program.members, self._before, strict=False):
+            live.randomness.go_back(mark)
+        self._program.undo()  # for a lockstep that was not whole, its own marks are right
+
+    def watch(self) -> EffectCheck:
+        """Watch random states alone: the equivalence check has excluded other effects."""
+        before = self._marks()
+
+        def again() -> None:
+            # Each draws from its own state, which the host puts into the generator; a replay does not repeat that.
+            if any(one[0] is not other[0] for one, other in zip(before, self._marks(), strict=True)):
+                raise Uncaptured("its members draw random numbers, each of them from a state of its own")
+
+        return again
+
+    def _marks(self) -> Sequence[Mark]:
+        return [live.randomness.mark() for live in self._program.members]
+
+
+class Several(OfSeveral):
+    """The `Whole` of members that are one `Fused` program."""
+
+    def __init__(self, fused: Fused) -> None:
+        super().__init__(fused)
+        self._fused = fused
+
+    @property
+    def parameter_buffer(self) -> ParameterBuffer:
+        """The fused program's buffer."""
+        return self._fused.parameter_buffer
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """The fused program's kernels."""
+        return self._fused.kernels
+
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
+        """Implement `Whole.inputs`."""
+        data = self._fused.inputs(lockstep)
+        self._fused.recompute(data)
+        return data
+
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.gradients`."""
+        with self._fused.drawing(self.draws):
+            part = self._fused.whole(data)
+        all_have_gradients(part.idle)
+        return part.totals, part.gradients
+
+    def follow(self) -> None:
+        """Implement `Whole.follow`."""
+        self._fused.follow()
+
+    def release(self) -> None:
+        """Implement `Whole.release`."""
+        self._fused.release()
+
+
+class AsOneRow(NamedTuple):
+    """Weights of unlike members, as one row."""
+
+    weights: Tensor
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+
+
+class Unlike(OfSeveral):
+    """The `Whole` of unlike members that are one `Grouped` program."""
+
+    def __init__(self, grouped: Grouped, kernel: FlatKernel) -> None:
+        super().__init__(grouped)
+        self._grouped = grouped
+        self._kernel = kernel
+
+    @classmethod
+    def of(cls, grouped: Grouped) -> "Unlike":
+        """Move the optimizers' state beside the weights; raises Uncaptured where a member's weights have made unequal numbers of steps."""
+        kernel = FlatKernel.of([live.optimizer for live in grouped.members], there(grouped.waves.memory))
+        if kernel is None:
+            raise Uncaptured("some of a member's weights have made fewer steps than others")
+        return cls(grouped, kernel)
+
+    @property
+    def parameter_buffer(self) -> AsOneRow:
+        """The weights."""
+        return AsOneRow(there(self._grouped.waves.memory).weights.unsqueeze(0))
+
+    @property
+    def kernels(self) -> Sequence[FlatKernel]:
+        """The kernel of all members."""
+        return (self._kernel,)
+
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
+        """Implement `Whole.inputs`."""
+        return self._grouped.shared(lockstep)
+
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.gradients`."""
+        with self._grouped.drawing(self.draws):
+            totals = self._grouped.passed(data)
+        return totals, there(self._grouped.waves.memory).gradients.unsqueeze(0)
+
+    def follow(self) -> None:
+        """Do nothing: members with averages are in no such program."""
+
+    def release(self) -> None:
+        """Implement `Whole.release`."""
+        self._kernel.dissolve()
+        self._grouped.release()

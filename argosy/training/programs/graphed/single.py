@@ -1,0 +1,149 @@
+"""The adapter of a single member's steps to capturing (`argosy.training.programs.graphed.whole`).
+
+The weights lie in a parameter buffer, so that one kernel steps them all: torch's own optimizers would read their step count on the host.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from argosy.stream.batches import Batch
+from argosy.training.device.recorders import Uncaptured
+from argosy.training.member.live import LiveMember
+from argosy.training.member.randomness import Mark
+from argosy.training.member.running_average import Statistics
+from argosy.training.member.tally import total_of
+from argosy.training.optim.kernels import Kernel
+from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.programs.fused.fingerprint import attributes
+from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.lockstep import Lockstep
+from argosy.training.programs.fused.made import Made
+from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
+from argosy.training.programs.solo import Solo
+
+__all__ = ["Single"]
+
+
+class Single:
+    """The `Whole` of a single member."""
+
+    draws: ClassVar[None] = None
+    """A replay draws from the device's generator, as the member alone."""
+
+    def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
+        self._solo = solo
+        self._parameter_buffer = parameter_buffer
+        self._kernel = kernel
+        self.made: Made = Made([solo.live])
+        """Turns that were made as a whole."""
+        self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
+        self._before: Mark | None = None
+        self._statistics: Statistics | None = None
+        """Statistics of the average before the step, where they are computed."""
+
+    @classmethod
+    def of(cls, solo: Solo) -> "Single":
+        """Move a member into a buffer; raises Uncaptured where some of its weights have made fewer steps than others."""
+        live = solo.live
+        parameter_buffer = ParameterBuffer.of([live.model], [live.optimizer])
+        kernel = Kernel.of([live.optimizer], parameter_buffer, 0)
+        if kernel is None:
+            parameter_buffer.dissolve()
+            raise Uncaptured(
+                "some of its weights have made fewer steps than others, or are of a type that no kernel steps"
+            )
+        return cls(solo, parameter_buffer, kernel)
+
+    @property
+    def _live(self) -> LiveMember:
+        return self._solo.live
+
+    @property
+    def parameter_buffer(self) -> ParameterBuffer:
+        """A buffer with one row."""
+        return self._parameter_buffer
+
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """The member's kernel."""
+        return (self._kernel,)
+
+    def lockstep(self, batch: Batch) -> Lockstep | None:
+        """Return the batch, unless it is empty."""
+        return (batch,) if batch.rows else None
+
+    def remember(self) -> None:
+        """Save the generators' state."""
+        self._before = self._live.randomness.here()
+
+    def forget(self) -> None:
+        """Drop the saved random state, and statistics."""
+        self._before = self._statistics = None
+
+    def undo(self) -> None:
+        """Implement `Whole.undo`."""
+        self._solo.drop_gradients()
+        for table, name, buffer in self._held:
+            table[name] = buffer  # a step may have assigned another tensor
+        if self._before is not None:
+            self._live.randomness.go_back(self._before)
+        if self._live.average is not None and self._statistics is not None:
+            self._live.average.go_back(self._statistics)
+        self.forget()
+
+    def inputs(self, lockstep: Lockstep) -> PackInputs:
+        """Check labels and augment the batch."""
+        (batch,) = lockstep
+        assert batch is not None
+        self._solo.check_ahead()
+        data = self._solo.augmented(batch.data)
+        if self._live.average is not None and self._live.average.recomputes:
+            self._statistics = self._live.average.statistics()
+            self._solo.recompute(data, batch.rows)
+        return PackInputs(data, batch.rows, apart=False)
+
+    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+        """Implement `Whole.gradients`."""
+        live, parameters = self._live, self._parameter_buffer.parameters[0]
+        self._solo.drop_gradients()
+        losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
+        found = [parameter.grad for parameter in parameters]
+        all_have_gradients([p.name for p, own in zip(self._parameter_buffer.pieces, found, strict=True) if own is None])
+        if live.member.clip_grad_norm is not None:
+            nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
+        gradients = torch.empty_like(self._parameter_buffer.weights)
+        places = [piece.of(gradients[0]) for piece in self._parameter_buffer.pieces]
+        torch._foreach_copy_(places, [own for own in found if own is not None])
+        self._solo.drop_gradients()
+        return total_of(losses, data.samples).unsqueeze(0), gradients
+
+    def follow(self) -> None:
+        """Implement `Whole.follow`."""
+        if self._live.average is not None:
+            self._live.average.step()
+
+    def watch(self) -> EffectCheck:
+        """Watch attributes, buffers and draws on the host."""
+        model, host = self._live.model, torch.default_generator
+        before = attributes(model), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
+
+        def again() -> None:
+            held, buffers, drawn = before
+            changed = [words for words, value in attributes(model).items() if held.get(words) != value]
+            changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
+            if changed:
+                raise Uncaptured(f"a step changes {changed[0]}, on the host")
+            # On the CPU this is the generator that a recording itself draws from.
+            if self._live.backend.device.type != "cpu" and not torch.equal(drawn, host.get_state()):
+                raise Uncaptured("its steps draw random numbers on the host")
+
+        return again
+
+    def release(self) -> None:
+        """Implement `Whole.release`."""
+        self._solo.release()
+        self._kernel.dissolve()
+        self._parameter_buffer.dissolve()

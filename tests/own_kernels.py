@@ -1,0 +1,57 @@
+"""Kernels of our own on a CPU, of torch's operators: `argosy.training.device.own_kernels` where a test has no GPU."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from argosy.training.device import own_kernels
+from argosy.training.device.kernel_forms import BLOCK, Drawn
+
+__all__ = ["Plain", "with_kernels"]
+
+
+class Plain:
+    """See `own_kernels.OwnKernels`; its masks are those of a generator seeded with a state's seed and offset."""
+
+    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor) -> None:
+        """See `OwnKernels.masks`."""
+        flat = into.view(-1)
+        for one, offset in drawn:
+            seed, begun = states[one.row].tolist()
+            flat[one.start : one.start + one.size] = mask(seed, begun + offset, one.size, one.kept, into.dtype)
+
+    def step(
+        self, weights: Tensor, gradients: Tensor, moments: tuple[Tensor, Tensor], numbers: Tensor, owners: Tensor
+    ) -> None:
+        """See `OwnKernels.step`."""
+        first, second = moments
+        adam, shrinks, decay, a, b, eps, rate, _ = numbers[owners.long()].repeat_interleave(BLOCK, 0).unbind(1)
+        slopes = gradients + decay * weights
+        kept = weights * shrinks
+        of_adam = adam == 1
+        momentum = torch.where(of_adam, first + a * (slopes - first), a * first + slopes)
+        squares = torch.where(of_adam, second + b * (slopes * slopes - second), second)
+        ways = torch.where(b == 1, slopes + a * momentum, momentum)
+        weights.copy_(kept + rate * torch.where(of_adam, momentum / (squares.sqrt() + eps), ways))
+        first.copy_(momentum)
+        second.copy_(squares)
+
+    def increment(self, size: int) -> int:
+        """See `OwnKernels.increment`."""
+        return 4 * size
+
+
+def mask(seed: int, offset: int, size: int, kept: float, dtype: torch.dtype) -> Tensor:
+    """What `Plain` draws."""
+    if kept == 1:
+        return torch.ones(size, dtype=dtype)
+    generator = torch.Generator().manual_seed((seed + 7919 * offset) % 2**63)
+    return (torch.rand(size, generator=generator) < kept).to(dtype) / kept
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU devices have such kernels."""
+    monkeypatch.setitem(own_kernels.KERNELS, "cpu", lambda device: Plain())
