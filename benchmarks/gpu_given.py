@@ -160,7 +160,7 @@ def main() -> None:
 def _used(kind: str) -> bool:
     """Whether this process has a context on the first card."""
     if kind == "cuda":
-        return bool(torch._C._cuda_hasPrimaryContext(0))  # type: ignore[attr-defined]
+        return torch.cuda.device_count() > 0 and bool(torch._C._cuda_hasPrimaryContext(0))  # type: ignore[attr-defined]
     stand_in = sys.modules.get(kind)
     return stand_in is not None and bool(stand_in.state.opened)
 

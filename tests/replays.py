@@ -6,7 +6,7 @@
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -115,6 +115,11 @@ class TapeRecorder:
         self.asked.append("own")
         yield
         self.asked.append("over")
+
+    def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
+        """See `Recorder.in_branches`: backwards, as the parts are independent."""
+        for work in reversed(works):
+            work()
 
     def fork(self) -> None:
         """See `Recorder.fork`."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from argosy.training.member.randomness import Randomness
+from argosy.training.programs.fused.device_draws import States
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.layers import Layers
@@ -91,7 +92,7 @@ REFUSED: dict[str, Any] = {
 def passed(forward: Forward, models: Sequence[nn.Module], data: PackInputs) -> dict[str, Any]:
     """What a pass in training gives, and then one in evaluation."""
     buffer = ParameterBuffer.of(models, [torch.optim.SGD(model.parameters(), lr=0.1) for model in models])
-    states = [Randomness.seeded(number, packs.backend_of("cpu:0")) for number in range(MEMBERS)]
+    states = States(Randomness.seeded(number, packs.backend_of("cpu:0")) for number in range(MEMBERS))
     found: dict[str, Any] = {}
     for mode in ("training", "evaluation"):
         forward.train(mode == "training")

@@ -90,6 +90,11 @@ PACKS: Mapping[str, Sequence[Member]] = {
 }
 
 
+ROUNDING_ON_CUDA = {"lists": 0.1, "attention": 1e-4}
+"""Muon makes matrices orthogonal in 16 bits, of which products of several round otherwise there; torch evaluates an encoder's layer of one
+network in another way there, to six digits."""
+
+
 def on(device: str, members: Sequence[Member]) -> list[LiveMember]:
     return [live(one, device) for one in members]
 
@@ -106,11 +111,12 @@ def test_a_captured_pack_is_each_of_its_members_alone(pack: str, device: str) ->
     program = Graphed.of(Fused.of(lives))
     found = train(program, 3)
     assert program.replays
+    rounding = 1e-10 if device == "cpu:0" else ROUNDING_ON_CUDA.get(pack, 1e-10)
     for one, other in zip(single, lives, strict=True):
-        assert difference(state(one), state(other)) <= 1e-10, one.member.name
-    assert difference(history, found) <= 1e-10
+        assert difference(state(one), state(other)) <= rounding, one.member.name
+    assert difference(history, found) <= rounding
     program.release()
-    assert difference(state(single[0]), state(lives[0])) <= 1e-10
+    assert difference(state(single[0]), state(lives[0])) <= rounding
 
 
 SINGLES: Mapping[str, Member] = {

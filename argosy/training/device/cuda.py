@@ -78,6 +78,8 @@ class Lane:
 
 LANES = 24
 """Fewer than the 32 streams of torch's pool, which cycles: else copies and sums would share a lane's, and wait for its steps."""
+BRANCHES = 4
+"""Streams beside a lane's; a library's work space belongs to a stream, so each recorder has its own."""
 _BROKEN_OFF: list[Any] = []
 """Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
 
@@ -112,6 +114,23 @@ class CudaRecorder:
     def join(self) -> None:
         """The current stream waits for the lane."""
         torch.cuda.current_stream(self._device).wait_stream(self._lane.stream)
+
+    def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
+        """Divide the work among the lane and the branches, which come back to it."""
+        lane = torch.cuda.current_stream(self._device)
+        branches = self._branches[: len(works) - 1] if lane == self._lane.stream else ()
+        for branch in branches:
+            branch.wait_stream(lane)
+        for number, work in enumerate(works):
+            with torch.cuda.stream((lane, *branches)[number % (1 + len(branches))]):
+                work()
+        for branch in branches:
+            lane.wait_stream(branch)
+
+    @functools.cached_property
+    def _branches(self) -> Sequence[Any]:
+        # Of the other pool of torch's streams, since lanes take most of the usual one.
+        return [torch.cuda.Stream(self._device, priority=-1) for _ in range(BRANCHES)]  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def strict(self) -> Iterator[None]:

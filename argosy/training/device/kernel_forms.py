@@ -46,5 +46,5 @@ class OwnKernels(Protocol):
         for Adam 1 - beta1, 1 - beta2, epsilon and the rate, corrected for bias, and for SGD momentum, 1 for Nesterov's, 0 and the rate.
         """
 
-    def increment(self, count: int) -> int:
+    def increment(self, size: int) -> int:
         """Return by how much a mask of so many numbers moves the offset of a generator."""

@@ -15,6 +15,8 @@ from argosy.training.device.kernel_forms import Drawn, OwnKernels
 
 __all__ = ["KERNELS", "kernels_of"]
 
+SIZES = (1001, 65_536 * 96, 1_500_002)
+"""Sizes of masks that are compared with torch's: odd ones, and such that a thread draws several times."""
 KERNELS: dict[str, Callable[[torch.device], OwnKernels | None]] = {}
 """By type of device."""
 
@@ -34,19 +36,26 @@ def _of_cuda(device: torch.device) -> OwnKernels | None:
     kernels = TritonKernels(device)
     before = torch.cuda.get_rng_state(device)
     try:
-        return kernels if all(_as_torch(kernels, count, device) for count in (1001, 1_500_002, 6_500_004)) else None
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for adjacent in (16 // dtype.itemsize, 4):
+                kernels.adjacent[dtype.itemsize] = adjacent
+                if all(_as_torch(kernels, size, dtype, device) for size in SIZES):
+                    break
+                del kernels.adjacent[dtype.itemsize]
     finally:
         torch.cuda.set_rng_state(before, device)
+    return kernels if torch.float32.itemsize in kernels.adjacent else None
 
 
-def _as_torch(kernels: OwnKernels, count: int, device: torch.device) -> bool:
+def _as_torch(kernels: OwnKernels, size: int, dtype: torch.dtype, device: torch.device) -> bool:
     seed, offset, kept = 1234567890123, 8, 0.7
     state = torch.tensor([seed, offset])
     torch.cuda.set_rng_state(state.view(torch.uint8), device)
-    wanted, found = functional.dropout(torch.ones(count, device=device), 1 - kept), torch.empty(count, device=device)
-    kernels.masks(found, [(Drawn(0, 0, count, kept), 0)], state.to(device).unsqueeze(0))
+    ones, found = (torch.ones(size, dtype=dtype, device=device) for _ in range(2))
+    wanted = functional.dropout(ones, 1 - kept)
     moved = int(torch.cuda.get_rng_state(device).view(torch.int64)[1]) - offset
-    return bool(torch.equal(wanted, found)) and moved == kernels.increment(count)
+    kernels.masks(found, [(Drawn(0, 0, size, kept), 0)], state.to(device).unsqueeze(0))
+    return bool(torch.equal(wanted, found)) and moved == kernels.increment(size)
 
 
 KERNELS["cuda"] = _of_cuda

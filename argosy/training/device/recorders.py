@@ -5,7 +5,7 @@ host's part of the work is not repeated. A recorder captures on a stream of its 
 since libraries allocate their work space per stream. Recordings share no memory, so those of several recorders may run at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -51,6 +51,9 @@ class Recorder(Protocol):
 
     def join(self) -> None:
         """Let later work on the current stream begin after all work issued on its own stream."""
+
+    def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
+        """Do work whose parts are independent and allocate no memory; on its own stream, as branches that may run at once."""
 
     def strict(self) -> AbstractContextManager[None]:
         """Raise inside for work that waits for the device. A capture cannot contain it, and could not be ended cleanly."""

@@ -27,6 +27,8 @@ class TritonKernels:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.adjacent: dict[int, int] = {}
+        """Adjacent numbers that a thread of torch's dropout draws at most, by the bytes of one."""
         self._tables: dict[Any, tuple[Tensor, Tensor, int]] = {}
         """What kernels read of masks, kept since every step draws the same."""
 
@@ -39,35 +41,37 @@ class TritonKernels:
         _masks[(len(drawn), -(-most // GROUPS))](into, table, shares, states, COLUMNS=OF_A_MASK, GROUPS=GROUPS)
 
     def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[Drawn, int]]) -> tuple[Tensor, Tensor, int]:
+        if dtype.itemsize not in self.adjacent:
+            raise RuntimeError(f"dropout of {dtype} draws otherwise in this version of torch")
         rows, shares, most = [], [], 1
         real = np.float64 if dtype == torch.float64 else np.float32
         for one, offset in drawn:
-            threads, adjacent = _layout_of(one.size, self._device)
+            threads, adjacent = self._threads(one.size), self.adjacent[dtype.itemsize]
+            while one.size % adjacent:
+                adjacent //= 2
             rows.append((one.start, one.size, threads, adjacent, one.row, offset // AT_ONCE))
             kept = real(one.kept)
             shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), float(real(1.0 / float(kept)))))
-            most = max(most, -(-one.size // (threads * (2 if adjacent == 2 else AT_ONCE))) * threads)
+            a_turn = threads * (AT_ONCE if adjacent == 1 else adjacent)
+            most = max(most, -(-one.size // a_turn) * threads * max(adjacent // AT_ONCE, 1))
         found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
         return sent(found[0], self._device), sent(found[1], self._device), most
 
-    def increment(self, count: int) -> int:
+    def _threads(self, size: int) -> int:
+        """Return how many threads of torch's draw a mask (ATen/native/cuda/Dropout.cu)."""
+        properties = torch.cuda.get_device_properties(self._device)
+        most: int = properties.multi_processor_count * (properties.max_threads_per_multi_processor // THREADS)
+        return min(most, -(-size // THREADS)) * THREADS
+
+    def increment(self, size: int) -> int:
         """Implement `OwnKernels.increment`."""
-        return ((count - 1) // (_layout_of(count, self._device)[0] * AT_ONCE) + 1) * AT_ONCE
+        return ((size - 1) // (self._threads(size) * AT_ONCE) + 1) * AT_ONCE
 
     def step(
         self, weights: Tensor, gradients: Tensor, moments: tuple[Tensor, Tensor], numbers: Tensor, owners: Tensor
     ) -> None:
         """Implement `OwnKernels.step`."""
         _step[(len(owners),)](weights, gradients, *moments, numbers, owners, NUMBERS=OF_A_STEP, BLOCK=BLOCK)
-
-
-def _layout_of(count: int, device: torch.device) -> tuple[int, int]:
-    """Return the threads that draw a mask of so many numbers, and how many adjacent ones each of them draws (ATen/native/cuda/Dropout.cu)."""
-    properties = torch.cuda.get_device_properties(device)
-    most = properties.multi_processor_count * (properties.max_threads_per_multi_processor // THREADS)
-    blocks = min(most, -(-count // THREADS))
-    adjacent = next(size for size in (4, 2, 1) if count % size == 0)
-    return blocks * THREADS, adjacent
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -77,15 +81,17 @@ def _masks(into, table, shares, states, COLUMNS: tl.constexpr, GROUPS: tl.conste
     adjacent, row, counter = tl.load(of + 3), tl.load(of + 4), tl.load(of + 5)
     kept, scale = tl.load(shares + tl.program_id(0) * 2), tl.load(shares + tl.program_id(0) * 2 + 1)
     seed, offset = tl.load(states + row * 2), tl.load(states + row * 2 + 1)
+    # Of eight adjacent numbers a thread draws twice four.
+    halves = tl.where(adjacent == 8, 2, 1)
     group = tl.program_id(1).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    thread, turn = group % threads, group // threads
-    at = offset // 4 + counter + turn
+    half, thread, turn = group % halves, group // halves % threads, group // halves // threads
+    at = offset // 4 + counter + turn * halves + half
     low, high = (at & 0xFFFFFFFF).to(tl.uint32), (at >> 32).to(tl.uint32)
     one, two, three, four = tl.philox(seed, low, high, thread.to(tl.uint32), (thread >> 32).to(tl.uint32))
+    first = turn * tl.where(adjacent == 1, 4, adjacent) * threads + thread * adjacent + half * 4
     # Four numbers lie side by side, or each in the next stretch of as many numbers as there are threads; of pairs, torch drops two of four.
-    first = turn * tl.where(adjacent == 2, 2, 4) * threads + thread * adjacent
     of_two = tl.where(adjacent == 1, threads, 1)
-    of_three = tl.where(adjacent == 4, 2, tl.where(adjacent == 2, count, 2 * threads))
+    of_three = tl.where(adjacent >= 4, 2, tl.where(adjacent == 2, count, 2 * threads))
     _write(into, start, count, first, one, kept, scale)
     _write(into, start, count, first + of_two, two, kept, scale)
     _write(into, start, count, first + of_three, three, kept, scale)

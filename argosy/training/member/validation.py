@@ -20,7 +20,7 @@ from torch import nn
 from argosy.errors import StudyError
 from argosy.stream.order import Digest
 from argosy.stream.trees import flatten, map_leaves, unflatten
-from argosy.study import Member
+from argosy.study import Member, accuracy
 from argosy.training.device.devices import Backend, DeviceEvent
 from argosy.training.member.answers import Answers
 from argosy.training.member.averaging import check_halves, check_pairs
@@ -82,6 +82,18 @@ class Validation:
             self.answers.add(output, target)
         totals = {name: total_of(value, rows) for name, value in {"loss": losses, **values}.items()}
         self.sums.add(rows, digest, totals)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether sums over batches are all that it needs of them: of the loss, and of right answers."""
+        return self.answers is None and all(metric is accuracy for metric in self.member.metrics.values())
+
+    def bring(self, rows: int, digest: Digest, losses: torch.Tensor, right: torch.Tensor, event: DeviceEvent) -> None:
+        """Add batches of a validation that `adds_up`; their sums are still being copied to the host."""
+        self._per_sample = dict(self.member.metrics)
+        self.sums.bring(rows, digest, "loss", losses, event)
+        for name in self._per_sample:
+            self.sums.bring(0, Digest(), name, right, event)
 
     def end(self) -> None:
         """Compute the metrics that are computed once; called after the last batch."""

@@ -19,7 +19,7 @@ from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
-from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
+from argosy.training.programs.fused.waves import InBranches, Waves, in_turn, layers_of, side_by_side
 
 __all__ = ["Grouped", "common"]
 
@@ -90,10 +90,10 @@ class Grouped(ProgramOfSeveral):
     def _begin_as_one(self, lockstep: Lockstep) -> None:
         self._totals = self.passed(self.shared(lockstep))
 
-    def passed(self, data: PackInputs) -> Tensor:
+    def passed(self, data: PackInputs, in_branches: InBranches = in_turn) -> Tensor:
         """Compute the gradients of all members; returns loss sums, float64 ``[members]``."""
         with torch.no_grad():
-            outputs = self._waves.forward(data.tree[0], self._states)
+            outputs = self._waves.forward(data.tree[0], self._states, in_branches)
         self._foreseen.check_output(outputs[0])
         leaf = outputs.detach().requires_grad_()
         losses = losses_of(self._lives[0].member.loss, leaf, data, self._states)
@@ -102,7 +102,7 @@ class Grouped(ProgramOfSeveral):
             self._shares[key] = torch.full_like(losses, len(losses) / losses.numel())
         (slopes,) = torch.autograd.grad(losses, leaf, self._shares[key])
         with torch.no_grad():
-            self._waves.backward(data.tree[0], slopes)
+            self._waves.backward(data.tree[0], slopes, in_branches)
         return totals_of(losses.detach(), data.samples)
 
     def _finish_as_one(self) -> Tensor:

@@ -27,6 +27,7 @@ from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, own, shared
 from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.validated import Validated
 from argosy.training.programs.program import OwnFaults
 from argosy.training.programs.solo import Solo
 
@@ -47,6 +48,7 @@ class ProgramOfSeveral(ABC):
         """Random states that the members draw from."""
         self.made: Made = Made(self._lives)
         """Finished locksteps with a batch for each member."""
+        self._validated = Validated(lives[0].backend)
         self._begins = not lives[0].steps
         """Whether the very first lockstep is still to come."""
         self._lockstep: Lockstep = ()
@@ -110,6 +112,7 @@ class ProgramOfSeveral(ABC):
                     yield
             finally:
                 self.made.tell()
+                self._validated.tell()
                 self._states = States(live.randomness for live in self._lives)
 
     def cut(self, block: Block) -> Iterator[Lockstep]:
@@ -158,6 +161,7 @@ class ProgramOfSeveral(ABC):
                 self._evaluate(lockstep)
             else:
                 self._check_labels()
+                self._validated.tell()
                 for row, own_batch in self._with_batch(lockstep):
                     with self._own(row), self._states[row].active(), self._outside(row):
                         self._lives[row].model.eval()
@@ -166,6 +170,7 @@ class ProgramOfSeveral(ABC):
                 if batch is not None:
                     cutter.commit(batch)
                     if cutter.done:
+                        self._validated.tell()
                         with self._own(row):
                             self._lives[row].end_validation()
             self._tell_faults()
@@ -255,6 +260,11 @@ class ProgramOfSeveral(ABC):
     ) -> None:
         """Add a lockstep's losses and outputs to the validations of the members in some rows."""
         losses, output = found
+        rows = list(rows)
+        several, batches = tuple(into[row] for row in rows), [there(lockstep[row]) for row in rows]
+        if len(rows) == len(losses) and self._validated.add(several, batches, losses, output):
+            return
+        self._validated.tell()
         for row in rows:
             own = None if output is None else map_leaves(itemgetter(row), output)
             self._add(row, there(lockstep[row]), losses[row], own, into[row])

@@ -8,6 +8,7 @@ Each member gets the bits that it has alone where torch's kernels for several ma
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,18 @@ from argosy.training.optim.parameter_buffer import ALIGNED
 from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import in_order
 
-__all__ = ["Waves", "layers_of", "side_by_side"]
+__all__ = ["InBranches", "Waves", "in_turn", "layers_of", "side_by_side"]
 
 aten = torch.ops.aten
 Into = Callable[[Tensor, Tensor], object]
+InBranches = Callable[[Sequence[Callable[[], object]]], None]
+"""Does work whose parts are independent."""
+
+
+def in_turn(works: Sequence[Callable[[], object]]) -> None:
+    """Do one after another."""
+    for work in works:
+        work()
 
 
 class Function(NamedTuple):
@@ -210,9 +219,13 @@ class Product:
     """Dropout of the inputs."""
     stretches: list[Stretch]
     """How the outputs become the inputs of the next products."""
+    masked: bool
+    """Whether all inputs are multiplied by masks here, and none where they are written: fewer kernels, of more numbers."""
 
     @classmethod
-    def of(cls, group: StackedLayers, length: int, masks: Tensor, outputs: tuple[Tensor, Tensor] | None) -> "Product":
+    def of(
+        cls, group: StackedLayers, length: int, masks: Tensor, outputs: tuple[Tensor, Tensor] | None, *, masked: bool
+    ) -> "Product":
         """Allocate what batches of this length need beside masks; `outputs` and their gradients are given for a last layer."""
         rows, outs, ins = group.weights.shape
         inputs, input_slopes = (group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2))
@@ -225,11 +238,14 @@ class Product:
             slopes=slopes,
             masks=masks,
             stretches=[],
+            masked=masked and not group.first,
         )
 
     def forward(self, samples: Tensor, *, train: bool) -> None:
         """Compute the outputs, and of them the inputs of the next products."""
         group, rows = self.group, self._rows(samples)
+        if train and self.masked:
+            rows.mul_(self.masks)
         if group.biases is None:
             torch.bmm(rows, group.weights.mT, out=self.outputs)
         else:
@@ -251,6 +267,8 @@ class Product:
             torch.sum(self.slopes, 1, out=group.of_biases)
         if not group.first:
             torch.bmm(self.slopes, group.weights, out=self.input_slopes)
+            if self.masked:
+                self.input_slopes.mul_(self.masks)
 
     def _rows(self, samples: Tensor) -> Tensor:
         return samples.expand(len(self.inputs), *samples.shape) if self.group.first else self.inputs
@@ -259,12 +277,17 @@ class Product:
 class WavePass:
     """Passes of all members on batches of one length, in memory of their own."""
 
-    def __init__(self, groups: Sequence[StackedLayers], layers: Sequence[Sequence[Layer]], length: int) -> None:
+    def __init__(
+        self, waves: Sequence[Sequence[StackedLayers]], layers: Sequence[Sequence[Layer]], length: int, *, whole: bool
+    ) -> None:
         self._layers = layers
+        groups = [group for wave in waves for group in wave]
         like, self._products = groups[-1].weights, list[Product]()
+        self._whole = whole and any(layer.rate for own in layers for layer in own)
+        """Whether masks are those of whole products."""
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
         sizes = [0 if group.first else group.weights.shape[0] * length * group.weights.shape[2] for group in groups]
-        self._drawn_into = like.new_empty(sum(sizes))
+        self._drawn_into = like.new_ones(sum(sizes)) if self._whole else like.new_empty(sum(sizes))
         masks = [
             memory.view(len(group.weights), -1, group.weights.shape[2]) if len(memory) else memory
             for group, memory in zip(groups, torch.split(self._drawn_into, sizes), strict=True)
@@ -276,7 +299,9 @@ class WavePass:
             if number == len(layers[member]) - 1:
                 own = slice(last, last + len(group.places))
                 ends, last = (self.outputs[own], self._slopes[own]), own.stop
-            self._products.append(Product.of(group, length, own_masks, ends))
+            self._products.append(Product.of(group, length, own_masks, ends, masked=self._whole))
+        products = iter(self._products)
+        self._waves = [[next(products) for _ in wave] for wave in waves]
         self._rows = {
             place: (product, row) for product in self._products for row, place in enumerate(product.group.places)
         }
@@ -294,7 +319,7 @@ class WavePass:
             for kept, (product, row) in masks
         ]
 
-    def forward(self, samples: Tensor, states: States | None) -> Tensor:
+    def forward(self, samples: Tensor, states: States | None, in_branches: InBranches) -> Tensor:
         """Return the networks' outputs ``[members, samples, outputs]`` of ``[samples, inputs]``, valid until the next pass.
 
         With random states, members drop out what they draw.
@@ -304,8 +329,8 @@ class WavePass:
                 states.on_device.masks(self._drawn, self._drawn_into)
         elif states is not None:
             self._draw(states)
-        for product in self._products:
-            product.forward(samples, train=states is not None)
+        for wave in self._waves:
+            in_branches([partial(product.forward, samples, train=states is not None) for product in wave])
         return self.outputs
 
     def _draw(self, states: States) -> None:
@@ -320,11 +345,11 @@ class WavePass:
                         else:
                             mask.copy_(functional.dropout(torch.ones_like(mask), 1 - kept))
 
-    def backward(self, samples: Tensor, slopes: Tensor) -> None:
+    def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches) -> None:
         """Compute the groups' gradients after a pass forward, of those of the outputs."""
         self._slopes.copy_(slopes)
-        for product in reversed(self._products):
-            product.backward(samples)
+        for wave in reversed(self._waves):
+            in_branches([partial(product.backward, samples) for product in wave])
 
     def _next(self, member: int, number: int) -> tuple[Product, int]:
         """Return where the layer behind one computes."""
@@ -338,7 +363,7 @@ class WavePass:
             if number == len(self._layers[member]) - 1:
                 return
             after, there = self._next(member, number)
-            same = str(layer.activation), bool(layer.rate), id(after), there - row
+            same = str(layer.activation), bool(layer.rate) and not self._whole, id(after), there - row
             if found and found[-1][0] == same:
                 found[-1] = same, found[-1][1], row + 1
             else:
@@ -353,7 +378,7 @@ class WavePass:
                 slopes=product.slopes[mine],
                 inputs=after.inputs[theirs],
                 input_slopes=after.input_slopes[theirs],
-                mask=after.masks[theirs] if layer.rate else None,
+                mask=after.masks[theirs] if layer.rate and not self._whole else None,
             )
 
 
@@ -376,10 +401,12 @@ class Waves:
         """Common memory of the weights, where one kernel steps them."""
         if kernels_of(like.device) is not None:
             self.memory = Memory(like, [parameter.numel() for parameter in self._tensors])
-        self._groups = [
-            StackedLayers.of(places, [layers[member][number].linear for member, number in places], self.memory)
+        self._waves = [
+            [
+                StackedLayers.of(places, [layers[member][number].linear for member, number in places], self.memory)
+                for places in wave.values()
+            ]
             for wave in waves
-            for places in wave.values()
         ]
         self._passes: dict[int, WavePass] = {}
 
@@ -389,19 +416,20 @@ class Waves:
         found = [layers_of(model) for model in models]
         return cls(models, [layers for layers in found if layers is not None])
 
-    def forward(self, samples: Tensor, states: States | None) -> Tensor:
+    def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = in_turn) -> Tensor:
         """See `WavePass.forward`; samples may be of any shape where all networks flatten them."""
-        if len(samples) not in self._passes:
-            self._passes[len(samples)] = WavePass(self._groups, self._layers, len(samples))
-        return self._passes[len(samples)].forward(self._flattened(samples), states)
+        if (own := self._passes.get(len(samples))) is None:
+            own = WavePass(self._waves, self._layers, len(samples), whole=self.memory is not None)
+            self._passes[len(samples)] = own
+        return own.forward(self._flattened(samples), states, in_branches)
 
-    def backward(self, samples: Tensor, slopes: Tensor) -> None:
+    def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches = in_turn) -> None:
         """See `WavePass.backward`."""
-        self._passes[len(samples)].backward(self._flattened(samples), slopes)
+        self._passes[len(samples)].backward(self._flattened(samples), slopes, in_branches)
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all weights, each with its gradient of the last pass."""
-        for group in self._groups:
+        for group in (group for wave in self._waves for group in wave):
             for row, (member, number) in enumerate(group.places):
                 linear = self._layers[member][number].linear
                 yield linear.weight, group.of_weights[row]
@@ -412,7 +440,7 @@ class Waves:
         """Give the networks' tensors memory of their own; the shared memory is freed with its last view."""
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
-        self._groups, self._passes, self.memory = [], {}, None
+        self._waves, self._passes, self.memory = [], {}, None
 
     def _flattened(self, samples: Tensor) -> Tensor:
         return samples.flatten(1) if self._flat else samples

@@ -206,7 +206,7 @@ class Graphed:
         if self._whole.draws is not None:
             self._whole.draws.begin()
         with self._watched() if watched else contextlib.nullcontext():
-            totals, gradients = self._whole.gradients(data)
+            totals, gradients = self._whole.gradients(data, self._recorder.in_branches)
         with torch.no_grad():
             for kernel, numbers in zip(self._whole.kernels, self._static_inputs.of_kernels, strict=True):
                 kernel.move(gradients[kernel.rows], numbers)

@@ -18,6 +18,7 @@ from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.lockstep import Lockstep, length_of
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
+from argosy.training.programs.fused.waves import InBranches
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 
 __all__ = ["OfSeveral", "Several", "Unlike"]
@@ -93,7 +94,7 @@ class Several(OfSeveral):
         self._fused.recompute(data)
         return data
 
-    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
         with self._fused.drawing(self.draws):
             part = self._fused.whole(data)
@@ -146,10 +147,10 @@ class Unlike(OfSeveral):
         """Implement `Whole.inputs`."""
         return self._grouped.shared(lockstep)
 
-    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
         with self._grouped.drawing(self.draws):
-            totals = self._grouped.passed(data)
+            totals = self._grouped.passed(data, in_branches)
         return totals, there(self._grouped.waves.memory).gradients.unsqueeze(0)
 
     def follow(self) -> None:

@@ -21,6 +21,7 @@ from argosy.training.programs.fused.fingerprint import attributes
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.waves import InBranches
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 from argosy.training.programs.solo import Solo
 
@@ -105,7 +106,7 @@ class Single:
             self._solo.recompute(data, batch.rows)
         return PackInputs(data, batch.rows, apart=False)
 
-    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
+    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
         live, parameters = self._live, self._parameter_buffer.parameters[0]
         self._solo.drop_gradients()

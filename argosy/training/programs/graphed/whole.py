@@ -16,6 +16,7 @@ from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.waves import InBranches
 
 __all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
 
@@ -90,8 +91,8 @@ class Whole(Protocol):
     def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Return the members' samples, augmented and checked; statistics of averages follow them."""
 
-    def gradients(self, data: PackInputs) -> tuple[Tensor, Tensor]:
-        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``.
+    def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
+        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``; independent work `in_branches`.
 
         Raises Uncaptured where kernels cannot step along them.
         """
