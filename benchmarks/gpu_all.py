@@ -381,6 +381,7 @@ PARTS: tuple[tuple[Callable[[Site], Outcome], ...], ...] = (
     # What it is worth.
     (
         gpu_unlike.sixty_four_unlike_mlps_are_one_captured_program,
+        gpu_unlike.sixty_four_unlike_mlps_are_stepped_by_muon,
         gpu_packs.the_ladder,
         gpu_packs.unlike_members_step_side_by_side,
         the_demo_is_as_good_as_on_a_cpu,

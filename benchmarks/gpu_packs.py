@@ -125,7 +125,7 @@ def resumed_packs_are_uninterrupted(site: Site) -> Outcome:
 def a_pack_beyond_memory_trains_all(site: Site) -> Outcome:
     """Eight members that fit one by one, not as one program; against the same with all the memory of the device."""
     hidden, batch, rest = (WIDE, 2048, 80.0) if site.real else (32, 64, 0.0)
-    epochs = 30 if site.real else 3  # of four steps; a pack is tried after some dozens
+    epochs = 10 if site.real else 3  # of four steps; a pack is tried after a dozen
     runs = []
     for words, gib in (("ample", rest), ("scarce", SCARCE)):
         members = [

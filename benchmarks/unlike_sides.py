@@ -7,9 +7,12 @@ import torch
 from packing_sides import Task
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim._muon import _adjust_lr
 
 from argosy.stream.blocks import Block
+from argosy.training.optim.kernels import orthogonal
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["Padded"]
 
@@ -119,6 +122,9 @@ class Padded:
     @torch.no_grad()
     def _step(self, gradients: Sequence[Tensor]) -> None:
         self._made += 1
+        if isinstance(self._lives[0].optimizer, OptimizerList):
+            self._step_matrices(gradients)
+            return
         kinds = [type(live.optimizer) for live in self._lives]
         for kind in dict.fromkeys(kinds):
             rows = slice(kinds.index(kind), kinds.index(kind) + kinds.count(kind))
@@ -127,16 +133,48 @@ class Padded:
             numbers = self._kept[kind]
             tensors = zip(self._leaves, gradients, self._first, self._second, strict=True)
             for weight, gradient, first, second in [[tensor[rows] for tensor in own] for own in tensors]:
-                lr, decay, momentum, other = numbers
+                lr, decay, momentum, _ = numbers
                 if kind is SGD:
                     first.mul_(momentum).add_(gradient.addcmul_(weight, decay))
                     weight.addcmul_(first, -lr)
                     continue
-                weight.mul_(1 - lr * decay)
-                first.lerp_(gradient, 1 - momentum)
-                second.lerp_(gradient.square(), 1 - other)
-                root = second.sqrt().div_((1 - other**self._made).sqrt()).add_(1e-8)
-                weight.addcmul_(first.div(root), -lr / (1 - momentum**self._made))
+                self._adam(weight, gradient, first, second, numbers)
+
+    def _step_matrices(self, gradients: Sequence[Tensor]) -> None:
+        """Step matrices by Muon and biases by AdamW, as all members do then."""
+        muons, adams = ([live.optimizer.parts[n] for live in self._lives] for n in range(2))
+        if AdamW not in self._kept:
+            groups = [muon.param_groups[0] for muon in muons]
+            own = [
+                [dict(layers)[n].weight.shape if n in dict(layers) else None for layers in self._own]
+                for n in range(len(self._weights))
+            ]
+            self._rates = [
+                self._keeps.new_tensor(
+                    [
+                        _adjust_lr(g["lr"], None, shape) if shape else 0.0
+                        for g, shape in zip(groups, shapes, strict=True)
+                    ]
+                ).view(-1, 1, 1)
+                for shapes in own
+            ]
+            self._shrinks = self._keeps.new_tensor([1 - g["lr"] * g["weight_decay"] for g in groups]).view(-1, 1, 1)
+            self._kept[AdamW] = self._numbers(adams)
+        group, half = muons[0].param_groups[0], len(self._weights)
+        for n in range(half):
+            self._first[n].lerp_(gradients[n], 1 - group["momentum"])
+            update = orthogonal(gradients[n].lerp(self._first[n], group["momentum"]), group)
+            self._leaves[n].mul_(self._shrinks).addcmul_(update, -self._rates[n])
+        for n in range(half, 2 * half):
+            self._adam(self._leaves[n], gradients[n], self._first[n], self._second[n], self._kept[AdamW])
+
+    def _adam(self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, numbers: Sequence[Tensor]) -> None:
+        lr, decay, momentum, other = numbers
+        weight.mul_(1 - lr * decay)
+        first.lerp_(gradient, 1 - momentum)
+        second.lerp_(gradient.square(), 1 - other)
+        root = second.sqrt().div_((1 - other**self._made).sqrt()).add_(1e-8)
+        weight.addcmul_(first.div(root), -lr / (1 - momentum**self._made))
 
     def _numbers(self, optimizers: Sequence[Optimizer]) -> Sequence[Tensor]:
         groups = [optimizer.param_groups[0] for optimizer in optimizers]

@@ -27,14 +27,17 @@ class Plain:
     ) -> None:
         """See `OwnKernels.step`."""
         first, second = moments
-        adam, shrinks, decay, a, b, eps, rate, _ = numbers[owners.long()].repeat_interleave(BLOCK, 0).unbind(1)
+        kind, shrinks, decay, a, b, eps, rate, _ = numbers[owners.long()].repeat_interleave(BLOCK, 0).unbind(1)
         slopes = gradients + decay * weights
         kept = weights * shrinks
-        of_adam = adam == 1
-        momentum = torch.where(of_adam, first + a * (slopes - first), a * first + slopes)
+        of_adam, of_muon = kind == 1, kind == 2
+        momentum = torch.where(kind > 0, first + a * (slopes - first), a * first + slopes)
         squares = torch.where(of_adam, second + b * (slopes * slopes - second), second)
         ways = torch.where(b == 1, slopes + a * momentum, momentum)
-        weights.copy_(kept + rate * torch.where(of_adam, momentum / (squares.sqrt() + eps), ways))
+        moved = kept + rate * torch.where(of_adam, momentum / (squares.sqrt() + eps), ways)
+        weights.copy_(torch.where(of_muon, kept, moved))
+        towards = torch.where(eps == 1, slopes + b * (momentum - slopes), momentum)
+        gradients.copy_(torch.where(of_muon, towards, gradients))
         first.copy_(momentum)
         second.copy_(squares)
 

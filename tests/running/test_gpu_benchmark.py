@@ -30,7 +30,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ("devices", "sections"),
     [
         ("cpu:2", ["memory_is", "copies", "split", "demo"]),
-        ("cpu:2", ["captured", "ladder", "unlike", "sums_are"]),
+        ("cpu:2", ["captured_steps", "ladder", "unlike_members", "sums_are"]),
         ("late:0", ["memory_is", "copies", "killed", "asserts"]),
         ("late:0", ["variables", "leaves_the_card", "in_parts"]),
     ],
@@ -70,7 +70,7 @@ def test_every_section_is_in_one_part(script: ModuleType) -> None:
     sections = [section for part in script.PARTS for section in part]
     there = [
         value
-        for module in (script, script.gpu_given, script.gpu_packs)
+        for module in (script, script.gpu_given, script.gpu_packs, script.gpu_unlike)
         for name, value in vars(module).items()
         if getattr(value, "__annotations__", {}) == {"site": script.Site, "return": script.Outcome}
     ]

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from argosy.training.member.randomness import Randomness
-from argosy.training.programs.fused.device_draws import States
 from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.layers import Layers
 

@@ -40,10 +40,11 @@ class OwnKernels(Protocol):
     def step(
         self, weights: Tensor, gradients: Tensor, moments: tuple[Tensor, Tensor], numbers: Tensor, owners: Tensor
     ) -> None:
-        """Step weights of many members along gradients, all ``[blocks * BLOCK]``; `owners` has each block's member, int32 ``[blocks]``.
+        """Step many weights along gradients, all ``[blocks * BLOCK]``; `owners` has each block's row of numbers, int32 ``[blocks]``.
 
-        The numbers ``[members, 8]`` are: 1 for Adam and 0 for SGD, what weights are multiplied by, decay that is added to gradients; then
-        for Adam 1 - beta1, 1 - beta2, epsilon and the rate, corrected for bias, and for SGD momentum, 1 for Nesterov's, 0 and the rate.
+        Numbers ``[rows, 8]`` are: 1 for Adam, 0 for SGD and 2 for Muon, what weights are multiplied by, decay that is added to gradients;
+        then for Adam 1 - beta1, 1 - beta2, epsilon and the rate, corrected for bias, for SGD momentum, 1 for Nesterov's, 0 and the rate,
+        and for Muon 1 - momentum, momentum, 1 for Nesterov's and the rate. Muon's steps are not made: where to lies in the gradients then.
         """
 
     def increment(self, size: int) -> int:

@@ -14,9 +14,19 @@ import torch
 from argosy.training.device.cuda import CudaRecorder
 from argosy.training.device.devices import Backend
 
-__all__ = ["RECORDERS", "Recorder", "Recording", "Uncaptured", "recorder_of", "records"]
+__all__ = ["RECORDERS", "InBranches", "Recorder", "Recording", "Uncaptured", "in_turn", "recorder_of", "records"]
 
 Made = TypeVar("Made")
+
+
+InBranches = Callable[[Sequence[Callable[[], object]]], None]
+"""Does work whose parts are independent."""
+
+
+def in_turn(works: Sequence[Callable[[], object]]) -> None:
+    """Do one after another."""
+    for work in works:
+        work()
 
 
 class Uncaptured(RuntimeError):  # noqa: N818
@@ -53,7 +63,7 @@ class Recorder(Protocol):
         """Let later work on the current stream begin after all work issued on its own stream."""
 
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
-        """Do work whose parts are independent and allocate no memory; on its own stream, as branches that may run at once."""
+        """Do work whose parts are independent, and keep none of the memory that they allocate; on its own stream, as branches at once."""
 
     def strict(self) -> AbstractContextManager[None]:
         """Raise inside for work that waits for the device. A capture cannot contain it, and could not be ended cleanly."""

@@ -113,12 +113,16 @@ def _step(weights, gradients, first, second, numbers, owners, NUMBERS: tl.conste
     g += tl.load(own + 2) * w
     w *= tl.load(own + 1)
     a, b, eps, rate = tl.load(own + 3), tl.load(own + 4), tl.load(own + 5), tl.load(own + 6)
-    if tl.load(own) == 1:
+    kind = tl.load(own)
+    if kind == 1:
         v = tl.load(second + at)
         m += a * (g - m)
         v += b * (g * g - v)
         tl.store(second + at, v)
         w += rate * (m / (tl.sqrt(v) + eps))
+    elif kind == 2:
+        m += a * (g - m)
+        tl.store(gradients + at, tl.where(eps == 1, g + b * (m - g), m))
     else:
         m = a * m + g
         w += rate * tl.where(b == 1, g + a * m, m)

@@ -47,6 +47,9 @@ from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["Best", "BatchLengths", "LiveMember", "build", "fill_buffers", "seed_of"]
 
+SMALL_BYTES = 4 << 20
+"""Weights of a small network."""
+
 
 @dataclass(frozen=True, slots=True)
 class Best:
@@ -351,10 +354,22 @@ class LiveMember:
         return self._best_here and self.best is not None and not self.best.averaged
 
     def keep_best(self) -> None:
-        """Copy the weights to host memory if they are the best and in no file; called before they change."""
+        """Copy the weights if they are the best and in no file, to host memory; called before they change.
+
+        Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
+        """
         if self._best_here:
             self._best_here = False
-            self._best_weights = plain(self._validated_best(), host=True)
+            weights = self._validated_best()
+            self._best_weights = self._copied_there(weights) or plain(weights, host=True)
+
+    def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
+        """Return copies in an accelerator's memory; None for a larger network, or one that keeps more than tensors."""
+        tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
+        if not self.backend.apart or len(tensors) < len(weights) or sum(t.nbytes for t in tensors) > SMALL_BYTES:
+            return None
+        copies: dict[Any, torch.Tensor] = {}
+        return {name: copies.setdefault(_place(tensor), tensor.clone()) for name, tensor in weights.items()}
 
     def _validated_best(self) -> dict[str, Any]:
         """Return the weights of the section that was just validated: raw or averaged, as the best ones are."""
@@ -501,3 +516,8 @@ def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
     leaves = [leaf.to(device) for leaf in state["leaves"]]
     sound = state.get("sound")
     return Carried(leaves, state["elements"], Digest(*state["digest"]), None if sound is None else sound.numpy())
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Return what tells whether two tensors are one, as tied weights are."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

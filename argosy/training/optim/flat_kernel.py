@@ -1,38 +1,68 @@
-"""Optimizer steps of unlike members on an accelerator: torch's SGD, Adam and AdamW, by one kernel for all weights of all members.
+"""Optimizer steps of unlike members on an accelerator: torch's SGD, Adam, AdamW and Muon, by one kernel for all weights of all members.
 
-Weights, gradients and moments each are one tensor, in which a block of numbers is one member's (`argosy.training.device.own_kernels`).
-Hyper-parameters are read from the members' own optimizers, whose states are views of the moments.
+Weights, gradients and moments each are one tensor, in which a block of numbers is of one weight (`argosy.training.device.own_kernels`).
+Muon's matrices of one shape are made orthogonal at once where they lie side by side. Hyper-parameters are read from the members' own
+optimizers, whose states are views of the moments.
 """
 
-import itertools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
+from torch.optim._muon import _adjust_lr
 
-from argosy.training.device.kernel_forms import OwnKernels
+from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
-from argosy.training.optim.kernels import Numbers, kind_of, steps_differ
+from argosy.training.device.recorders import InBranches
+from argosy.training.optim.kernels import OF_MUON, Numbers, kind_of, orthogonal, steps_differ
+from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["FlatKernel", "FlatMemory", "steps_along"]
 
-NAMES = {SGD: ("momentum_buffer", ""), Adam: ("exp_avg", "exp_avg_sq"), AdamW: ("exp_avg", "exp_avg_sq")}
+NAMES: dict[type[Optimizer], tuple[str, str]] = {
+    SGD: ("momentum_buffer", ""),
+    Adam: ("exp_avg", "exp_avg_sq"),
+    AdamW: ("exp_avg", "exp_avg_sq"),
+    Muon: ("momentum_buffer", ""),
+}
 """Names of the moments in optimizers' states."""
+RATE = 6
+"""Place of the rate among the numbers of a row."""
 
 
 def steps_along(optimizer: Any) -> bool:
-    """Whether a `FlatKernel` makes the steps of an optimizer: one of these types with usual options and one group."""
-    return type(optimizer) in NAMES and kind_of(optimizer) is not None and len(optimizer.param_groups) == 1
+    """Whether a `FlatKernel` makes the steps of an optimizer: one of these types with usual options, or a list of such."""
+    return kind_of(optimizer) is not None and all(type(part) in NAMES for part in _parts(optimizer))
 
 
 class FlatMemory(Protocol):
-    """Weights of members, gradients, and each block's member."""
+    """Weights of members, each at the beginning of a block, and gradients."""
 
     weights: Tensor
     gradients: Tensor
-    owners: list[int]
+
+
+class RowOfNumbers(NamedTuple):
+    """What a row of numbers is for: a parameter group, or one matrix of Muon, whose rate is its own."""
+
+    kind: type[Optimizer]
+    group: dict[str, Any]
+    first: int
+    """Number of its first weight."""
+    matrix: nn.Parameter | None
+
+
+class MatrixRun(NamedTuple):
+    """Muon's matrices of one shape side by side, ``[matrices, m, n]``."""
+
+    weights: Tensor
+    gradients: Tensor
+    rows: Tensor
+    """Of each its row of numbers."""
+    group: dict[str, Any]
 
 
 class FlatKernel:
@@ -44,17 +74,23 @@ class FlatKernel:
         self._optimizers = optimizers
         self._kernels = kernels
         self._weights = memory.weights
-        self._owners = torch.tensor(memory.owners, dtype=torch.int32, device=memory.weights.device)
         self._moments = torch.zeros_like(memory.weights), torch.zeros_like(memory.weights)
-        weights = [optimizer.param_groups[0]["params"] for optimizer in optimizers]
-        *self._firsts, count = itertools.accumulate(map(len, weights), initial=0)
-        """Number of each member's first weight."""
+        count = sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
         self._steps = torch.zeros(count)
         """Steps that each weight has made."""
         self._begun = False
-        for optimizer, own, first in zip(optimizers, weights, self._firsts, strict=True):
-            for weight, steps in zip(own, self._steps[first:].unbind(), strict=False):
-                self._take(optimizer, weight, steps)
+        self._rows: list[RowOfNumbers] = []
+        owners = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32)
+        number = 0
+        for optimizer in optimizers:
+            for kind, group, weights in _divided(optimizer):
+                self._rows.append(RowOfNumbers(kind, group, number, weights[0] if kind is Muon else None))
+                for weight in weights:
+                    owners[_blocks(weight)] = len(self._rows) - 1
+                    self._take(kind, group, optimizer.state, weight, self._steps[number])
+                    number += 1
+        self._owners = owners.to(memory.weights.device)
+        self._runs = list(self._side_by_side(memory))
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], memory: FlatMemory) -> "FlatKernel | None":
@@ -70,13 +106,16 @@ class FlatKernel:
         return [moment.unsqueeze(0) for moment in self._moments]
 
     def numbers(self) -> Sequence[Numbers]:
-        """Return each member's numbers (`OwnKernels.step`)."""
-        made = self._steps[self._firsts].tolist()
-        return [[_numbers(optimizer, steps + 1) for optimizer, steps in zip(self._optimizers, made, strict=True)]]
+        """Return the numbers of each row (`OwnKernels.step`)."""
+        steps = self._steps.tolist()
+        return [[_numbers(row, steps[row.first] + 1) for row in self._rows]]
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
+    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
         """Do the device's part of a step."""
-        self._kernels.step(self._weights, gradients[0], self._moments, numbers[0], self._owners)
+        (own,) = numbers
+        self._kernels.step(self._weights, gradients[0], self._moments, own, self._owners)
+        if self._runs:
+            in_branches([partial(_orthogonally, run, own) for run in self._runs])
 
     def note_step(self) -> None:
         """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
@@ -88,38 +127,86 @@ class FlatKernel:
 
     def dissolve(self) -> None:
         """Give the optimizers' states memory of their own."""
-        for optimizer in self._optimizers:
-            for weight in optimizer.param_groups[0]["params"]:
-                state = optimizer.state.get(weight, {})
-                for name, value in state.items():
-                    if isinstance(value, Tensor):
-                        state[name] = value.clone()
+        for state in [state for optimizer in self._optimizers for state in optimizer.state.values()]:
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    state[name] = value.clone()
 
-    def _take(self, optimizer: Optimizer, weight: nn.Parameter, steps: Tensor) -> None:
+    def _take(self, kind: type[Optimizer], group: dict[str, Any], states: Any, weight: Tensor, steps: Tensor) -> None:
         """Let an optimizer's state of a weight be views of the moments."""
-        if isinstance(optimizer, SGD) and not optimizer.param_groups[0]["momentum"]:
+        if kind is SGD and not group["momentum"]:
             return  # whose state is empty
-        state: dict[str, Any] = optimizer.state[weight]
+        state = states[weight]
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
-        for name, moment in zip(NAMES[type(optimizer)], self._moments, strict=True):
+        for name, moment in zip(NAMES[kind], self._moments, strict=True):
             if name:
                 own = moment[place].view(weight.shape)
                 if state.get(name) is not None:
                     own.copy_(state[name])
                 state[name] = own
-        if type(optimizer) is not SGD:
+        if kind in (Adam, AdamW):
             if "step" in state:
                 steps.copy_(state["step"])
             state["step"] = steps
 
+    def _side_by_side(self, memory: FlatMemory) -> Iterator[MatrixRun]:
+        """Yield the runs of Muon's matrices."""
+        matrices = [(row.matrix, number, row.group) for number, row in enumerate(self._rows) if row.matrix is not None]
+        matrices.sort(key=lambda one: int(one[0].storage_offset()))
+        while matrices:
+            (first, _, group), blocks = matrices[0], _blocks(matrices[0][0])
+            apart, own = (blocks.stop - blocks.start) * BLOCK, 0
+            for weight, _, other in matrices:
+                after = weight.storage_offset() == first.storage_offset() + own * apart
+                if not after or weight.shape != first.shape or any(other[name] != group[name] for name in OF_MUON):
+                    break
+                own += 1
+            sizes, strides = (own, *first.shape), (apart, first.shape[1], 1)
+            views = [
+                tensor.as_strided(sizes, strides, int(first.storage_offset()))
+                for tensor in (memory.weights, memory.gradients)
+            ]
+            rows = torch.tensor([number for _, number, _ in matrices[:own]], device=memory.weights.device)
+            yield MatrixRun(views[0], views[1], rows, group)
+            del matrices[:own]
 
-def _numbers(optimizer: Optimizer, step: float) -> tuple[float, ...]:
-    (group,) = optimizer.param_groups
+
+def _parts(optimizer: Any) -> Sequence[Optimizer]:
+    return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
+
+
+def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, Any], Sequence[nn.Parameter]]]:
+    """Yield the weights for which a row of numbers is."""
+    for part in _parts(optimizer):
+        for group in part.param_groups:
+            if isinstance(part, Muon):
+                yield from ((Muon, group, [weight]) for weight in group["params"])
+            elif group["params"]:
+                yield type(part), group, group["params"]
+
+
+def _blocks(weight: Tensor) -> slice:
+    first = int(weight.storage_offset()) // BLOCK
+    return slice(first, first - (-weight.numel() // BLOCK))
+
+
+def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
+    """Move matrices along their gradients made orthogonal, at their rates."""
+    rates = numbers.index_select(0, run.rows)[:, RATE].view(-1, 1, 1)
+    run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
+
+
+def _numbers(row: RowOfNumbers, step: float) -> tuple[float, ...]:
+    kind, group = row.kind, row.group
     lr, decay = group["lr"], group["weight_decay"]
-    if isinstance(optimizer, SGD):
+    if kind is SGD:
         return 0.0, 1.0, decay, group["momentum"], float(group["nesterov"]), 0.0, -lr, 0.0
+    if row.matrix is not None:
+        rate = -_adjust_lr(lr, group["adjust_lr_fn"], row.matrix.shape)
+        momentum = group["momentum"]
+        return 2.0, 1 - lr * decay, 0.0, 1 - momentum, momentum, float(group["nesterov"]), rate, 0.0
     beta1, beta2 = group["betas"]
-    decoupled = isinstance(optimizer, AdamW) or group["decoupled_weight_decay"]
+    decoupled = kind is AdamW or group["decoupled_weight_decay"]
     root = (1 - beta2**step) ** 0.5
     eps, rate = group["eps"] * root, -lr / (1 - beta1**step) * root
     return 1.0, 1 - lr * decay if decoupled else 1.0, 0.0 if decoupled else decay, 1 - beta1, 1 - beta2, eps, rate, 0.0

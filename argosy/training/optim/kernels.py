@@ -24,10 +24,21 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim._muon import _adjust_lr
 
 from argosy.stream.batches import sent
+from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.optim.parameter_buffer import ParameterBuffer, Piece
 
-__all__ = ["Kernel", "Numbers", "adam_numbers", "is_unusual", "kind_of", "sgd_numbers", "steps_differ"]
+__all__ = [
+    "OF_MUON",
+    "Kernel",
+    "Numbers",
+    "adam_numbers",
+    "is_unusual",
+    "kind_of",
+    "orthogonal",
+    "sgd_numbers",
+    "steps_differ",
+]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
@@ -168,7 +179,7 @@ class Kernel:
         """Return the numbers of the coming step by parameter group; None where a schedule switched momentum on or off."""
         return None if self._changed else [RULES[tile.kind].numbers(tile) for tile in self._tiles]
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
+    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = in_turn) -> None:
         """Do the device's part of a step, and no other, along gradients ``[rows, columns]``, which it may write into.
 
         Numbers are by parameter group, each ``[rows, numbers]``.
@@ -306,7 +317,7 @@ def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     moved = torch.lerp(mean, gradients, fresh)
     ways = gradients.lerp_(moved, momentum) if group["nesterov"] else moved
     updates = [
-        _orthogonal(ways[:, columns].view(len(ways), *shape), group).flatten(1)
+        orthogonal(ways[:, columns].view(len(ways), *shape), group).flatten(1)
         for columns, shape in zip(tile.pieces, tile.shapes, strict=True)
     ]
 
@@ -323,7 +334,7 @@ def _muon_ready(tile: Tile, gradients: Tensor) -> Move:
     return _muon(tile, gradients, tile.placed(_muon_numbers(tile)))
 
 
-def _orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
+def orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
     """Return matrices ``[rows, m, n]`` made orthogonal by Newton-Schulz, in 16 bits, as torch's Muon does it for each by itself."""
     a, b, c = group["ns_coefficients"]
     tall = ways.size(1) > ways.size(2)

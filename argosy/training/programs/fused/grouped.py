@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.tally import totals_of
 from argosy.training.optim.one_pass import move_along, moves_of
@@ -19,7 +20,7 @@ from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.fused.forward import PackInputs, losses_of
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
-from argosy.training.programs.fused.waves import InBranches, Waves, in_turn, layers_of, side_by_side
+from argosy.training.programs.fused.waves import Waves, layers_of, side_by_side
 
 __all__ = ["Grouped", "common"]
 

@@ -17,22 +17,15 @@ from torch.nn import functional
 
 from argosy.training.device.kernel_forms import BLOCK, Drawn
 from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.optim.parameter_buffer import ALIGNED
 from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import in_order
 
-__all__ = ["InBranches", "Waves", "in_turn", "layers_of", "side_by_side"]
+__all__ = ["Waves", "layers_of", "side_by_side"]
 
 aten = torch.ops.aten
 Into = Callable[[Tensor, Tensor], object]
-InBranches = Callable[[Sequence[Callable[[], object]]], None]
-"""Does work whose parts are independent."""
-
-
-def in_turn(works: Sequence[Callable[[], object]]) -> None:
-    """Do one after another."""
-    for work in works:
-        work()
 
 
 class Function(NamedTuple):
@@ -142,9 +135,9 @@ class StackedLayers:
         cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: "Memory | None"
     ) -> "StackedLayers":
         """Move these layers into memory of their own, or into the common one."""
-        weights, of_weights = _moved([linear.weight for linear in linears], places, memory)
+        weights, of_weights = _moved([linear.weight for linear in linears], memory)
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        moved = _moved(biases, places, memory) if biases else (None, None)
+        moved = _moved(biases, memory) if biases else (None, None)
         return cls(
             places=places,
             first=places[0][1] == 0,
@@ -158,27 +151,23 @@ class StackedLayers:
 class Memory:
     """All weights of the members in one tensor, and all gradients in another: on an accelerator one kernel steps them all.
 
-    Each weight begins a block of `BLOCK` numbers, so that a block is one member's.
+    Each weight begins a block of `BLOCK` numbers.
     """
 
     def __init__(self, like: Tensor, counts: Sequence[int]) -> None:
         blocks = sum(-(-count // BLOCK) for count in counts)
         self.weights, self.gradients = (like.detach().new_zeros(blocks * BLOCK) for _ in range(2))
-        self.owners: list[int] = []
-        """Of each block its member."""
+        self._taken = 0
 
-    def rows(self, members: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-        """Return memory of a weight of each of these members, and of its gradient, ``[members, size]``."""
-        start, each = len(self.owners) * BLOCK, -(-size // BLOCK)
-        self.owners += [member for member in members for _ in range(each)]
-        stop = len(self.owners) * BLOCK
-        found = [of[start:stop].view(len(members), each * BLOCK)[:, :size] for of in (self.weights, self.gradients)]
+    def rows(self, count: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return memory of so many weights of a size, and of their gradients, ``[weights, size]``."""
+        each = -(-size // BLOCK) * BLOCK
+        start, self._taken = self._taken, self._taken + count * each
+        found = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
         return found[0], found[1]
 
 
-def _moved(
-    parameters: Sequence[Tensor], places: Sequence[tuple[int, int]], memory: Memory | None
-) -> tuple[Tensor, Tensor]:
+def _moved(parameters: Sequence[Tensor], memory: Memory | None) -> tuple[Tensor, Tensor]:
     """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack. Returns it and gradients."""
     size, shape = parameters[0].numel(), (len(parameters), *parameters[0].shape)
     if memory is None:
@@ -186,7 +175,7 @@ def _moved(
         rows = parameters[0].detach().new_empty(len(parameters), apart)[:, :size]
         gradients = rows.new_zeros(rows.shape)
     else:
-        rows, gradients = memory.rows([member for member, _ in places], size)
+        rows, gradients = memory.rows(len(parameters), size)
     for row, parameter in zip(rows, parameters, strict=True):
         parameter.data = row.view(parameter.shape).copy_(parameter.detach())
     return rows.view(shape), gradients.view(shape)

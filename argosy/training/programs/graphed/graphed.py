@@ -209,7 +209,7 @@ class Graphed:
             totals, gradients = self._whole.gradients(data, self._recorder.in_branches)
         with torch.no_grad():
             for kernel, numbers in zip(self._whole.kernels, self._static_inputs.of_kernels, strict=True):
-                kernel.move(gradients[kernel.rows], numbers)
+                kernel.move(gradients[kernel.rows], numbers, self._recorder.in_branches)
         return totals
 
     @contextlib.contextmanager

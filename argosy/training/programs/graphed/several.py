@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from argosy.training.device.recorders import Uncaptured
+from argosy.training.device.recorders import InBranches, Uncaptured
 from argosy.training.member.randomness import Mark
 from argosy.training.optim.flat_kernel import FlatKernel
 from argosy.training.optim.kernels import Kernel
@@ -18,7 +18,6 @@ from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.lockstep import Lockstep, length_of
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
-from argosy.training.programs.fused.waves import InBranches
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 
 __all__ = ["OfSeveral", "Several", "Unlike"]

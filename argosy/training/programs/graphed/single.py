@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.stream.batches import Batch
-from argosy.training.device.recorders import Uncaptured
+from argosy.training.device.recorders import InBranches, Uncaptured
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.member.running_average import Statistics
@@ -21,7 +21,6 @@ from argosy.training.programs.fused.fingerprint import attributes
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.waves import InBranches
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 from argosy.training.programs.solo import Solo
 

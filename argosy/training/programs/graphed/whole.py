@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from argosy.training.device.recorders import Uncaptured
+from argosy.training.device.recorders import InBranches, Uncaptured
 from argosy.training.optim.kernels import Numbers
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.waves import InBranches
 
 __all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
 
@@ -50,8 +49,8 @@ class StepKernel(Protocol):
     def numbers(self) -> Sequence[Numbers] | None:
         """Return the numbers of the coming step; None where a schedule changed what a step is made of."""
 
-    def move(self, gradients: Tensor, numbers: Sequence[Tensor]) -> None:
-        """Do the device's part of a step along gradients ``[rows, columns]``."""
+    def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
+        """Do the device's part of a step along gradients ``[rows, columns]``; independent work `in_branches`."""
 
     def note_step(self) -> None:
         """Do the host's part of a step."""
