@@ -223,7 +223,7 @@ def rung(site: Site, workload: Workload, size: int) -> dict[str, list[float]]:
 
 def the_ladder(site: Site) -> Outcome:
     """Ways of stepping the same members, and what they come to against plain loops and against captured ones."""
-    rungs = [("MLP h64", 1), ("MLP h64", 8), ("MLP h64", 32), ("small CNN", 8), ("small CNN", 32), ("compute-bound", 4)]
+    rungs = [("MLP h64", 32), ("small CNN", 32), ("MLP h64", 8), ("MLP h64", 1), ("compute-bound", 4), ("small CNN", 8)]
     figures, missed = dict[str, Any](), list[str]()
     for name, size in rungs if site.real else [("MLP h64", 4)]:
         rates = {words: statistics.median(found) for words, found in rung(site, WORKLOADS[name], size).items()}
