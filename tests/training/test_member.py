@@ -26,6 +26,7 @@ from argosy.training.choice import measure as measure_file
 from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measuring
 from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
+from argosy.training.member import live as live_file
 from argosy.training.member.live import Best, LiveMember, build
 from argosy.training.programs.solo import Solo
 
@@ -509,3 +510,35 @@ def test_a_metric_that_draws_from_numpy_is_found() -> None:
     assert measure(solo, block, validated=50).notes == (NUMPY_RANDOM,)
     assert measure(solo, block).notes == (), "validation samples may be others"
     assert outcome(solo.live) == before
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.second.weight = self.first.weight
+
+
+@pytest.mark.parametrize(("width", "there"), [(8, True), (2000, False)])
+@pytest.mark.parametrize("device", ["late:0", "cpu:0"])
+def test_best_weights_of_a_small_network_stay_on_an_accelerator(
+    devices: None,  # noqa: F811
+    device: str,
+    width: int,
+    there: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = start(studies.member(model=partial(Tied, width)), device=device).live
+    to_host: list[Any] = []
+    monkeypatch.setattr(live_file, "plain", lambda weights, host: to_host.append(host) or weights)
+    one.best, one._best_here = Best(0, 0, 1.0), True
+    one.keep_best()
+    assert to_host == ([] if there and device == "late:0" else [True])
+    if not to_host:
+        kept, model = one.best_state()["model"], one.model  # type: ignore[index]
+        assert kept["first.weight"] is kept["second.weight"]
+        assert kept["first.weight"].data_ptr() != model.first.weight.data_ptr()
+        assert torch.equal(kept["first.bias"], model.first.bias)

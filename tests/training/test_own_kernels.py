@@ -22,6 +22,7 @@ from argosy.training.device import own_kernels
 from argosy.training.device.kernel_forms import Drawn
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.programs.fused.device_draws import DeviceDraws
+from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed.graphed import Graphed, refusal
@@ -177,7 +178,7 @@ def randomness(seed: int, offset: int) -> Any:
 
 
 def test_draws_follow_the_members_states() -> None:
-    """A step that is not made draws again what it drew; who draws elsewhere meanwhile goes on from there."""
+    """A step that is not made draws again what it drew; a member that draws elsewhere meanwhile goes on from there."""
     states = [randomness(3, 8), randomness(4, 0)]
     kernels = stand_in.Plain()
     draws = DeviceDraws(states, kernels, torch.device("cpu"))  # type: ignore[arg-type]
@@ -213,3 +214,31 @@ def test_a_device_that_draws_otherwise_has_no_kernels(monkeypatch: pytest.Monkey
     own_kernels._of_cuda.cache_clear()
     assert kernels_of(torch.device("cuda", 0)) is None
     own_kernels._of_cuda.cache_clear()
+
+
+def test_kernels_that_cannot_be_built_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
+    restored: list[Any] = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: "as it was")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append(state))
+    monkeypatch.setattr(own_kernels, "find_spec", lambda name: name)
+    monkeypatch.setattr(own_kernels, "_compared", no_compiler)
+    own_kernels._of_cuda.cache_clear()
+    with pytest.warns(
+        UserWarning,
+        match=r"for cuda:0 could not be built \(.*Failed to find C compiler.*install gcc, or name one in CC",
+    ):
+        assert kernels_of(torch.device("cuda", 0)) is None
+    own_kernels._of_cuda.cache_clear()
+    assert restored == ["as it was"]
+
+
+def test_networks_that_drop_out_ask_for_kernels() -> None:
+    """Others would wait for them to be built, and need none."""
+    found = [
+        drops_out(made) for made in (packs.mlp(0.2), packs.mlp(0.0), packs.Transformer(dropout=0.1), packs.ResNet())
+    ]
+    assert found == [True, False, True, False]

@@ -5,13 +5,19 @@ numbers than this version of torch, members draw and step one after another.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
+from argosy.errors.traces import reason_of
 from argosy.training.device.kernel_forms import Drawn, OwnKernels
+
+if TYPE_CHECKING:
+    from argosy.training.device.triton_kernels import TritonKernels
 
 __all__ = ["KERNELS", "kernels_of"]
 
@@ -28,23 +34,36 @@ def kernels_of(device: torch.device) -> OwnKernels | None:
 
 @functools.cache
 def _of_cuda(device: torch.device) -> OwnKernels | None:
-    """Return the kernels in Triton, if they draw what this torch's dropout draws on this device."""
+    """Return the kernels in Triton, if they draw what this torch's dropout draws on this device; warns where they cannot be built."""
     if torch.version.cuda is None or find_spec("triton") is None:
         return None
-    from argosy.training.device.triton_kernels import TritonKernels
-
-    kernels = TritonKernels(device)
     before = torch.cuda.get_rng_state(device)
     try:
-        for dtype in (torch.float32, torch.float64, torch.bfloat16):
-            for adjacent in (16 // dtype.itemsize, 4):
-                kernels.adjacent[dtype.itemsize] = adjacent
-                if all(_as_torch(kernels, size, dtype, device) for size in SIZES):
-                    break
-                del kernels.adjacent[dtype.itemsize]
+        kernels = _compared(device)
+    except Exception as error:  # boundary to Triton, which needs a compiler of C, and has errors of many types
+        warnings.warn(
+            f"Argosy's kernels for {device} could not be built ({reason_of(error)}), so that packs that drop out, and unlike members, are "
+            "not captured there. Triton builds them, and needs a C compiler: install gcc, or name one in CC.",
+            stacklevel=2,
+        )
+        return None
     finally:
         torch.cuda.set_rng_state(before, device)
     return kernels if torch.float32.itemsize in kernels.adjacent else None
+
+
+def _compared(device: torch.device) -> "TritonKernels":
+    """Return kernels, with the types of numbers in which they draw as torch does."""
+    from argosy.training.device.triton_kernels import TritonKernels
+
+    kernels = TritonKernels(device)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for adjacent in (16 // dtype.itemsize, 4):
+            kernels.adjacent[dtype.itemsize] = adjacent
+            if all(_as_torch(kernels, size, dtype, device) for size in SIZES):
+                break
+            del kernels.adjacent[dtype.itemsize]
+    return kernels
 
 
 def _as_torch(kernels: OwnKernels, size: int, dtype: torch.dtype, device: torch.device) -> bool:

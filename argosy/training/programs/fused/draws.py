@@ -20,7 +20,7 @@ from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.vectorised import Level
 from argosy.training.programs.fused.vmap_overrides import FORMS
 
-__all__ = ["OwnDraws", "own_rates", "rate_in"]
+__all__ = ["OwnDraws", "drops_out", "own_rates", "rate_in"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
 """Functions that multiply their input by a drawn mask."""
@@ -79,6 +79,11 @@ def rate_of(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return "p"
     return "dropout" if isinstance(module, nn.MultiheadAttention) else None
+
+
+def drops_out(model: nn.Module) -> bool:
+    """Whether a network has modules of torch's that drop out."""
+    return any((attribute := rate_of(m)) is not None and getattr(m, attribute) > 0 for m in model.modules())
 
 
 def rate_in(rate: float, row: int) -> float:

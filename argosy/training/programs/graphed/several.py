@@ -12,6 +12,7 @@ from argosy.training.optim.flat_kernel import FlatKernel
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.device_draws import DeviceDraws
+from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -29,7 +30,9 @@ class OfSeveral:
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
         self._before: Sequence[Mark] = ()
-        self.draws: DeviceDraws | None = DeviceDraws.of([live.randomness for live in program.members])
+        drops = any(drops_out(live.model) for live in program.members)
+        states = [live.randomness for live in program.members]
+        self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
         """See `Whole.draws`."""
 
     @property
