@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
@@ -29,8 +30,9 @@ NAMES: dict[type[Optimizer], tuple[str, str]] = {
     Muon: ("momentum_buffer", ""),
 }
 """Names of the moments in optimizers' states."""
-RATE = 6
-"""Place of the rate among the numbers of a row."""
+EPS, RATE = 5, 6
+"""Places among the numbers of a row."""
+ADAMS = (Adam, AdamW)
 
 
 def steps_along(optimizer: Any) -> bool:
@@ -90,6 +92,8 @@ class FlatKernel:
                     self._take(kind, group, optimizer.state, weight, self._steps[number])
                     number += 1
         self._owners = owners.to(memory.weights.device)
+        self._firsts = [row.first for row in self._rows]
+        self._read: list[tuple[Any, ...]] = []
         self._runs = list(self._side_by_side(memory))
 
     @classmethod
@@ -107,8 +111,18 @@ class FlatKernel:
 
     def numbers(self) -> Sequence[Numbers]:
         """Return the numbers of each row (`OwnKernels.step`)."""
-        steps = self._steps.tolist()
-        return [[_numbers(row, steps[row.first] + 1) for row in self._rows]]
+        read = [_read(row.group) for row in self._rows]
+        if self._read != read:
+            self._read = read
+            self._fixed = np.array([_numbers(row) for row in self._rows])
+            self._betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
+        made = self._fixed.copy()
+        # Of SGD and Muon, whose betas count as zero, both corrections are 1.
+        first, second = 1 - self._betas ** (self._steps.numpy()[self._firsts] + 1.0)
+        root = np.sqrt(second)
+        made[:, EPS] *= root
+        made[:, RATE] *= root / first
+        return [made]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
         """Do the device's part of a step."""
@@ -144,9 +158,8 @@ class FlatKernel:
                 if state.get(name) is not None:
                     own.copy_(state[name])
                 state[name] = own
-        if kind in (Adam, AdamW):
-            if "step" in state:
-                steps.copy_(state["step"])
+        if kind in ADAMS:
+            steps.fill_(float(state.get("step", 0)))
             state["step"] = steps
 
     def _side_by_side(self, memory: FlatMemory) -> Iterator[MatrixRun]:
@@ -196,7 +209,20 @@ def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
     run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
 
 
-def _numbers(row: RowOfNumbers, step: float) -> tuple[float, ...]:
+def _read(group: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a step depends on."""
+    return (
+        group["lr"],
+        group["weight_decay"],
+        group.get("betas"),
+        group.get("momentum"),
+        group.get("eps"),
+        group.get("nesterov"),
+    )
+
+
+def _numbers(row: RowOfNumbers) -> tuple[float, ...]:
+    """Return a row's numbers, without Adam's corrections."""
     kind, group = row.kind, row.group
     lr, decay = group["lr"], group["weight_decay"]
     if kind is SGD:
@@ -207,6 +233,5 @@ def _numbers(row: RowOfNumbers, step: float) -> tuple[float, ...]:
         return 2.0, 1 - lr * decay, 0.0, 1 - momentum, momentum, float(group["nesterov"]), rate, 0.0
     beta1, beta2 = group["betas"]
     decoupled = kind is AdamW or group["decoupled_weight_decay"]
-    root = (1 - beta2**step) ** 0.5
-    eps, rate = group["eps"] * root, -lr / (1 - beta1**step) * root
-    return 1.0, 1 - lr * decay if decoupled else 1.0, 0.0 if decoupled else decay, 1 - beta1, 1 - beta2, eps, rate, 0.0
+    shrinks, added = (1 - lr * decay, 0.0) if decoupled else (1.0, decay)
+    return 1.0, shrinks, added, 1 - beta1, 1 - beta2, group["eps"], -lr, 0.0

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
@@ -46,10 +48,11 @@ OF_MUON = ("ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
 """Options of Muon that its rows have in common."""
 SMALL = 16**3
 """Multiplications of a product up to which torch computes it on a CPU in another way by itself than among several."""
+Decays = Sequence[tuple[float, ...]]
 Move = Callable[[], None]
 """Moves weights and state, and allocates no memory."""
-Numbers = Sequence[tuple[float, ...]]
-"""For each row, the numbers of a step from its optimizer: equally many in all rows, one less where nothing decays."""
+Numbers = npt.NDArray[np.float64]
+"""For each row, the numbers of a step from its optimizer ``[rows, numbers]``: one less where nothing decays."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
@@ -99,16 +102,19 @@ class Tile:
     """The last numbers and their tensor, kept because they seldom change."""
     alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
     """The last numbers, and the rows by them."""
+    read: tuple[Any, Any] | None = None
+    """What was last read of the groups, and arrays of it."""
 
     @property
-    def steps(self) -> Sequence[float]:
+    def steps(self) -> npt.NDArray[np.float64]:
         """Each row's number of steps, the coming one included."""
-        return [step + 1 for step in self.state["step"][:, 0].tolist()]
+        made: npt.NDArray[np.float64] = self.state["step"][:, 0].numpy().astype(np.float64)
+        return made + 1
 
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
-        if self.shown is None or self.shown[0] != numbers:
-            self.shown = numbers, sent(torch.tensor(numbers, dtype=self.weights.dtype), self.weights.device)
+        if self.shown is None or not np.array_equal(self.shown[0], numbers):
+            self.shown = numbers, sent(torch.from_numpy(numbers).to(self.weights.dtype), self.weights.device)
         return self.shown[1]
 
 
@@ -225,7 +231,7 @@ class Rule(NamedTuple):
 
 def _sgd_numbers(tile: Tile) -> Numbers:
     decays = _decays(tile, lambda group: group["weight_decay"])
-    return [(-group["lr"], group["momentum"], *decay) for group, decay in zip(tile.groups, decays, strict=True)]
+    return np.array([(-group["lr"], group["momentum"], *own) for group, own in zip(tile.groups, decays, strict=True)])
 
 
 def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -244,20 +250,22 @@ def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     return move
 
 
-def _adam_decays(tile: Tile) -> Numbers:
+def _adam_decays(tile: Tile) -> Decays:
     if tile.decoupled:
         return _decays(tile, lambda group: 1 - group["lr"] * group["weight_decay"])
     return _decays(tile, lambda group: group["weight_decay"])
 
 
 def _adam_numbers(tile: Tile) -> Numbers:
-    """Return each row's own numbers."""
-    own = []
-    for group, step, decay in zip(tile.groups, tile.steps, _adam_decays(tile), strict=True):
-        lr, (beta1, beta2) = group["lr"], group["betas"]
-        root = (1 - beta2**step) ** 0.5
-        own.append((1 - beta1, 1 - beta2, group["eps"] * root, -lr / (1 - beta1**step) * root, *decay))
-    return own
+    """Return each row's own numbers: a step asks for them, so that nothing is done row by row but to see whether they have changed."""
+    read = [(group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in tile.groups]
+    if tile.read is None or tile.read[0] != read:
+        rows = [(lr, *betas, eps, *own) for (lr, betas, eps, _), own in zip(read, _adam_decays(tile), strict=True)]
+        tile.read = read, np.array(rows, np.float64).T
+    lr, beta1, beta2, eps, *decay = tile.read[1]
+    steps = tile.steps
+    root = np.sqrt(1 - beta2**steps)
+    return np.stack([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay], 1)
 
 
 def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -308,7 +316,7 @@ def _muon_numbers(tile: Tile) -> Numbers:
         lr, momentum = group["lr"], group["momentum"]
         rates = [-_adjust_lr(lr, group["adjust_lr_fn"], shape) for shape in tile.shapes]
         own.append((1 - momentum, momentum, 1 - lr * group["weight_decay"], *rates))
-    return own
+    return np.array(own, np.float64)
 
 
 def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -433,7 +441,7 @@ def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
             gradients.addcmul_(tile.weights, by)
 
 
-def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Numbers:
+def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Decays:
     """Return each row's decay; empty tuples where no row decays."""
     if not any(group["weight_decay"] for group in tile.groups):
         return [()] * len(tile.groups)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ class StaticInputs:
 
     def __init__(self, kernels: Sequence[StepKernel], like: Tensor) -> None:
         self._kernels = kernels
-        self._shapes = [[_shape(own) for own in numbers] for numbers in _numbers(kernels)]
+        self._shapes = [[own.shape for own in numbers] for numbers in _numbers(kernels)]
         sizes = [rows * columns for shapes in self._shapes for rows, columns in shapes]
         self._all = like.new_zeros(sum(sizes))
         parts = iter(torch.split(self._all, sizes))
@@ -26,22 +27,22 @@ class StaticInputs:
             [next(parts).view(shape) for shape in shapes] for shapes in self._shapes
         ]
         """Arguments of `StepKernel.move`, by kernel."""
-        self._shown: list[float] = []
+        self._shown: Numbers | None = None
 
     def forget(self) -> None:
         """Set all numbers to zero."""
         self._all.zero_()
-        self._shown = []
+        self._shown = None
 
     def set_numbers(self) -> None:
         """Set the numbers of the coming step. Raises Uncaptured where a schedule changed which numbers a step takes."""
         numbers = _numbers(self._kernels)
-        if [[_shape(own) for own in of_kernel] for of_kernel in numbers] != self._shapes:
+        if [[own.shape for own in of_kernel] for of_kernel in numbers] != self._shapes:
             raise Uncaptured("a schedule has changed what its steps are made of")
-        shown = [number for of_kernel in numbers for own in of_kernel for row in own for number in row]
-        if shown != self._shown:
+        shown = np.concatenate([own.ravel() for of_kernel in numbers for own in of_kernel])
+        if self._shown is None or not np.array_equal(shown, self._shown):
             self._shown = shown
-            self._all.copy_(sent(torch.tensor(shown, dtype=self._all.dtype), self._all.device))
+            self._all.copy_(sent(torch.from_numpy(shown).to(self._all.dtype), self._all.device))
 
 
 def _numbers(kernels: Sequence[StepKernel]) -> Sequence[Sequence[Numbers]]:
@@ -50,7 +51,3 @@ def _numbers(kernels: Sequence[StepKernel]) -> Sequence[Sequence[Numbers]]:
     if len(there) < len(found):
         raise Uncaptured("a schedule has changed what its steps are made of")
     return there
-
-
-def _shape(numbers: Numbers) -> tuple[int, int]:
-    return len(numbers), len(numbers[0])
