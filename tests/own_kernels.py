@@ -1,6 +1,7 @@
 """Kernels of our own on a CPU, of torch's operators: `argosy.training.device.own_kernels` where a test has no GPU."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ __all__ = ["Plain", "with_kernels"]
 class Plain:
     """See `own_kernels.OwnKernels`; its masks are those of a generator seeded with a state's seed and offset."""
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor) -> None:
+    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
         """See `OwnKernels.masks`."""
         flat = into.view(-1)
         for one, offset in drawn:
@@ -48,8 +49,8 @@ class Plain:
 
 def mask(seed: int, offset: int, size: int, kept: float, dtype: torch.dtype) -> Tensor:
     """What `Plain` draws."""
-    if kept == 1:
-        return torch.ones(size, dtype=dtype)
+    if kept in (0, 1):
+        return torch.full((size,), float(kept), dtype=dtype)
     generator = torch.Generator().manual_seed((seed + 7919 * offset) % 2**63)
     return (torch.rand(size, generator=generator) < kept).to(dtype) / kept
 

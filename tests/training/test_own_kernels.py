@@ -1,5 +1,6 @@
 """Captured steps of unlike members, and of members that drop out: each member is what it is alone."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from argosy.study import Member
 from argosy.training.device import own_kernels
 from argosy.training.device.kernel_forms import Drawn
 from argosy.training.device.own_kernels import kernels_of
+from argosy.training.device.recorders import Uncaptured
+from argosy.training.optim import flat_kernel
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.fused import Fused
@@ -132,7 +135,9 @@ def test_unlike_members_of_a_device_without_kernels_are_not_captured() -> None:
 )
 def test_unlike_members_with_steps_of_their_own_are_not_captured(more: Any) -> None:
     other = packs.member("other", **{"model": partial(mlp, (24,), nn.ReLU()), **more})
-    assert refusal(Grouped.of([live(one) for one in (*unlike(), other)])) == "an optimizer makes its steps itself"
+    clipped = "gradients of unlike members are clipped one after another"
+    wanted = clipped if "clip_grad_norm" in more else "an optimizer makes its steps itself"
+    assert refusal(Grouped.of([live(one) for one in (*unlike(), other)])) == wanted
 
 
 @pytest.mark.gpu
@@ -147,7 +152,7 @@ def test_masks_are_those_of_torch(size: int, dtype: torch.dtype) -> None:
     rates = (0.1, 0.0, 0.75)
     found = torch.empty(3, size, dtype=dtype, device=device)
     drawn = [(Drawn(0, row * size, size, 1 - rate), 8 * row) for row, rate in enumerate(rates)]
-    kernels.masks(found, drawn, state.to(device).unsqueeze(0))
+    kernels.masks(found, drawn, state.to(device).unsqueeze(0), {})
     for row, rate in enumerate(rates):
         own = state + torch.tensor([0, 8 * row])
         torch.cuda.set_rng_state(own.view(torch.uint8), device)
@@ -184,56 +189,126 @@ def test_draws_follow_the_members_states() -> None:
     draws = DeviceDraws(states, kernels, torch.device("cpu"))  # type: ignore[arg-type]
     into = torch.empty(12)
 
-    def step() -> list[list[float]]:
+    def step(size: int = 4) -> list[list[float]]:
         draws.place()
         draws.begin()
-        draws.masks([Drawn(0, 0, 4, 0.5), Drawn(1, 4, 4, 1.0)], into[:8])
-        draws.masks([Drawn(0, 0, 4, 0.5)], into[8:])
-        return into.view(3, 4).tolist()
+        draws.masks([Drawn(0, 0, size, 0.5), Drawn(1, 4, size, 1.0)], into[:8])
+        draws.masks([Drawn(0, 0, size, 0.5)], into[8:])
+        return [into[start : start + size].tolist() for start in (0, 4, 8)]
 
-    def wanted(offset: int) -> list[list[float]]:
-        kept = [stand_in.mask(3, offset + more, 4, 0.5, torch.float32).tolist() for more in (0, 16)]
-        return [kept[0], [1.0] * 4, kept[1]]
+    def wanted(offset: int, size: int = 4) -> list[list[float]]:
+        kept = [stand_in.mask(3, offset + more, size, 0.5, torch.float32).tolist() for more in (0, 4 * size)]
+        return [kept[0], [1.0] * size, kept[1]]
+
+    def there() -> list[list[int]]:
+        return [one.device_state.view(torch.int64).tolist() for one in states]
 
     assert step() == step() == wanted(8)
+    assert there() == [[3, 8], [4, 0]]
+    usual = draws.moves
     draws.advance()
-    assert states[0].device_state.view(torch.int64).tolist() == [3, 8]
+    assert there() == [[3, 40], [4, 0]]
+    states[0].device_state = states[0].device_state.clone()  # an augmentation that draws nothing
     assert step() == wanted(40)
     draws.advance()
-    draws.tell()
-    assert [one.device_state.view(torch.int64).tolist() for one in states] == [[3, 72], [4, 0]]
+    assert step(2) == wanted(72, 2)  # a shorter batch
+    draws.advance()
+    draws.place()
+    draws.moves = usual  # a replay
+    draws.advance()
+    assert there() == [[3, 120], [4, 0]]
     states[0].device_state = torch.tensor([3, 4]).view(torch.uint8)
     assert step() == wanted(4)
-    draws.tell()  # that step was not made
-    assert states[0].device_state.view(torch.int64).tolist() == [3, 4]
+    assert there()[0] == [3, 4]
+
+
+def test_a_rate_of_one_draws_nothing() -> None:
+    states, into = [randomness(3, 8)], torch.ones(4)
+    draws = DeviceDraws(states, stand_in.Plain(), torch.device("cpu"))  # type: ignore[arg-type]
+    draws.place()
+    draws.begin()
+    draws.masks([Drawn(0, 0, 4, 0.0)], into)
+    draws.advance()
+    assert into.tolist() == [0.0] * 4
+    assert states[0].device_state.view(torch.int64).tolist() == [3, 8]
+
+
+@pytest.mark.usefixtures("replayable", "with_kernels")
+def test_a_step_that_ends_halfway_has_moved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Muon allocates when one kernel has stepped all that is not its own."""
+
+    def no_memory(ways: Any, group: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    optimizer = partial(packs.matrices, lr=0.01)
+    lives = [live(packs.member(f"m{n}", model=partial(mlp, (24,) * n, nn.ReLU()), optimizer=optimizer)) for n in (1, 2)]
+    program = Graphed.of(Grouped.of(lives))
+    before = [state(one) for one in lives]
+    monkeypatch.setattr(flat_kernel, "orthogonal", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        train(program, 1)
+    program.undo()
+    program.release()
+    for one, at_first in zip(lives, before, strict=True):
+        assert difference(state(one)["model"], at_first["model"]) == 0.0
+
+
+@pytest.mark.usefixtures("replayable", "with_kernels")
+def test_a_program_that_cannot_be_captured_after_all_leaves_its_members_as_they_were() -> None:
+    lives = [live(one) for one in unlike()]
+    grouped = Grouped.of(lives)
+    weight = lives[0].model[-1].weight  # type: ignore[index]
+    lives[1].optimizer.state[lives[1].optimizer.param_groups[0]["params"][0]]["step"] = torch.tensor(3.0)
+    with pytest.raises(Uncaptured, match="fewer steps"):
+        Graphed.of(grouped)
+    grouped.release()
+    assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+@pytest.mark.usefixtures("replayable", "with_kernels")
+def test_momentum_that_a_schedule_switches_on_is_not_replayed() -> None:
+    momentum = partial(SGD, lr=0.1, momentum=0.0)
+    one = packs.member("m", model=partial(mlp, (24,), nn.ReLU()), optimizer=momentum)
+    lives = [live(one), live(packs.member("other", model=partial(mlp, (32,), nn.ReLU()), optimizer=momentum))]
+    program = Graphed.of(Grouped.of(lives))
+    lives[0].optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(Uncaptured, match="a schedule has changed what its steps are made of"):
+        train(program, 1)
 
 
 def test_a_device_that_draws_otherwise_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels_of(torch.device("cpu")) is None
     monkeypatch.setattr(torch.version, "cuda", None)
-    own_kernels._of_cuda.cache_clear()
     assert kernels_of(torch.device("cuda", 0)) is None
-    own_kernels._of_cuda.cache_clear()
 
 
-def test_kernels_that_cannot_be_built_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_compiler(device: torch.device) -> None:
-        raise RuntimeError("Failed to find C compiler.")
+@pytest.mark.parametrize("why", ["Failed to find C compiler.", "CUDA error: out of memory"])
+def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that have no memory at present, which are built when they are asked for again."""
+    asked: list[Any] = []
+
+    def raises(device: torch.device) -> None:
+        asked.append(device)
+        raise RuntimeError(why)
 
     restored: list[Any] = []
+    device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: "as it was")
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append(state))
     monkeypatch.setattr(own_kernels, "find_spec", lambda name: name)
-    monkeypatch.setattr(own_kernels, "_compared", no_compiler)
-    own_kernels._of_cuda.cache_clear()
-    with pytest.warns(
-        UserWarning,
-        match=r"for cuda:0 could not be built \(.*Failed to find C compiler.*install gcc, or name one in CC",
-    ):
-        assert kernels_of(torch.device("cuda", 0)) is None
-    own_kernels._of_cuda.cache_clear()
-    assert restored == ["as it was"]
+    monkeypatch.setattr(own_kernels, "_in_triton", raises)
+    monkeypatch.setattr(own_kernels, "_BUILT", {})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert kernels_of(device) is kernels_of(device) is None
+    if "memory" in why:
+        assert (len(asked), len(told)) == (2, 0)
+    else:
+        assert (len(asked), len(told)) == (1, 1)
+        words = str(told[0].message)
+        assert "for cuda:0 could not be built (" in words and "install gcc, or name one in CC" in words
+    assert restored == ["as it was"] * len(asked)
 
 
 def test_networks_that_drop_out_ask_for_kernels() -> None:
@@ -242,3 +317,29 @@ def test_networks_that_drop_out_ask_for_kernels() -> None:
         drops_out(made) for made in (packs.mlp(0.2), packs.mlp(0.0), packs.Transformer(dropout=0.1), packs.ResNet())
     ]
     assert found == [True, False, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_pack_that_drops_out_and_augments_goes_on_drawing() -> None:
+    def noisy(batch: Any) -> Any:
+        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+    members = [
+        packs.member(
+            f"m{n}",
+            model=partial(packs.mlp, dropout=0.4),
+            augment=noisy,
+            optimizer=partial(Adam, lr=0.01 * n),
+            batch_size=20,
+        )
+        for n in (1, 2)
+    ]
+    states, history = alone(members, "cuda:0", 3)
+    lives = [live(one, "cuda:0") for one in members]
+    program = Graphed.of(Fused.of(lives))
+    found = train(program, 3)
+    assert program.replays
+    assert difference(found, history) <= ROUNDING
+    for one in lives:
+        assert difference(state(one), states[one.member.name]) <= ROUNDING

@@ -46,7 +46,7 @@ SECONDS = 0.25
 Item = TypeVar("Item")
 Kind = Literal["plain", "graphed", "compiled", "grouped"]
 """How a program makes its steps: operator by operator, as a captured step, by code compiled for its architecture, or for unlike
-members."""
+members, captured where they may be."""
 
 
 class ProgramCandidate(NamedTuple):

@@ -53,12 +53,19 @@ class Lane:
     compute. So graphs are destroyed only when none of them is replayed any more.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, branches: int) -> None:
         self.stream = stream
+        self._branches = branches
         self.recorders = 0
         """Recorders that use this stream."""
         self._open = 0
         self._closed: list[Any] = []
+
+    @functools.cached_property
+    def branches(self) -> Sequence[Any]:
+        """Streams beside it, of its own, as a library's work space belongs to a stream."""
+        # Of torch's other pool, since lanes take most of the usual one.
+        return [torch.cuda.Stream(self.stream.device, priority=-1) for _ in range(self._branches)]  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """Count a graph that will be replayed."""
@@ -78,8 +85,8 @@ class Lane:
 
 LANES = 24
 """Fewer than the 32 streams of torch's pool, which cycles: else copies and sums would share a lane's, and wait for its steps."""
-BRANCHES = 4
-"""Streams beside a lane's; a library's work space belongs to a stream, so each recorder has its own."""
+BRANCHED, BRANCHES = 8, 4
+"""So many lanes have so many branches: all 32 streams of the other pool."""
 _BROKEN_OFF: list[Any] = []
 """Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
 
@@ -87,7 +94,7 @@ _BROKEN_OFF: list[Any] = []
 @functools.cache
 def lanes_of(device: torch.device) -> Sequence[Lane]:
     """Return the device's lanes, made once a process."""
-    return [Lane(torch.cuda.Stream(device)) for _ in range(LANES)]  # type: ignore[no-untyped-call]
+    return [Lane(torch.cuda.Stream(device), BRANCHES * (n < BRANCHED)) for n in range(LANES)]  # type: ignore[no-untyped-call]
 
 
 class CudaRecorder:
@@ -118,19 +125,16 @@ class CudaRecorder:
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
         """Divide the work among the lane and the branches, which come back to it."""
         lane = torch.cuda.current_stream(self._device)
-        branches = self._branches[: len(works) - 1] if lane == self._lane.stream else ()
+        branches = self._lane.branches[: len(works) - 1] if lane == self._lane.stream else ()
         for branch in branches:
             branch.wait_stream(lane)
-        for number, work in enumerate(works):
-            with torch.cuda.stream((lane, *branches)[number % (1 + len(branches))]):
-                work()
-        for branch in branches:
-            lane.wait_stream(branch)
-
-    @functools.cached_property
-    def _branches(self) -> Sequence[Any]:
-        # Of the other pool of torch's streams, since lanes take most of the usual one.
-        return [torch.cuda.Stream(self._device, priority=-1) for _ in range(BRANCHES)]  # type: ignore[no-untyped-call]
+        try:
+            for number, work in enumerate(works):
+                with torch.cuda.stream((lane, *branches)[number % (1 + len(branches))]):
+                    work()
+        finally:
+            for branch in branches:
+                lane.wait_stream(branch)
 
     @contextlib.contextmanager
     def strict(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What kernels of our own compute (`argosy.training.device.own_kernels`): dropout masks of members, and steps of unlike ones."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -30,11 +30,11 @@ class Drawn(NamedTuple):
 class OwnKernels(Protocol):
     """What a device has of these kernels."""
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor) -> None:
+    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
         """Write masks: each what `torch.nn.functional.dropout` makes of ones.
 
         `drawn` has with each mask the offset of its draws from that in its member's state; `states` are seeds and offsets of the members'
-        generators, int64 ``[members, 2]``.
+        generators, int64 ``[members, 2]``. What is made of `drawn` is kept in `tables`, which have to live as long as a recording of this.
         """
 
     def step(
@@ -44,7 +44,8 @@ class OwnKernels(Protocol):
 
         Numbers ``[rows, 8]`` are: 1 for Adam, 0 for SGD and 2 for Muon, what weights are multiplied by, decay that is added to gradients;
         then for Adam 1 - beta1, 1 - beta2, epsilon and the rate, corrected for bias, for SGD momentum, 1 for Nesterov's, 0 and the rate,
-        and for Muon 1 - momentum, momentum, 1 for Nesterov's and the rate. Muon's steps are not made: where to lies in the gradients then.
+        and for Muon 1 - momentum, momentum, 1 for Nesterov's and the rate; the last is always 0. Of Muon's matrices the direction is written
+        into `gradients`, which the caller makes orthogonal and steps along.
         """
 
     def increment(self, size: int) -> int:

@@ -8,12 +8,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from argosy.stream.batches import sent
 from argosy.training.device.kernel_forms import AT_ONCE, BLOCK, OF_A_STEP, Drawn
 
 __all__ = ["TritonKernels"]
 
+SIZES = (1001, 65_536 * 96, 1_500_002)
+"""Sizes of masks that are compared with torch's: odd ones, and such that a thread draws several times."""
 GROUPS = 512
 """Draws of four numbers each that a program makes."""
 OF_A_MASK = 6
@@ -29,16 +32,36 @@ class TritonKernels:
         self._device = device
         self.adjacent: dict[int, int] = {}
         """Adjacent numbers that a thread of torch's dropout draws at most, by the bytes of one."""
-        self._tables: dict[Any, tuple[Tensor, Tensor, int]] = {}
-        """What kernels read of masks, kept since every step draws the same."""
 
-    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor) -> None:
+    @classmethod
+    def as_torch(cls, device: torch.device) -> "TritonKernels | None":
+        """Return kernels that were seen to draw what this torch's dropout draws, in some types of numbers; None where they draw otherwise."""
+        kernels = cls(device)
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for adjacent in (16 // dtype.itemsize, 4):
+                kernels.adjacent[dtype.itemsize] = adjacent
+                if all(kernels._draws_as_torch(size, dtype) for size in SIZES):
+                    break
+                del kernels.adjacent[dtype.itemsize]
+        return kernels if torch.float32.itemsize in kernels.adjacent else None
+
+    def _draws_as_torch(self, size: int, dtype: torch.dtype) -> bool:
+        seed, offset, kept = 1234567890123, 8, 0.7
+        state = torch.tensor([seed, offset])
+        torch.cuda.set_rng_state(state.view(torch.uint8), self._device)
+        ones, found = (torch.ones(size, dtype=dtype, device=self._device) for _ in range(2))
+        wanted = functional.dropout(ones, 1 - kept)
+        moved = int(torch.cuda.get_rng_state(self._device).view(torch.int64)[1]) - offset
+        self.masks(found, [(Drawn(0, 0, size, kept), 0)], state.to(self._device).unsqueeze(0), {})
+        return bool(torch.equal(wanted, found)) and moved == self.increment(size)
+
+    def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
         """Implement `OwnKernels.masks`."""
         key = into.dtype, tuple(drawn)
-        if key not in self._tables:
-            self._tables[key] = self._table(into.dtype, drawn)
-        table, shares, most = self._tables[key]
-        _masks[(len(drawn), -(-most // GROUPS))](into, table, shares, states, COLUMNS=OF_A_MASK, GROUPS=GROUPS)
+        if key not in tables:
+            tables[key] = self._table(into.dtype, drawn)
+        table, shares, most = tables[key]
+        _masks[(-(-most // GROUPS), len(drawn))](into, table, shares, states, COLUMNS=OF_A_MASK, GROUPS=GROUPS)
 
     def _table(self, dtype: torch.dtype, drawn: Sequence[tuple[Drawn, int]]) -> tuple[Tensor, Tensor, int]:
         if dtype.itemsize not in self.adjacent:
@@ -51,7 +74,8 @@ class TritonKernels:
                 adjacent //= 2
             rows.append((one.start, one.size, threads, adjacent, one.row, offset // AT_ONCE))
             kept = real(one.kept)
-            shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), float(real(1.0 / float(kept)))))
+            scale = float(real(1.0 / float(kept))) if one.kept else 0.0
+            shares.append((2.0, 1.0) if one.kept == 1 else (float(kept), scale))
             a_turn = threads * (AT_ONCE if adjacent == 1 else adjacent)
             most = max(most, -(-one.size // a_turn) * threads * max(adjacent // AT_ONCE, 1))
         found = torch.tensor(rows, dtype=torch.int64), torch.tensor(shares, dtype=torch.float64)
@@ -76,14 +100,14 @@ class TritonKernels:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _masks(into, table, shares, states, COLUMNS: tl.constexpr, GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    of = table + tl.program_id(0) * COLUMNS
+    of = table + tl.program_id(1) * COLUMNS
     start, count, threads = tl.load(of), tl.load(of + 1), tl.load(of + 2)
     adjacent, row, counter = tl.load(of + 3), tl.load(of + 4), tl.load(of + 5)
-    kept, scale = tl.load(shares + tl.program_id(0) * 2), tl.load(shares + tl.program_id(0) * 2 + 1)
+    kept, scale = tl.load(shares + tl.program_id(1) * 2), tl.load(shares + tl.program_id(1) * 2 + 1)
     seed, offset = tl.load(states + row * 2), tl.load(states + row * 2 + 1)
     # Of eight adjacent numbers a thread draws twice four.
     halves = tl.where(adjacent == 8, 2, 1)
-    group = tl.program_id(1).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     half, thread, turn = group % halves, group // halves % threads, group // halves // threads
     at = offset // 4 + counter + turn * halves + half
     low, high = (at & 0xFFFFFFFF).to(tl.uint32), (at >> 32).to(tl.uint32)

@@ -120,7 +120,7 @@ class Files:
         return saved
 
     def save_best(self, live: LiveMember) -> Checkpoint | None:
-        """Write the best weights of a member that ends, where they are in host memory alone.
+        """Write the best weights of a member that ends, where they are in memory alone.
 
         Returns the newest checkpoint with them, to be journaled, or None where there is nothing to write. No other state of
         the member is saved, since it may be in the middle of a step.

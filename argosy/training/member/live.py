@@ -142,7 +142,7 @@ class LiveMember:
     _best_here: bool = False
     """Whether the weights are those of the best section, and not in a file yet."""
     _best_weights: dict[str, Any] | None = None
-    """Weights of the best section in host memory, where the model has moved on and they are in no file."""
+    """Copies of the best section's weights, where the model has moved on and they are in no file."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -359,17 +359,20 @@ class LiveMember:
         Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
         """
         if self._best_here:
-            self._best_here = False
             weights = self._validated_best()
             self._best_weights = self._copied_there(weights) or plain(weights, host=True)
+            self._best_here = False
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
-        """Return copies in an accelerator's memory; None for a larger network, or one that keeps more than tensors."""
+        """Return copies in an accelerator's memory; None for a larger network, one that keeps more than tensors, or without memory."""
         tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
         if not self.backend.apart or len(tensors) < len(weights) or sum(t.nbytes for t in tensors) > SMALL_BYTES:
             return None
-        copies: dict[Any, torch.Tensor] = {}
-        return {name: copies.setdefault(_place(tensor), tensor.clone()) for name, tensor in weights.items()}
+        try:
+            copies = {_place(tensor): tensor.clone() for tensor in tensors}
+        except torch.OutOfMemoryError:
+            return None
+        return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
     def _validated_best(self) -> dict[str, Any]:
         """Return the weights of the section that was just validated: raw or averaged, as the best ones are."""

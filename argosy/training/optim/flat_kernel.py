@@ -18,10 +18,10 @@ from torch.optim._muon import _adjust_lr
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.device.recorders import InBranches
-from argosy.training.optim.kernels import OF_MUON, Numbers, kind_of, orthogonal, steps_differ
+from argosy.training.optim.kernels import OF_MUON, Numbers, orthogonal, steps_differ
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["FlatKernel", "FlatMemory", "steps_along"]
+__all__ = ["FlatKernel", "FlatMemory"]
 
 NAMES: dict[type[Optimizer], tuple[str, str]] = {
     SGD: ("momentum_buffer", ""),
@@ -33,11 +33,6 @@ NAMES: dict[type[Optimizer], tuple[str, str]] = {
 EPS, RATE = 5, 6
 """Places among the numbers of a row."""
 ADAMS = (Adam, AdamW)
-
-
-def steps_along(optimizer: Any) -> bool:
-    """Whether a `FlatKernel` makes the steps of an optimizer: one of these types with usual options, or a list of such."""
-    return kind_of(optimizer) is not None and all(type(part) in NAMES for part in _parts(optimizer))
 
 
 class FlatMemory(Protocol):
@@ -68,7 +63,7 @@ class MatrixRun(NamedTuple):
 
 
 class FlatKernel:
-    """Steps members with `steps_along`; it holds the state of their optimizers."""
+    """Steps members whose optimizers are of a `kind_of`; it holds these optimizers' state."""
 
     rows = slice(None)
 
@@ -94,6 +89,9 @@ class FlatKernel:
         self._owners = owners.to(memory.weights.device)
         self._firsts = [row.first for row in self._rows]
         self._read: list[tuple[Any, ...]] = []
+        """What numbers were last read of each row's group, and what they give without Adam's corrections, and for these."""
+        self._fixed, self._betas = np.empty(0), np.empty(0)
+        self._momentum = [bool(row.group.get("momentum")) for row in self._rows]
         self._runs = list(self._side_by_side(memory))
 
     @classmethod
@@ -109,10 +107,17 @@ class FlatKernel:
         """The moments, each as one row."""
         return [moment.unsqueeze(0) for moment in self._moments]
 
-    def numbers(self) -> Sequence[Numbers]:
-        """Return the numbers of each row (`OwnKernels.step`)."""
-        read = [_read(row.group) for row in self._rows]
+    @property
+    def allocates(self) -> bool:
+        """Whether a step may run out of memory when it has moved some weights."""
+        return bool(self._runs)
+
+    def numbers(self) -> Sequence[Numbers] | None:
+        """Return the numbers of each row (`OwnKernels.step`); None where a schedule switched momentum on or off."""
+        read = [_numbers_of(row.group) for row in self._rows]
         if self._read != read:
+            if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
+                return None
             self._read = read
             self._fixed = np.array([_numbers(row) for row in self._rows])
             self._betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
@@ -209,7 +214,7 @@ def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
     run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
 
 
-def _read(group: dict[str, Any]) -> tuple[Any, ...]:
+def _numbers_of(group: dict[str, Any]) -> tuple[Any, ...]:
     """Return what a step depends on."""
     return (
         group["lr"],

@@ -204,6 +204,11 @@ class Kernel:
                 optimizer._opt_called = True  # type: ignore[attr-defined]
 
     @property
+    def allocates(self) -> bool:
+        """Whether a step may run out of memory when it has moved some weights."""
+        return any(tile.kind is Muon for tile in self._tiles)
+
+    @property
     def moved(self) -> Sequence[Tensor]:
         """The device tensors that a step moves beside the weights."""
         return [matrix for tile in self._tiles for name, matrix in tile.state.items() if name != "step"]

@@ -125,7 +125,7 @@ class ProgramChoice:
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
-            fusion_group.kinds = self._kinds_of(members[0], alike=alike)
+            fusion_group.kinds = self._kinds_of(members[:1] if alike else members, alike=alike)
             if not alike:
                 fusion_group.lengths = admission.lengths[names]
             for instance in members:
@@ -134,7 +134,7 @@ class ProgramChoice:
             if known is None:
                 self._as_before(fusion_group, members)
         for instance in [instance for instance in instances if instance.fusion_group is None]:
-            kinds = self._kinds_of(instance, alike=False)
+            kinds = self._kinds_of([instance], alike=False)
             if len(kinds) > 1:
                 instance.fusion_group = FusionGroup(kinds=kinds)
                 self._take_over(instance.fusion_group)
@@ -150,14 +150,11 @@ class ProgramChoice:
             self._fallen.add(event)
             self._emit(SectionReport(events=(event,)))
 
-    def _kinds_of(self, instance: ProgramInstance, *, alike: bool) -> Sequence[Kind]:
-        """Return the kinds of programs that may step an instance's members; `alike` if they passed the equivalence check with others."""
+    def _kinds_of(self, instances: Sequence[ProgramInstance], *, alike: bool) -> Sequence[Kind]:
+        """Return the kinds of programs that may step the members of each; `alike` if they passed the equivalence check with others."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self._kinds:
-            capturable = instance.assignment[0].live.loss_scale is None  # the host has to check for overflow
-            may_be["graphed"] = capturable and (
-                "graphed" in instance.fusion_group.kinds if instance.fusion_group else not refusal(instance.program)
-            )
+            may_be["graphed"] = all(map(_may_be_captured, instances))
         return [kind for kind in self._kinds if may_be[kind]]
 
     def _compilation(self, fusion_group: FusionGroup | None) -> Compilation | None:
@@ -383,6 +380,12 @@ class ProgramChoice:
             fusion_group.go_on_with(ALONE)
             made = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
         self._instances[at:at] = made
+
+
+def _may_be_captured(instance: ProgramInstance) -> bool:
+    if instance.assignment[0].live.loss_scale is not None:
+        return False  # the host has to check for overflow
+    return "graphed" in instance.fusion_group.kinds if instance.fusion_group else not refusal(instance.program)
 
 
 def _unlike_before(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:

@@ -16,6 +16,7 @@ from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.graphed.graphed import Graphed, refusal
 from argosy.training.programs.program import Program, Together
 from argosy.training.programs.shard.ends import sums_on
@@ -70,8 +71,12 @@ class ProgramInstance:
         if fusion_group is not None:
             kind = fusion_group.now.kind
         program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, lengths)
-        if kind == "graphed" or (kind == "grouped" and refusal(program) is None):
-            program = Graphed.of(program)
+        if kind == "graphed" or (isinstance(program, Grouped) and refusal(program) is None):
+            try:
+                program = Graphed.of(program)
+            except BaseException:
+                program.release()  # whose members are to be in others
+                raise
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
     @classmethod

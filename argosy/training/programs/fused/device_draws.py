@@ -1,10 +1,11 @@
 """Draws of captured steps: the dropout masks of all members in one kernel, each from its own state (`argosy.training.device.own_kernels`).
 
 A member gets the masks that it draws alone. A replay repeats nothing that the host does: it reads seeds and offsets from static memory,
-where they are placed before each step. Offsets move on the host by what a step draws, which is the same in every step.
+where they are placed before each step. Offsets move on the host by what a step draws, and stand in the members' states after it.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,14 @@ class DeviceDraws:
         self._kernels = kernels
         self._placed = torch.zeros(len(states), 2, dtype=torch.int64, device=device)
         """Seeds and offsets on the device."""
-        self._seen: list[Tensor | None] = [None] * len(states)
-        """States as they were read, or written."""
         self._next = torch.zeros(len(states), 2, dtype=torch.int64)
-        """Seeds and offsets of the next step."""
-        self._moves = torch.zeros(len(states), dtype=torch.int64)
-        """By how much a step moves the offsets."""
+        """Seeds and offsets of the coming step."""
+        self._seen: list[Tensor | None] = [None] * len(states)
+        """The states that these are of."""
+        self.moves = torch.zeros(len(states), dtype=torch.int64)
+        """By how much the step at hand moves the offsets."""
+        self._tables: dict[Any, Any] = {}
+        """What kernels read of masks; recordings read it too."""
 
     @classmethod
     def of(cls, states: Sequence[Randomness]) -> "DeviceDraws | None":
@@ -41,42 +44,35 @@ class DeviceDraws:
 
     def place(self) -> None:
         """Let the coming step draw what comes next in the members' states."""
-        stale = bool(self._moves.any())
+        stale = False
         for row, state in enumerate(self._states):
             if state.device_state is not self._seen[row]:
                 self._seen[row], stale = state.device_state, True
                 self._next[row] = state.device_state.view(torch.int64)
-        if stale:
+        if stale or bool(self.moves.any()):
             self._placed.copy_(sent(self._next.clone(), self._placed.device))
 
     def begin(self) -> None:
         """Begin the draws of a step."""
-        self._moves.zero_()
+        self.moves = torch.zeros_like(self.moves)
 
     def masks(self, drawn: Sequence[Drawn], into: Tensor) -> None:
         """Draw the masks that come next in the step."""
-        moves = self._moves.tolist()
-        placed = []
+        moves, placed = self.moves.tolist(), []
         for one in drawn:
             placed.append((one, moves[one.row]))
-            if one.kept < 1:
+            if 0 < one.kept < 1:
                 moves[one.row] += self._kernels.increment(one.size)
-        self._moves.copy_(torch.tensor(moves))
-        self._kernels.masks(into, placed, self._placed)
+        self.moves = torch.tensor(moves)
+        self._kernels.masks(into, placed, self._placed, self._tables)
 
     def advance(self) -> None:
-        """Note that a step was made."""
-        self._next[:, 1] += self._moves
-
-    def tell(self) -> None:
-        """Write into the members' states what they have drawn."""
-        for row, (state, seen) in enumerate(zip(self._states, self._seen, strict=True)):
-            if (
-                seen is not None
-                and state.device_state is seen
-                and not torch.equal(seen.view(torch.int64), self._next[row])
-            ):
-                state.device_state = self._seen[row] = self._next[row].clone().view(torch.uint8)
+        """Move the members' states by what the step has drawn, once it is made."""
+        if not self.moves.any():
+            return
+        self._next[:, 1] += self.moves
+        for row, own in enumerate(self._next.clone().view(torch.uint8).unbind()):
+            self._states[row].device_state = self._seen[row] = own
 
 
 class States(list[Randomness]):

@@ -129,7 +129,9 @@ class OwnDraws(TorchFunctionMode):
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():
             one = stacked if members is None else stacked.select(members, 0)
-            if self._states.on_device is not None and function is functional.dropout:
+            # Torch draws in the order of memory.
+            in_order = torch.empty_like(one).is_contiguous()
+            if self._states.on_device is not None and function is functional.dropout and in_order:
                 masks = self._on_device(self._states.on_device, one, p)
             else:
                 ones = torch.ones_like(one)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from argosy.errors import StudyError
 from argosy.stream.batches import Batch
 from argosy.stream.order import Digest
 from argosy.study import accuracy
@@ -43,21 +42,18 @@ class Validated:
 
         Losses are ``[validations, samples, …]`` or means, the output ``[validations, samples, classes, …]``.
         """
-        if not all(one.adds_up for one in into):
+        if losses.dim() > 2 or not all(one.adds_up for one in into):
             return False
-        totals = totals_of(losses, batches[0].rows)
-        right = torch.zeros_like(totals)
+        found = None
         if any(one.member.metrics for one in into):
-            if not isinstance(output, Tensor) or not all(isinstance(batch.data[1], Tensor) for batch in batches):
-                return False
-            first = batches[0].data[1]
-            shared = all(batch.data[1] is first for batch in batches)
-            target = first.expand(len(into), *first.shape) if shared else torch.stack([b.data[1] for b in batches])
             try:
-                found = accuracy(output.flatten(0, 1), target.flatten(0, 1))
-            except StudyError:  # which a member's own call words for that member
+                found = _right(batches, output)
+            except Exception:  # boundary to a member's output: its own call words the error for that member
                 return False
-            right = totals_of(found.view(len(into), -1), batches[0].rows)
+            if found is None:
+                return False
+        totals = totals_of(losses, batches[0].rows)
+        right = torch.zeros_like(totals) if found is None else totals_of(found, batches[0].rows)
         self._untold.append(Sums(into, batches, totals, right))
         return True
 
@@ -82,3 +78,15 @@ class Validated:
                         digest = digest.plus(batch.digest)
                     known[key] = sum(batch.rows for batch in batches), digest
                 validation.bring(*known[key], losses[row], right[row], event)
+
+
+def _right(batches: Sequence[Batch], output: object) -> Tensor | None:
+    """Return whether each answer is right ``[validations, samples]``; None where a sample has several, or is no pair of tensors."""
+    targets = [batch.data[1] for batch in batches]
+    if not isinstance(output, Tensor) or not all(isinstance(own, Tensor) and own.dim() == 1 for own in targets):
+        return None
+    first = targets[0]
+    shared = all(own is first for own in targets)
+    target = first.expand(len(targets), *first.shape) if shared else torch.stack(targets)
+    found: Tensor = accuracy(output.flatten(0, 1), target.flatten())
+    return found.view(len(targets), -1)

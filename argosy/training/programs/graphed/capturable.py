@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from argosy.training.optim.flat_kernel import steps_along
+import torch
+
 from argosy.training.optim.kernels import kind_of
 from argosy.training.programs.fused.fingerprint import obstacle
 from argosy.training.programs.fused.fused import Fused
@@ -23,8 +24,15 @@ def obstacle_to(program: Program[Any]) -> str | None:
         stepped = sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels)
         reason = None if stepped == len(lives) else "an optimizer makes its steps itself"
     elif isinstance(program, Grouped):
-        along = all(steps_along(live.optimizer) and live.member.clip_grad_norm is None for live in lives)
-        reason = None if along else "an optimizer makes its steps itself"
+        reason = None
+        if any(kind_of(live.optimizer) is None for live in lives):
+            reason = "an optimizer makes its steps itself"
+        if any(live.member.clip_grad_norm is not None for live in lives):
+            reason = "gradients of unlike members are clipped one after another"
+        if any(
+            weight.dtype not in (torch.float32, torch.float64) for live in lives for weight in live.model.parameters()
+        ):
+            reason = "unlike members are stepped in 32 or 64 bits alone"
         if program.waves.memory is None:
             reason = "its device has no kernel that steps unlike members"
     elif isinstance(program, Solo):

@@ -2,8 +2,8 @@
 
 Contract. A step is run some times before it is captured, and capturing runs none; all of them are steps of training. The first
 replayed step is repeated eagerly from the same state, and if the results differ, it is never replayed again. Inputs from the host
-lie in static memory: samples are copied there, `StaticInputs` copies numbers of optimizers, and torch lets a graph draw random
-numbers from the default generator's state. Steps run eagerly where batches are shorter, or not all members have one.
+lie in static memory: samples are copied there, `StaticInputs` copies numbers of optimizers, `DeviceDraws` places the random states of
+several members, and torch lets a graph of one draw from the default generator's state. Steps run eagerly where batches are shorter, or not all members have one.
 
 An error here has moved no weights: after `undo` another program makes the step.
 """
@@ -100,7 +100,7 @@ class Graphed:
             try:
                 yield
             finally:
-                self._tell()
+                self._whole.made.tell()
                 for live in self._lives:
                     live.train.fetch()  # here, on the stream of the steps that summed
 
@@ -113,7 +113,7 @@ class Graphed:
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._whole.remember()
         if lockstep is None:
-            self._tell()
+            self._whole.made.tell()
             self._program.begin(batch)
             return
         data = self._whole.inputs(lockstep)
@@ -140,12 +140,6 @@ class Graphed:
         self._move_schedules()
         return samples
 
-    def _tell(self) -> None:
-        """Let the members know what they have made and drawn."""
-        self._whole.made.tell()
-        if self._whole.draws is not None:
-            self._whole.draws.tell()
-
     def undo(self) -> None:
         """Undo a step after its `begin` has raised."""
         self._lockstep = None
@@ -158,7 +152,6 @@ class Graphed:
     def release(self) -> None:
         """Implement `Program.release`."""
         self.join()
-        self._tell()
         if self._replayed is not None:
             self._close(self._replayed)
             self._replayed = None
@@ -189,17 +182,20 @@ class Graphed:
         if usual and self._replayed is None:
             return self._recorded(data)
         if self._replayed is not None and self._replayed.takes(data):
+            if self._whole.draws is not None and self._replayed.moves is not None:
+                self._whole.draws.moves = self._replayed.moves
             return self._replayed.step(data).clone()
         return self._plainly(data)
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
-        """Run the step eagerly. Buffers move early, so an error restores them."""
-        buffers = list(self._whole.parameter_buffer.buffers.values())
-        before = [buffer.clone() for buffer in buffers]
+        """Run the step eagerly. An error restores what has moved by then: buffers, and all where kernels may fail halfway."""
+        halfway = any(kernel.allocates for kernel in self._whole.kernels)
+        early = self._moving() if halfway else list(self._whole.parameter_buffer.buffers.values())
+        before = [tensor.clone() for tensor in early]
         try:
             return self._operators(data, watched=watched)
         except BaseException:
-            _put(before, buffers)
+            _put(before, early)
             raise
 
     def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:
@@ -265,7 +261,8 @@ class Graphed:
         self._static_inputs.forget()
         recording, totals = self._recorder.record(lambda: self._operators(at_rest))
         self._static_inputs.set_numbers()
-        return Replayed(recording, lying, at_rest, totals)
+        draws = self._whole.draws
+        return Replayed(recording, lying, at_rest, totals, None if draws is None else draws.moves)
 
     def _moving(self) -> Sequence[Tensor]:
         """Return all tensors that a step moves on the device, each ``[members of a kernel, …]``."""
@@ -289,8 +286,12 @@ class Graphed:
 class Replayed:
     """A captured step, with its static memory for samples and losses."""
 
-    def __init__(self, recording: Recording, lying: Sequence[Tensor], data: PackInputs, totals: Tensor) -> None:
+    def __init__(
+        self, recording: Recording, lying: Sequence[Tensor], data: PackInputs, totals: Tensor, moves: Tensor | None
+    ) -> None:
         self.recording = recording
+        self.moves = moves
+        """By how much the step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
         self._lying = lying
         self._data = data
         """Held so that its memory stays."""

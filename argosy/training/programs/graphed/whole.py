@@ -1,8 +1,7 @@
 """The protocol of adapters that let the full step of a program be captured in one CUDA graph.
 
-A whole step has two parts. The host's are `inputs`, with members' own code, `Kernel.note_step` and the numbers of kernels; the
-device's are `gradients` and `Kernel.move`, which can be captured. The weights of a single member lie in a parameter buffer too, so
-that one kernel steps all of them: torch's own optimizers would read their step count on the host.
+A whole step has two parts. The host's are `inputs`, with members' own code, `StepKernel.note_step` and the numbers of kernels; the
+device's are `gradients` and `StepKernel.move`, which can be captured.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -45,6 +44,10 @@ class StepKernel(Protocol):
     @property
     def moved(self) -> Sequence[Tensor]:
         """The tensors ``[rows, …]`` that a step moves beside the weights."""
+
+    @property
+    def allocates(self) -> bool:
+        """Whether a step may run out of memory when it has moved some weights."""
 
     def numbers(self) -> Sequence[Numbers] | None:
         """Return the numbers of the coming step; None where a schedule changed what a step is made of."""
@@ -107,5 +110,6 @@ class Whole(Protocol):
 
 
 def all_have_gradients(idle: Collection[str]) -> None:
+    """Raise Uncaptured for weights without a gradient."""
     if idle:
         raise Uncaptured(f"the weight {min(idle)!r} gets no gradient, and its optimizer leaves it alone")

@@ -159,8 +159,9 @@ def _close(ends: list[End]) -> None:
 
 @atexit.register
 def _closed() -> None:
+    until = time.monotonic() + CLOSE_SECONDS
     for closing in list(_CLOSING):
-        closing.join(CLOSE_SECONDS)
+        closing.join(max(until - time.monotonic(), 0.0))
 
 
 def _until(true: Callable[[], bool], deadline: float) -> bool:
