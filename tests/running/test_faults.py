@@ -1,5 +1,6 @@
 """Every process of a run is killed and stopped for real; the run goes on and its results are the faultless ones."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import evidence
 import family
+import psutil
 import pytest
 import studies
 import torch
@@ -117,6 +119,41 @@ def test_a_feeder_that_hangs_is_replaced(tmp_path: Path) -> None:
     report = argosy.train(study, directory=tmp_path / "run", hang_seconds=3, loader_workers=0, block_size=16)
     assert report.rows[0].status == "done"
     assert [line["worker"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")] == ["feeder-0"]
+
+
+class Forking(studies.Vectors):
+    """Once it is read a process is there that was stopped before it could tie itself to its parent."""
+
+    def __init__(self, length: int, pids: Path) -> None:
+        super().__init__(length)
+        self.pids = pids
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 0 and not self.pids.exists():
+            stopped = os.fork()
+            if not stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os._exit(0)
+            self.pids.write_text(str(stopped))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["at the end", "with the fork server"])
+def test_a_child_of_a_worker_that_is_stopped_before_it_is_tied_does_not_stay(tmp_path: Path, kills: bool) -> None:
+    pids = tmp_path / "pids"
+
+    def kill(batch: Any) -> Any:
+        if kills and (text := pids.read_text()) and not text.endswith("\n"):
+            pids.write_text(f"{text}\n")
+            os.kill(os.getppid(), signal.SIGKILL)
+        return batch
+
+    data = argosy.Data(train=Forking(170, pids), val=studies.Vectors(41))
+    study = studies.study(data=data, fleet=[studies.member("m", augment=kill)], epochs=2)
+    report = argosy.train(study, directory=tmp_path / "run", devices="cpu:1", time_limit=100)
+    assert [row.status for row in report.rows] == ["done"]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pids.read_text())).wait(10)  # raises where it stays
 
 
 class Crashing(studies.Vectors):

@@ -11,6 +11,7 @@ import errno
 import functools
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,6 +39,8 @@ __all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 
 FAREWELL_SECONDS = 5
 """Seconds that workers have to exit by themselves when the run is over."""
+POLL_SECONDS = 0.005
+"""Seconds between two looks whether the server has ended."""
 STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -103,16 +107,31 @@ class ForkServer:
         """
         return self.channel.receive()
 
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait for the server's end, and leave its number to it."""
+        until = time.monotonic() + seconds
+        while self.process.returncode is None:
+            if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
     def close(self) -> str:
-        """Let the server kill its remaining workers and wait until it has exited; returns its standard error."""
+        """Let the server kill its remaining workers and wait until it has exited; returns its standard error.
+
+        What is left of its process group is killed: a child of a worker may have been stopped before it was tied to its parent.
+        """
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
-        try:
-            self.process.wait(FAREWELL_SECONDS + 5)
-        except subprocess.TimeoutExpired:
+        if not self._ends_within(FAREWELL_SECONDS + 5):
             self.process.kill()
-            self.process.wait()
+            self._ends_within(math.inf)
+        if self.process.returncode is None:  # and so its number is still its group's
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         if self._words.closed:
             return ""
         with self._words as words:
