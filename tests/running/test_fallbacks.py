@@ -23,8 +23,9 @@ from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.graphed import graphed
 from argosy.training.programs.graphed.graphed import Graphed, Replayed
+from argosy.training.programs.graphed.several import Several
+from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.static_inputs import StaticInputs
-from argosy.training.programs.graphed.whole import Several, Single
 
 replayable = replays.replayable
 

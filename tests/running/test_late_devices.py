@@ -36,8 +36,8 @@ def test_results_are_those_of_a_cpu(tmp_path: Path) -> None:
         report = argosy.train(study, directory=tmp_path / place, devices=place, block_size=32)
         assert [row.status for row in report.rows] == ["done"] * 4
     assert evidence.results(tmp_path / "cpu:2") == evidence.results(tmp_path / "late:0,1")
-    devices = {row.device for row in report.rows}
-    assert devices == {"late:0", "late:1"}
+    began = evidence.event_lines(tmp_path / "late:0,1", "MemberStarted")
+    assert {line["device"] for line in began} == {"late:0", "late:1"}
 
 
 def test_memory_is_measured_where_the_device_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,8 @@ class ForkServer:
             self.process.kill()
             self._ends_within(math.inf)
         if self.process.returncode is None:  # and so its number is still its group's
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended before it had one
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self._words.closed:
             return ""
