@@ -343,3 +343,17 @@ def test_a_worker_that_never_starts_is_found_and_ended(tmp_path: Path, monkeypat
     assert report.status == "done"
     (lost,) = evidence.event_lines(tmp_path / "run", "WorkerLost")
     assert re.fullmatch(r"no progress for [2-9] s while starting", lost["detail"])
+
+
+@pytest.mark.fresh
+def test_a_server_closes_where_the_system_waits_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a program that ignores SIGCHLD: the server's number may be another process's by then."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        server = ForkServer.start()
+        killed: list[int] = []
+        monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
+        assert server.close() == ""
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert killed == []

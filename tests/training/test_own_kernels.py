@@ -161,13 +161,8 @@ def test_masks_are_those_of_torch(size: int, dtype: torch.dtype) -> None:
         assert moved == (kernels.increment(size) if rate else 0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_pack_that_drops_out_is_captured() -> None:
-    members = [
-        packs.member(f"m{n}", model=partial(packs.mlp, dropout=rate), optimizer=partial(Adam, lr=0.01 * n))
-        for n, rate in ((1, 0.2), (2, 0.0), (3, 0.5))
-    ]
+def assert_captured_as_alone(members: Sequence[Member]) -> None:
+    """As one pack on a GPU."""
     states, history = alone(members, "cuda:0", 3)
     lives = [live(one, "cuda:0") for one in members]
     program = Graphed.of(Fused.of(lives))
@@ -176,6 +171,16 @@ def test_a_pack_that_drops_out_is_captured() -> None:
     assert difference(found, history) <= ROUNDING
     for one in lives:
         assert difference(state(one), states[one.member.name]) <= ROUNDING
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_pack_that_drops_out_is_captured() -> None:
+    members = [
+        packs.member(f"m{n}", model=partial(packs.mlp, dropout=rate), optimizer=partial(Adam, lr=0.01 * n))
+        for n, rate in ((1, 0.2), (2, 0.0), (3, 0.5))
+    ]
+    assert_captured_as_alone(members)
 
 
 def randomness(seed: int, offset: int) -> Any:
@@ -335,11 +340,4 @@ def test_a_pack_that_drops_out_and_augments_goes_on_drawing() -> None:
         )
         for n in (1, 2)
     ]
-    states, history = alone(members, "cuda:0", 3)
-    lives = [live(one, "cuda:0") for one in members]
-    program = Graphed.of(Fused.of(lives))
-    found = train(program, 3)
-    assert program.replays
-    assert difference(found, history) <= ROUNDING
-    for one in lives:
-        assert difference(state(one), states[one.member.name]) <= ROUNDING
+    assert_captured_as_alone(members)

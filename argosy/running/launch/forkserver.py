@@ -108,11 +108,9 @@ class ForkServer:
         return self.channel.receive()
 
     def _ends_within(self, seconds: float) -> bool:
-        """Wait for the server's end, and leave its number to it."""
+        """Wait for the server's end, and leave its number to it; raises ChildProcessError where it has lost that already."""
         until = time.monotonic() + seconds
-        while self.process.returncode is None:
-            if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return True
+        while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() > until:
                 return False
             time.sleep(POLL_SECONDS)
@@ -126,12 +124,13 @@ class ForkServer:
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
-        if not self._ends_within(FAREWELL_SECONDS + 5):
-            self.process.kill()
-            self._ends_within(math.inf)
-        if self.process.returncode is None:  # and so its number is still its group's
-            with contextlib.suppress(ProcessLookupError):  # it ended before it had one
-                os.killpg(self.process.pid, signal.SIGKILL)
+        # Its number may be another's where it was waited for, as the system does for a program that ignores SIGCHLD; and it may
+        # have ended before it had a group.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if not self._ends_within(FAREWELL_SECONDS + 5):
+                self.process.kill()
+                self._ends_within(math.inf)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self._words.closed:
             return ""

@@ -236,7 +236,8 @@ class Rule(NamedTuple):
 
 def _sgd_numbers(tile: Tile) -> Numbers:
     decays = _decays(tile, lambda group: group["weight_decay"])
-    return np.array([(-group["lr"], group["momentum"], *own) for group, own in zip(tile.groups, decays, strict=True)])
+    rows = [(-group["lr"], group["momentum"], *own) for group, own in zip(tile.groups, decays, strict=True)]
+    return np.array(rows, np.float64)
 
 
 def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:

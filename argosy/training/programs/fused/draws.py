@@ -128,13 +128,12 @@ class OwnDraws(TorchFunctionMode):
             return input
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():
-            one = stacked if members is None else stacked.select(members, 0)
-            # Torch draws in the order of memory.
-            in_order = torch.empty_like(one).is_contiguous()
-            if self._states.on_device is not None and function is functional.dropout and in_order:
-                masks = self._on_device(self._states.on_device, one, p)
+            ones = torch.ones_like(stacked if members is None else stacked.select(members, 0))
+            draws = self._states.on_device
+            # Kernels of our own draw in the order of a tensor's dimensions, and torch in that of its memory.
+            if draws is not None and function is functional.dropout and ones.is_contiguous():
+                masks = self._on_device(draws, ones, p)
             else:
-                ones = torch.ones_like(one)
                 masks = torch.stack(self._each(lambda number: function(ones, self._own(p, None, number))))
         drawn = self._level.one(masks)
         return input.mul_(drawn) if inplace else input * drawn

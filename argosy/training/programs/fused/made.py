@@ -3,16 +3,17 @@
 Recording each lockstep for each member takes as long as a step of many small networks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from argosy.stream.batches import Batch
 from argosy.stream.order import Digest
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.lockstep import Lockstep
 
-__all__ = ["Made"]
+__all__ = ["Made", "counts_of"]
 
 
 class Made:
@@ -39,13 +40,21 @@ class Made:
         if not untold:
             return
         totals, event = self._lives[0].backend.fetch(torch.stack([of_turn for _, of_turn in untold], 1))
-        known: dict[tuple[int, ...], tuple[int, Digest]] = {}
-        for row, live in enumerate(self._lives):
-            batches = [batch for lockstep, _ in untold if (batch := lockstep[row]) is not None]
-            key = tuple(map(id, batches))
-            if key not in known:
-                digest = Digest()
-                for batch in batches:
-                    digest = digest.plus(batch.digest)
-                known[key] = sum(batch.rows for batch in batches), digest
-            live.commit_several(len(batches), *known[key], totals[row], event)
+        batches = [
+            [batch for lockstep, _ in untold if (batch := lockstep[row]) is not None] for row in range(len(self._lives))
+        ]
+        for live, own, found, counted in zip(self._lives, batches, totals, counts_of(batches), strict=True):
+            live.commit_several(len(own), *counted, found, event)
+
+
+def counts_of(batches: Sequence[Sequence[Batch]]) -> Iterator[tuple[int, Digest]]:
+    """Yield the samples and the digest of the batches of each member; computed once for those that share them."""
+    known: dict[tuple[int, ...], tuple[int, Digest]] = {}
+    for own in batches:
+        key = tuple(map(id, own))
+        if key not in known:
+            digest = Digest()
+            for batch in own:
+                digest = digest.plus(batch.digest)
+            known[key] = sum(batch.rows for batch in own), digest
+        yield known[key]

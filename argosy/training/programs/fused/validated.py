@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from argosy.stream.batches import Batch
-from argosy.stream.order import Digest
 from argosy.study import accuracy
 from argosy.training.device.devices import Backend
 from argosy.training.member.tally import totals_of
 from argosy.training.member.validation import Validation
+from argosy.training.programs.fused.made import counts_of
 
 __all__ = ["Validated"]
 
@@ -68,16 +68,9 @@ class Validated:
                 [torch.stack([one.losses for one in several], 1), torch.stack([one.right for one in several], 1)]
             )
             (losses, right), event = self._backend.fetch(stacked)
-            known: dict[tuple[int, ...], tuple[int, Digest]] = {}
-            for row, validation in enumerate(several[0].into):
-                batches = [one.batches[row] for one in several]
-                key = tuple(map(id, batches))
-                if key not in known:
-                    digest = Digest()
-                    for batch in batches:
-                        digest = digest.plus(batch.digest)
-                    known[key] = sum(batch.rows for batch in batches), digest
-                validation.bring(*known[key], losses[row], right[row], event)
+            batches = list(zip(*(one.batches for one in several), strict=True))
+            for row, counted in enumerate(counts_of(batches)):
+                several[0].into[row].bring(*counted, losses[row], right[row], event)
 
 
 def _right(batches: Sequence[Batch], output: object) -> Tensor | None:
