@@ -250,6 +250,9 @@ class EnsemblePlateau:
     set: each member's best section is chosen by all of them. With 0 the ensemble is judged by the samples that it was chosen on."""
     min_delta: float = 0.0
     """Least difference of the ensemble's loss that counts as better."""
+    snapshot_bytes: int = 4 * 2**20
+    """Bytes of weights of its last sections that each member keeps in its checkpoints, beside the best: so many sections as these hold can be
+    in the ensemble that the report makes, several of one member as well. 0: only best sections."""
 
     def __post_init__(self) -> None:
         check_whole("EnsemblePlateau: patience", self.patience, least=1)
@@ -260,6 +263,7 @@ class EnsemblePlateau:
                 "choose on."
             )
         check_number("EnsemblePlateau: min_delta", self.min_delta, least=0)
+        check_whole("EnsemblePlateau: snapshot_bytes", self.snapshot_bytes, least=0)
 
 
 @dataclass(frozen=True, slots=True)

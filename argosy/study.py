@@ -273,6 +273,8 @@ class Terms:
     on_device: Callable[[Any], Any] | None
     answers: bool
     """Whether members say with each better section what they answer to the validation samples."""
+    snapshot_bytes: int
+    """Bytes of the weights of its last sections that a member keeps."""
     stop: Stop
     """Rule of members without one of their own."""
 
@@ -430,6 +432,7 @@ class Study:
             has_val=self.data.has_val,
             on_device=self.data.on_device,
             answers=self.ensemble is not None,
+            snapshot_bytes=0 if self.ensemble is None else self.ensemble.snapshot_bytes,
             stop=self.stop,
         )
 

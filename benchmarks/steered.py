@@ -1,16 +1,19 @@
 """A run that its ensemble steers beside one that trains all members to their ends and chooses afterwards, as people do.
 
 Five data sets that packages ship or make, 64 unlike members each, several seeds; both sides have the same members, data and order. The
-ensembles of both are chosen on all validation samples and compared on test samples that neither run has seen. Steered members are also
-checked against those of the other run: their sections are the same ones, as far as they trained.
+ensembles of both are chosen on all validation samples and compared on test samples that neither run has seen: the steered run's as its report
+makes it, of best sections and of others that members keep, and the other one's from best sections, which is what people keep. Both are
+also chosen in the other's way, to tell what steering costs from what the choice gives. Steered members are checked against those of the other run: their sections are the same ones, as far as
+they trained.
 """
 
 import itertools
 import math
 import random
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,19 +99,43 @@ def members(inputs: int, classes: int, count: int, seed: int) -> list[argosy.Mem
     return found
 
 
-def train(study: argosy.Study, directory: Path, test: Arrays) -> tuple[int, float, RunState]:
-    """Optimizer steps of all members, the loss of the chosen ensemble on the test samples, and the state of the run."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A run's steps, and losses of ensembles on the test samples."""
+
+    steps: int
+    of_best: float
+    """Chosen from each member's best section."""
+    of_all: float
+    """Chosen also from other sections that members keep."""
+    networks: int
+    """In the latter."""
+    state: RunState
+
+
+def train(study: argosy.Study, directory: Path, test: Arrays) -> Trained:
+    """Train a study, and choose ensembles."""
     report = argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", quiet=True)
     state = RunState.of(read_journal(directory))
     steps = sum(int(member.history[-1]["steps"]) for member in state.members.values() if member.history)
-    ensemble = report.ensemble(
-        members=[row.name for row in report.rows if row.counts], select="greedy", calibrate=False
+    names = [row.name for row in report.rows if row.counts]
+    best, every = (report.ensemble(members=names, select="greedy", snapshots=also) for also in (False, True))
+    return Trained(
+        steps=steps,
+        of_best=loss(best, test),
+        of_all=loss(every, test),
+        networks=len(every.names),
+        state=state,
     )
+
+
+def loss(ensemble: Any, test: Arrays) -> float:
+    """Mean squared error, or negative log-likelihood."""
     with torch.no_grad():
         predicted = ensemble(test[0])
     if test[1].is_floating_point():
-        return steps, float((predicted - test[1]).pow(2).mean()), state
-    return steps, float(-predicted.gather(1, test[1][:, None]).clamp(min=1e-12).log().mean()), state
+        return float((predicted - test[1]).pow(2).mean())
+    return float(-predicted.gather(1, test[1][:, None]).clamp(min=1e-12).log().mean())
 
 
 def same_sections(steered: RunState, whole: RunState) -> bool:
@@ -122,24 +149,32 @@ def same_sections(steered: RunState, whole: RunState) -> bool:
 
 def compared(name: str, seeds: Sequence[int], count: int, epochs: int, patience: int) -> dict[str, Any]:
     """One data set: shares of steps and both sides' losses, a seed each."""
-    shares, losses, same = [], [], True
+    shares, losses, alike, networks, same = [], [], {"best": [], "all": []}, [], True
     for seed in seeds:
         train_samples, val, test = parts(name, seed)
         study = argosy.Study(
             data=argosy.Data(arrays=train_samples, val_arrays=val),
             members=members(train_samples[0].shape[1], SETS[name][1], count, seed),
             stop=argosy.MaxEpochs(epochs),
+            ensemble=argosy.EnsemblePlateau(patience=epochs),  # ends nobody
             seed=seed,
         )
         with tempfile.TemporaryDirectory() as folder:
-            whole_steps, whole, state = train(study, Path(folder, "all"), test)
+            whole = train(study, Path(folder, "all"), test)
             steered_study = replace(study, ensemble=argosy.EnsemblePlateau(patience=patience))
-            steps, steered, other = train(steered_study, Path(folder, "steered"), test)
-        same = same and same_sections(other, state)
-        shares.append(steps / whole_steps)
-        losses.append((steered, whole))
-        print(f"{name} seed {seed}: steps {shares[-1]:.2f}, loss {steered:.4f} and {whole:.4f}", flush=True)
-    return {"shares": shares, "losses": losses, "same_sections": same}
+            steered = train(steered_study, Path(folder, "steered"), test)
+        same = same and same_sections(steered.state, whole.state)
+        shares.append(steered.steps / whole.steps)
+        losses.append((steered.of_all, whole.of_best))
+        alike["best"].append(steered.of_best / whole.of_best)
+        alike["all"].append(steered.of_all / whole.of_all)
+        networks.append(steered.networks)
+        print(
+            f"{name} seed {seed}: steps {shares[-1]:.2f}, loss {steered.of_all:.4f} ({steered.networks} networks) and {whole.of_best:.4f}; "
+            f"both of best sections {alike['best'][-1]:.3f}, both of all {alike['all'][-1]:.3f}",
+            flush=True,
+        )
+    return {"shares": shares, "losses": losses, "alike": alike, "networks": networks, "same_sections": same}
 
 
 def main() -> None:
@@ -158,6 +193,11 @@ def main() -> None:
         worse = found["p_worse"] = float(ttest_1samp(ratios, 0.0, alternative="greater").pvalue)
         signs = found["p_worse_signed_rank"] = float(
             wilcoxon(ratios, alternative="greater", zero_method="zsplit").pvalue
+        )
+        of_best, of_all = (statistics.median(found["alike"][way]) for way in ("best", "all"))
+        print(
+            f"{name}: both chosen from best sections {of_best:.3f}, both from all that are kept {of_all:.3f}",
+            flush=True,
         )
         print(
             f"{name}: paired over {len(ratios)} seeds, worse with p {worse:.3f} (t), {signs:.3f} (signed ranks)",

@@ -16,7 +16,7 @@ from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
 from argosy.training.member import checkpoint
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "member_of", "snapshot_name"]
 
 
 class Ensemble(nn.Module):
@@ -101,7 +101,7 @@ class Ensemble(nn.Module):
         """
         found, by_name = checkpoint.load(Path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")
-        if missing := [name for name in states if name not in by_name]:
+        if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(
                 f"{path} is an ensemble of {', '.join(states)}, and nothing says how to build {missing[0]!r}: give the members "
                 "of its study, as in Ensemble.load(path, study.members)."
@@ -113,6 +113,17 @@ class Ensemble(nn.Module):
             )
         seeds = found.get("seeds") or [0] * len(states)
         networks = {
-            name: opened(by_name[name], state, seed) for (name, state), seed in zip(states.items(), seeds, strict=True)
+            name: opened(by_name[member_of(name)], state, seed)
+            for (name, state), seed in zip(states.items(), seeds, strict=True)
         }
         return cls(networks, **found, preparation=preparation).eval()
+
+
+def snapshot_name(member: str, epochs: float) -> str:
+    """Return the name of a member's network as it was after so many epochs; no member has such a name."""
+    return f"{member}@{epochs:g}"
+
+
+def member_of(network: str) -> str:
+    """Return the member of which a network of this name is, or is a snapshot."""
+    return network.partition("@")[0]

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.predict import Predicted
+from argosy.ensembling.predict import Predicted, Reduced
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
-from argosy.ensembling.select import greedy
+from argosy.ensembling.select import chosen, greedy, losses_of, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 
-__all__ = ["Select", "alike", "apart", "make"]
+__all__ = ["Select", "alike", "apart", "chosen_of", "make", "reduced"]
 
 Select = Literal["greedy"] | None
 APART = (
@@ -72,11 +72,20 @@ def apart(
 
 def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: Combine) -> tuple[Tensor, Tensor]:
     """Return one network's predictions for the samples that it held out, and their targets."""
-    if combine == "mean":
-        (numbers_N,), target_N = _numbers(networks, predicted)
-        return numbers_N, target_N
-    (logits_NC,), target_N = _classes(networks, predicted)
-    return logits_NC.softmax(dim=1), target_N
+    (output_N,), target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
+    return output_N if combine == "mean" else output_N.softmax(dim=1), target_N
+
+
+def reduced(combine: Combine) -> Reduced:
+    """Return what reduces a network's output for a batch to what `chosen_of` needs of it; raises RunError where it cannot be combined."""
+    return lambda output, target: terms(*_outputs({"it": output}, target, combine), combine)[0]
+
+
+def chosen_of(predicted: Predicted, combine: Combine) -> list[float]:
+    """Return the weights of a greedy choice from networks of which `predicted` has the `reduced` outputs."""
+    target: Tensor = predicted.targets
+    flat = target.double() if combine == "mean" else target.long().reshape(-1)
+    return chosen(torch.stack(predicted.outputs), losses_of(flat, combine))
 
 
 def make(
@@ -89,7 +98,7 @@ def make(
     calibrate: bool,
 ) -> Ensemble:
     """Return an ensemble of the networks, or of the selected ones. Raises RunError where they cannot form one."""
-    outputs_MN, target_N = _numbers(networks, predicted) if combine == "mean" else _classes(networks, predicted)
+    outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
     cooled_MN = outputs_MN / temperatures_M.view(-1, *[1] * (outputs_MN.dim() - 1))
@@ -129,9 +138,14 @@ def _scores(
     return rows
 
 
-def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
+def _outputs(outputs: Mapping[str, Any], targets: Any, combine: Combine) -> tuple[Tensor, Tensor]:
+    """Return outputs by network and targets, as they are combined."""
+    outputs_MN = _one_output(outputs)
+    return _numbers(outputs_MN, targets) if combine == "mean" else _classes(outputs_MN, targets)
+
+
+def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     """Return outputs ``[M, N, …]`` and targets ``[N, …]``."""
-    outputs_MN, target = _one_output(networks, predicted), predicted.targets
     if target is None or target.shape != outputs_MN.shape[1:]:
         raise RunError(
             f"outputs of the members have shape {tuple(outputs_MN.shape[1:])}, and targets of the validation samples "
@@ -140,9 +154,8 @@ def _numbers(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[T
     return outputs_MN.double(), target.double()
 
 
-def _classes(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[Tensor, Tensor]:
+def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample counts as one."""
-    outputs_MNC, target = _one_output(networks, predicted), predicted.targets
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
     fits = whole and outputs_MNC.dim() > 2 and target.shape == wanted
@@ -154,9 +167,9 @@ def _classes(networks: Mapping[str, nn.Module], predicted: Predicted) -> tuple[T
     return outputs_MNC.double().movedim(2, -1).reshape(shape[0], -1, shape[2]), target.long().reshape(-1)
 
 
-def _one_output(networks: Mapping[str, nn.Module], predicted: Predicted) -> Tensor:
+def _one_output(by_network: Mapping[str, Any]) -> Tensor:
     """Return outputs ``[M, N, …]``; raises RunError where the networks have several, or unlike ones."""
-    outputs = stacked(dict(zip(networks, predicted.outputs, strict=True)))
+    outputs = stacked(by_network)
     if isinstance(outputs, Tensor):
         return outputs
     raise RunError(

@@ -26,6 +26,7 @@ from argosy.study import Data, Study
 
 __all__ = [
     "Predicted",
+    "Reduced",
     "check_features",
     "device_of",
     "example_split",
@@ -39,6 +40,8 @@ __all__ = [
 
 ROWS = 256
 """Samples in a batch."""
+Reduced = Callable[[Any, Tensor | None], Tensor]
+"""What is kept of a network's output for a batch, given the targets."""
 FEW = 16
 """Samples of the study that tell whether `Data.on_device` makes inputs of targets, spread over all of them."""
 
@@ -163,11 +166,13 @@ def predict(
     indices: Sequence[int] | None = None,
     preparation: Callable[[Any], Any] | None = None,
     sizes: Sequence[int] = (),
+    reduced: Reduced | None = None,
 ) -> Predicted:
     """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened.
 
     The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Those that do not take the
-    batches are shown batches of one of the `sizes`. Samples that raise are left out where the study skips them.
+    batches are shown batches of one of the `sizes`. Samples that raise are left out where the study skips them. With `reduced`, what it
+    returns for a network's output and the targets is kept in the output's place.
     """
     device = device_of(networks[0])
     with random_states_kept(), torch.no_grad():
@@ -182,7 +187,8 @@ def predict(
             block = _prepared(source, chosen[start : start + ROWS])
             inputs, target = _batch(block, preparation, device)
             for number, network in enumerate(networks):
-                outputs[number].append(map_leaves(Tensor.cpu, answer_in_batches(network, inputs, sizes)))
+                output = map_leaves(Tensor.cpu, answer_in_batches(network, inputs, sizes))
+                outputs[number].append(output if reduced is None else reduced(output, target))
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
     whole = None if targets[0] is None else _joined(targets, "targets")

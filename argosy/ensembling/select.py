@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from argosy.ensembling.combining import Combine, said
 
-__all__ = ["Losses", "chosen", "greedy", "of_errors", "of_probabilities", "useful"]
+__all__ = ["Losses", "chosen", "greedy", "losses_of", "of_errors", "of_probabilities", "terms", "useful"]
 
 Losses = Callable[[Tensor], Tensor]
 """Terms of means ``[M, N, …]`` -> the loss of each, ``[M]``."""
@@ -29,8 +29,7 @@ def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float
     squared error; ties go to the earliest ensemble and the first member. A member may be added again. On these samples the
     ensemble is never worse than the best member alone.
     """
-    terms_MN, losses = _terms(outputs_MN.double(), target_N, combine)
-    return chosen(terms_MN, losses)
+    return chosen(terms(outputs_MN.double(), target_N, combine), losses_of(target_N, combine))
 
 
 def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
@@ -71,14 +70,22 @@ def of_errors(error_MN: Tensor) -> Tensor:
     return error_MN.pow(2).flatten(1).mean(dim=1)
 
 
-def _terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> tuple[Tensor, Losses]:
-    """Return the members' terms of the sum, reduced to what the loss of their mean needs, and that loss."""
+def terms(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> Tensor:
+    """Return the members' terms of the sum, reduced to what `losses_of` needs of their mean."""
     if combine == "mean":
-        return outputs_MN - target_N, of_errors
+        return outputs_MN - target_N
     said_MNC = said(outputs_MN, combine)
     if combine == "probabilities":
-        of_target_MN = said_MNC.gather(2, target_N[:, None].expand(len(said_MNC), -1, -1)).squeeze(2)
-        return of_target_MN, of_probabilities
+        return said_MNC.gather(2, target_N[:, None].expand(len(said_MNC), -1, -1)).squeeze(2)
+    return said_MNC
+
+
+def losses_of(target_N: Tensor, combine: Combine) -> Losses:
+    """Return the loss of means of `terms`."""
+    if combine == "mean":
+        return of_errors
+    if combine == "probabilities":
+        return of_probabilities
     if combine == "logits":
-        return said_MNC, lambda logits_MNC: torch.stack([functional.cross_entropy(one, target_N) for one in logits_MNC])
-    return said_MNC, lambda votes_MNC: (votes_MNC.argmax(dim=2) != target_N).double().mean(dim=1)
+        return lambda logits_MNC: torch.stack([functional.cross_entropy(one, target_N) for one in logits_MNC])
+    return lambda votes_MNC: (votes_MNC.argmax(dim=2) != target_N).double().mean(dim=1)

@@ -1,7 +1,7 @@
 """The networks of a run: the part of a report that needs the study and torch."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
-from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import exported
-from argosy.ensembling.making import Select, alike, apart, make
+from argosy.ensembling.making import Select, alike, apart, chosen_of, make, reduced
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import (
     Predicted,
+    Reduced,
     check_features,
     device_of,
     predict,
@@ -81,16 +82,25 @@ class Trained:
         return predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study)).outputs[0]
 
     def ensemble(
-        self, names: Sequence[str], *, combine: Combines | None, select: Select, calibrate: bool, preprocess: bool
+        self,
+        names: Sequence[str],
+        *,
+        combine: Combines | None,
+        select: Select,
+        snapshots: bool,
+        calibrate: bool,
+        preprocess: bool,
     ) -> Ensemble:
         """Implement `Networks.ensemble`, with the combination that fits the losses where none is given."""
         for way in [] if combine is None else flatten(combine)[0]:
             check_choice("report.ensemble: combine", way, get_args(Combine))
-        found = self._combined(names, combine=combine, select=select, calibrate=calibrate)
+        found = self._combined(names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate)
         found.preparation = preparation_of(self.known_study()) if preprocess else None
         return found
 
-    def _combined(self, names: Sequence[str], *, combine: Combines | None, select: Select, calibrate: bool) -> Ensemble:
+    def _combined(
+        self, names: Sequence[str], *, combine: Combines | None, select: Select, snapshots: bool, calibrate: bool
+    ) -> Ensemble:
         study = self.known_study()
         networks = {name: self.load(name) for name in names}
         members = [study.member(name) for name in names]
@@ -105,13 +115,16 @@ class Trained:
             )
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
+        if snapshots and select is not None:
+            networks |= self._chosen_snapshots(networks, combine)
+            seeds = [seed_of(study.member(member_of(name)), study.seed) for name in networks]
         if shared:
             predicted = [self._predicted(list(networks.values()), members[0].val_subset)]
             outputs = predicted[0].outputs
         else:
             predicted = [self._predicted([networks[member.name]], member.val_subset) for member in members]
             outputs = [part.outputs[0] for part in predicted]
-        check_alike(dict(zip(names, outputs, strict=True)))
+        check_alike(dict(zip(networks, outputs, strict=True)))
         tree = flatten(outputs[0])[1]
         how = each_combine(combine, tree)[0]
         if tree is not None and select is None and not calibrate:
@@ -119,6 +132,35 @@ class Trained:
         if shared:
             return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate)
         return apart(networks, seeds, predicted, combine=how)
+
+    def _chosen_snapshots(self, networks: Mapping[str, nn.Module], combine: Combines) -> dict[str, nn.Module]:
+        """Return the snapshots of these members that a greedy choice takes of all these networks and snapshots.
+
+        Of each network only what the choice needs is kept of its outputs, since snapshots may be thousands.
+        """
+        study, found = self.known_study(), dict[str, nn.Module]()
+        for name in networks:
+            found.update(self._snapshots(name))
+        if not found or not isinstance(combine, str):
+            return {}
+        how: Combine = combine
+        subset = study.member(next(iter(networks))).val_subset
+        predicted = self._predicted([*networks.values(), *found.values()], subset, reduced(how))
+        weights = chosen_of(predicted, how)[len(networks) :]
+        return {name: network for (name, network), weight in zip(found.items(), weights, strict=True) if weight}
+
+    def _snapshots(self, name: str) -> dict[str, nn.Module]:
+        """Return a member's networks as they were after its last sections, by its name and their epochs, as far as it keeps them."""
+        study, files = self.known_study(), self.state.member(name).saved
+        if study.ensemble is None or not study.ensemble.snapshot_bytes or not files:
+            return {}
+        state = checkpoint.load(self.directory / "members" / name / files[-1].file, files[-1].sha256)
+        member, found = study.member(name), {}
+        for at, weights in (state.get("snapshots") or {}).items():
+            epoch, section = map(int, at.split("."))
+            label = snapshot_name(name, epoch + (section + 1) / study.validations_per_epoch)
+            found[label] = opened(member, weights, seed_of(member, study.seed))
+        return found
 
     def export(
         self,
@@ -157,7 +199,9 @@ class Trained:
         several = zip(*(flatten(part.outputs[0])[0] for part in parts), strict=True)
         return unflatten([_mean_of_parts(parts, outputs) for outputs in several], flatten(parts[0].outputs[0])[1])
 
-    def _predicted(self, networks: Sequence[nn.Module], indices: Sequence[int] | None) -> Predicted:
+    def _predicted(
+        self, networks: Sequence[nn.Module], indices: Sequence[int] | None, reducing: Reduced | None = None
+    ) -> Predicted:
         """Run networks on validation samples of the study."""
         study = self.known_study()
         return predict(
@@ -167,6 +211,7 @@ class Trained:
             indices=indices,
             preparation=study.data.on_device,
             sizes=_sizes(study),
+            reduced=reducing,
         )
 
     def known_study(self) -> Study:

@@ -37,7 +37,9 @@ class Networks(Protocol):
     def out_of_fold(self, names: Sequence[str]) -> Any:
         """Return the outputs of these members for their own validation samples."""
 
-    def ensemble(self, names: Sequence[str], *, combine: Any, select: Any, calibrate: bool, preprocess: bool) -> Any:
+    def ensemble(
+        self, names: Sequence[str], *, combine: Any, select: Any, snapshots: bool, calibrate: bool, preprocess: bool
+    ) -> Any:
         """Return one network made of several members' networks; with `preprocess` behind `Data.on_device`."""
 
     def export(

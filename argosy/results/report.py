@@ -137,6 +137,7 @@ class Report:
         top: int | None = None,
         members: Sequence[str] | None = None,
         select: Literal["greedy"] | None = None,
+        snapshots: bool = True,
         combine: Way | tuple[Any, ...] | Mapping[Any, Any] | None = None,
         calibrate: bool = False,
         preprocess: bool = False,
@@ -145,8 +146,9 @@ class Report:
 
         A configuration's name among `members` stands for all members that repeat it; those that failed or diverged are
         only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
-        the validation samples are included, with weights (Caruana et al. 2004); with `calibrate` each member's logits
-        are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
+        the validation samples are included, with weights (Caruana et al. 2004); of members that keep their last sections
+        (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false. With `calibrate` each
+        member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
         these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
         follows from the members' losses, if these determine it; of networks with several outputs it is one for all, or one for each in
         their structure, as ``{"digit": "probabilities", "angle": "mean"}``. Inputs are as `Data.on_device` returns them; with
@@ -156,7 +158,7 @@ class Report:
             check_choice("report.ensemble: select", select, ("greedy",))
         names = [row.name for row in self._candidates(top, members)]
         return self.networks().ensemble(
-            names, combine=combine, select=select, calibrate=calibrate, preprocess=preprocess
+            names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate, preprocess=preprocess
         )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:

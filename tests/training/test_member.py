@@ -535,7 +535,7 @@ def test_best_weights_of_a_small_network_stay_on_an_accelerator(
     to_host: list[Any] = []
     monkeypatch.setattr(live_file, "plain", lambda weights, host: to_host.append(host) or weights)
     one.best, one._best_here = Best(0, 0, 1.0), True
-    one.keep_best()
+    one.keep_weights()
     assert to_host == ([] if there and device == "late:0" else [True])
     if not to_host:
         kept, model = one.best_state()["model"], one.model  # type: ignore[index]

@@ -4,6 +4,7 @@ import errno
 import resource
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -464,16 +465,21 @@ def test_a_newcomer_is_saved_after_its_first_section_and_the_others_when_it_is_d
     assert [event.member for event in events(said, Saved)] == ["odd"]
 
 
-def test_the_file_of_a_clones_source_is_none_of_its_own(trainer: Trainer, said: list[Any]) -> None:
+def test_the_file_of_a_clones_source_is_none_of_its_own(study: Study, trainer: Trainer, said: list[Any]) -> None:
+    trainer.terms = replace(trainer.terms, snapshot_bytes=2**20)
     trainer.obey(assign(1, "odd"))
+    for block in stream(study):
+        trainer.take(block, 1)
     trainer.obey(Pause())
-    (saved,) = events(said, Saved)
+    saved = events(said, Saved)[-1]
     for assignment, changes in ((2, None), (3, {"optimizer.lr": (0.05, 0.1)}), (4, {})):
         start = StartMember(
             member="odd", epoch=0, stream_epoch=0, checkpoint=saved.checkpoint, accumulate=1, notes=(), changes=changes
         )
         trainer.obey(Assign(assignment=assignment, start=(start,), leave=("odd",)))
-        assert trainer.assigned["odd"].files.own == (changes is None)
+        here = trainer.assigned["odd"]
+        assert here.files.own == (changes is None)
+        assert here.live.snapshots is not None and bool(here.live.snapshots.weights) == (changes is None)
 
 
 def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
+from argosy.training.member.snapshots import Snapshots
 from argosy.training.member.tally import Tally, total_of
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
@@ -53,7 +54,7 @@ SMALL_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The section with the best objective; the earliest of equals."""
+    """A section with its objective: the best so far, of equals the earliest, or the last one."""
 
     epoch: int
     section: int
@@ -111,6 +112,8 @@ class LiveMember:
     """Whether it writes into its input, and so gets copies."""
     answering: bool = False
     """Whether it keeps what it answers in its best section, for an ensemble."""
+    snapshots: Snapshots | None = None
+    """Set where weights of its last sections are kept, for an ensemble."""
     one_pass: bool = False
     """Whether kernels that round otherwise than its optimizer may step it."""
     best: Best | None = None
@@ -141,6 +144,8 @@ class LiveMember:
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
     """Whether the weights are those of the best section, and not in a file yet."""
+    _snapshot_here: Best | None = None
+    """The section that ended last, where its weights are to be kept and the model has not moved on."""
     _best_weights: dict[str, Any] | None = None
     """Copies of the best section's weights, where the model has moved on and they are in no file."""
 
@@ -162,7 +167,7 @@ class LiveMember:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
-            self.keep_best()
+            self.keep_weights()
             self.average.end_epoch(self.epoch - 1)
         self.order = orders.epoch("train", stream_epoch)
         self._orders, self._stream_epoch = orders, stream_epoch
@@ -339,11 +344,13 @@ class LiveMember:
         metrics.update({f"average_{name}": value for name, value in average.items()}, averaged=float(averaged))
 
     def _judge(self, value: float, *, averaged: bool) -> None:
-        self.answers = None
+        self.answers, ended = None, Best(self.epoch, self.section, value, averaged)
+        if self.snapshots is not None and self.snapshots.fits(self.model.state_dict()):
+            self._snapshot_here = ended
         if self.best is None or self.best.beaten_by(value, self.mode):
             validation = self.average_val if averaged else self.val
             self.answers = None if validation.answers is None else validation.answers.whole()
-            self.best = Best(self.epoch, self.section, value, averaged)
+            self.best = ended
             self._best_here, self._best_weights = True, None
 
     # ---- its best weights
@@ -353,15 +360,23 @@ class LiveMember:
         """Whether the raw weights are the best, and not in a file yet: a file of the state holds them as well."""
         return self._best_here and self.best is not None and not self.best.averaged
 
-    def keep_best(self) -> None:
-        """Copy the weights if they are the best and in no file, to host memory; called before they change.
+    def keep_weights(self) -> None:
+        """Copy the weights if they are the best and in no file, or a snapshot, to host memory; called before they change.
 
         Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
         """
-        if self._best_here:
-            weights = self._validated_best()
-            self._best_weights = self._copied_there(weights) or plain(weights, host=True)
-            self._best_here = False
+        best, here = self.best if self._best_here else None, self._snapshot_here
+        if best is not None:
+            self._best_weights = self._copied(best)
+        if self.snapshots is not None and here is not None:
+            shared = self._best_weights if here is best else None
+            self.snapshots.add((here.epoch, here.section), shared or self._copied(here))
+        self._best_here, self._snapshot_here = False, None
+
+    def _copied(self, section: Best) -> dict[str, Any]:
+        weights = self._validated(section)
+        copies: dict[str, Any] = self._copied_there(weights) or plain(weights, host=True)
+        return copies
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
         """Return copies in an accelerator's memory; None for a larger network, one that keeps more than tensors, or without memory."""
@@ -374,22 +389,34 @@ class LiveMember:
             return None
         return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
-    def _validated_best(self) -> dict[str, Any]:
-        """Return the weights of the section that was just validated: raw or averaged, as the best ones are."""
-        averaged = self.average is not None and self.best is not None and self.best.averaged
-        with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
+    def _validated(self, section: Best) -> dict[str, Any]:
+        """Return the weights of the section that was just validated: raw or averaged, whichever were better."""
+        with self.average.held() if self.average is not None and section.averaged else contextlib.nullcontext():
             return self.model.state_dict()
+
+    def _kept_snapshots(self, snapshots: Snapshots) -> dict[str, Any]:
+        """Return all snapshots, with that of the section that ended last where it is not copied yet."""
+        here = self._snapshot_here
+        if here is None:
+            return {**snapshots.weights}
+        return snapshots.with_section((here.epoch, here.section), self._validated(here))
 
     def best_state(self) -> dict[str, Any] | None:
         """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
-        weights = self._validated_best() if self._best_weights is None else self._best_weights
+        weights = self._validated(self.best) if self._best_weights is None else self._best_weights
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
         """Note that the weights of the best section are in a file, and drop the copy."""
         self._best_here, self._best_weights = False, None
+
+    def forget_best(self) -> None:
+        """Forget the best section and the snapshots, which are of another member."""
+        self.best = None
+        if self.snapshots is not None:
+            self.snapshots.weights.clear()
 
     # ---- life
 
@@ -426,6 +453,7 @@ class LiveMember:
             "samples": self.samples,
             "steps": self.steps,
             "best": None if self.best is None else astuple(self.best),
+            "snapshots": None if self.snapshots is None else self._kept_snapshots(self.snapshots),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
@@ -445,6 +473,9 @@ class LiveMember:
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
         self.best = None if state["best"] is None else Best(*state["best"])
         self.best_is_saved()
+        self._snapshot_here = None
+        if self.snapshots is not None:
+            self.snapshots.weights = dict(state.get("snapshots") or {})
         gathered = state["carried"]
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
@@ -460,10 +491,11 @@ def build(
     mode: Mode,
     exact: bool = True,
     answering: bool = False,
+    snapshot_bytes: int = 0,
 ) -> LiveMember:
     """Build a member: its network, optimizer and schedule, under its own seed. Raises StudyError.
 
-    With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`.
+    With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
@@ -477,6 +509,7 @@ def build(
         check_own(member, model, registered, member.model)
     check_average_of(member, model)
     live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode, answering=answering)
+    live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live
 

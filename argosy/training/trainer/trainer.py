@@ -171,6 +171,7 @@ class Trainer:
                 mode=terms.mode,
                 exact=self.exact,
                 answering=terms.answers,
+                snapshot_bytes=terms.snapshot_bytes,
             )
 
     def obey(self, command: Any) -> None:

@@ -1,0 +1,171 @@
+"""Weights of a member's last sections: they are those of a run that ended there, and an ensemble may take several of one member."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import studies
+import torch
+from living import run, state_of
+from torch import nn
+
+import argosy
+from argosy import EMA, EnsemblePlateau, MaxEpochs
+from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.select import chosen, of_probabilities
+from argosy.training.member import checkpoint
+from argosy.training.member.snapshots import Snapshots
+
+EPOCHS = 4
+VAL = (torch.randn(60, 12, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 10)
+
+
+def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) -> argosy.Study:
+    """Networks that nobody ends before the last epoch, validated on `VAL`."""
+    rule = EnsemblePlateau(patience=20, snapshot_bytes=snapshot_bytes)
+    wanted = studies.steered(**rest)
+    return replace(
+        wanted, ensemble=rule, stop=MaxEpochs(epochs), data=argosy.Data(train=wanted.data.train, val_arrays=VAL)
+    )
+
+
+def kept(directory: Path, name: str) -> dict[str, Any]:
+    """What a member's newest file keeps, by section."""
+    saved = state_of(directory).member(name).saved[-1]
+    found: dict[str, Any] = checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"] or {}
+    return found
+
+
+def last(directory: Path, name: str) -> dict[str, Any]:
+    """Weights at a member's end."""
+    saved = state_of(directory).member(name).saved[-1]
+    found: dict[str, Any] = checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["model"]
+    return found
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether weights are the same to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
+    found = Snapshots(100)
+    for section in range(5):
+        found.add((section, 0), {"weight": torch.full((10,), float(section))})  # of 40 bytes
+    assert list(found.weights) == ["3.0", "4.0"]
+    assert list(found.with_section((5, 1), {"weight": torch.zeros(10)})) == ["4.0", "5.1"]
+    assert list(found.weights) == ["3.0", "4.0"]
+    assert found.fits({"weight": torch.zeros(25)}) and not found.fits({"weight": torch.zeros(26)})
+
+
+def test_each_is_what_a_run_that_ended_there_has(tmp_path: Path) -> None:
+    run(study(), tmp_path / "whole")
+    for epochs in range(1, EPOCHS + 1):
+        here = tmp_path / str(epochs)
+        run(study(epochs=epochs), here)
+        for name in study().names:
+            assert equal(kept(tmp_path / "whole", name)[f"{epochs - 1}.0"], last(here, name)), (epochs, name)
+
+
+@pytest.mark.parametrize("rest", [{}, {"average": EMA(0.5)}])
+def test_in_programs_of_several_they_are_those_of_the_end_and_of_the_best_section(
+    rest: dict[str, Any], tmp_path: Path
+) -> None:
+    report = run(study(**rest), tmp_path, numerics="equivalent", devices="cpu:1")
+    for name in study().names:
+        state, found = state_of(tmp_path).member(name), kept(tmp_path, name)
+        assert state.best is not None
+        assert equal(found[f"{state.best.epoch}.0"], report.member(name).load().state_dict())
+        if not state.sections[-1].metrics.get("averaged"):
+            assert equal(found[f"{EPOCHS - 1}.0"], last(tmp_path, name))
+
+
+def test_with_an_average_each_is_what_the_section_was_judged_by(tmp_path: Path) -> None:
+    wanted = study(average=EMA(0.5))
+    run(wanted, tmp_path)
+    found = set()
+    for name in wanted.names:
+        rows = state_of(tmp_path).member(name).sections
+        for row in rows:
+            network = wanted.member(name).model()
+            network.load_state_dict(kept(tmp_path, name)[f"{row.epoch}.0"])
+            with torch.no_grad():
+                loss = nn.functional.cross_entropy(network.eval()(VAL[0]), VAL[1])
+            assert float(loss) == pytest.approx(row.metrics["val_loss"], abs=1e-6)
+            found.add(row.metrics["averaged"])
+    assert found == {0.0, 1.0}
+
+
+def test_a_run_that_goes_on_keeps_what_one_keeps_that_was_never_interrupted(tmp_path: Path) -> None:
+    run(study(epochs=2), tmp_path / "two")
+    run(study(), tmp_path / "two")
+    run(study(), tmp_path / "whole")
+    for name in study().names:
+        one, other = kept(tmp_path / "two", name), kept(tmp_path / "whole", name)
+        assert list(one) == list(other) == [f"{epoch}.0" for epoch in range(EPOCHS)]
+        assert all(equal(one[at], other[at]) for at in one)
+
+
+@pytest.mark.parametrize(("snapshot_bytes", "count"), [(0, 0), (10, 0), (None, 2)])
+def test_so_many_are_kept_as_was_said(snapshot_bytes: int | None, count: int, tmp_path: Path) -> None:
+    each = sum(tensor.nbytes for tensor in study().member("a").model().state_dict().values())
+    report = run(study(2 * each + 1 if snapshot_bytes is None else snapshot_bytes), tmp_path)
+    assert len(kept(tmp_path, "a")) == count
+    report.ensemble(select="greedy")
+
+
+def test_the_ensemble_is_a_greedy_choice_of_all_that_is_kept(tmp_path: Path) -> None:
+    wanted = study()
+    report = run(wanted, tmp_path)
+    x, y = VAL
+    networks = {name: report.member(name).load() for name in wanted.names}
+    for name, epoch in itertools.product(wanted.names, range(EPOCHS)):
+        network = wanted.member(name).model()
+        network.load_state_dict(kept(tmp_path, name)[f"{epoch}.0"])
+        networks[f"{name}@{epoch + 1}"] = network.eval()
+    with torch.no_grad():
+        terms = torch.stack([n(x).double().softmax(1).gather(1, y[:, None])[:, 0] for n in networks.values()])
+    weights = dict(zip(networks, chosen(terms, of_probabilities), strict=True))
+    ensemble = report.ensemble(select="greedy")
+    assert dict(zip(ensemble.names, ensemble.weights.tolist(), strict=True)) == pytest.approx(
+        {name: weight for name, weight in weights.items() if weight}
+    )
+    assert any("@" in name for name in ensemble.names)
+    ensemble.save(tmp_path / "ensemble.pt")
+    with torch.no_grad():
+        assert torch.equal(Ensemble.load(tmp_path / "ensemble.pt", wanted.members)(x), ensemble(x))
+    alone = report.ensemble(select="greedy", snapshots=False)
+    assert not any("@" in name for name in alone.names)
+    rows = [{row["network"]: row["nll"] for row in made.scores}["ensemble"] for made in (ensemble, alone)]
+    assert rows[0] <= rows[1]
+
+
+@pytest.mark.parametrize("combine", ["votes", "logits"])
+def test_other_ways_to_combine_choose_among_them_as_well(combine: str, tmp_path: Path) -> None:
+    ensemble = run(study(), tmp_path).ensemble(select="greedy", combine=combine)  # type: ignore[arg-type]
+    assert ensemble.names
+
+
+def test_numbers_are_chosen_by_their_squared_error(tmp_path: Path) -> None:
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    members = [
+        argosy.Member(
+            name,
+            model=partial(nn.Linear, 4, 1),
+            optimizer=partial(torch.optim.SGD, lr=rate),
+            batch_size=16,
+            loss=nn.MSELoss(),
+        )
+        for name, rate in (("a", 0.3), ("b", 0.1))
+    ]
+    data = argosy.Data(arrays=(x, x[:, :1]), val_arrays=(x[:32], x[:32, :1]))
+    report = run(
+        argosy.Study(data=data, members=members, stop=MaxEpochs(3), ensemble=EnsemblePlateau(patience=20)), tmp_path
+    )
+    found = report.ensemble(select="greedy")
+    with torch.no_grad():
+        loss = float((found(x[:32]) - x[:32, :1]).pow(2).mean())
+    assert loss <= min(row.metrics["val_loss"] for row in report.rows) * (1 + 1e-6)
