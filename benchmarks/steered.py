@@ -149,7 +149,8 @@ def same_sections(steered: RunState, whole: RunState) -> bool:
 
 def compared(name: str, seeds: Sequence[int], count: int, epochs: int, patience: int) -> dict[str, Any]:
     """One data set: shares of steps and both sides' losses, a seed each."""
-    shares, losses, alike, networks, same = [], [], {"best": [], "all": []}, [], True
+    shares, losses, networks, same = [], [], [], True
+    alike: dict[str, list[float]] = {"best": [], "all": []}
     for seed in seeds:
         train_samples, val, test = parts(name, seed)
         study = argosy.Study(
