@@ -105,9 +105,9 @@ class Trained:
 
     steps: int
     of_best: float
-    """Chosen from each member's best section."""
+    """Chosen from each member's best section, greedily."""
     of_all: float
-    """Chosen also from other sections that members keep."""
+    """Chosen also from other sections that members keep, bagged."""
     networks: int
     """In the latter."""
     state: RunState
@@ -119,7 +119,8 @@ def train(study: argosy.Study, directory: Path, test: Arrays) -> Trained:
     state = RunState.of(read_journal(directory))
     steps = sum(int(member.history[-1]["steps"]) for member in state.members.values() if member.history)
     names = [row.name for row in report.rows if row.counts]
-    best, every = (report.ensemble(members=names, select="greedy", snapshots=also) for also in (False, True))
+    best = report.ensemble(members=names, select="greedy", snapshots=False)
+    every = report.ensemble(members=names, select="bagged")
     return Trained(
         steps=steps,
         of_best=loss(best, test),

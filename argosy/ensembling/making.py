@@ -1,7 +1,7 @@
 """Makes an ensemble from the networks' outputs for validation samples: temperatures, weights, and scores."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted, Reduced
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
-from argosy.ensembling.select import chosen, greedy, losses_of, terms
+from argosy.ensembling.select import How, losses_of, selected, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 
-__all__ = ["Select", "alike", "apart", "chosen_of", "make", "reduced"]
+__all__ = ["Select", "alike", "apart", "make", "reduced", "weights_of"]
 
-Select = Literal["greedy"] | None
+Select = How | None
 APART = (
     "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
     "'out of fold' is what members said of the samples that they held out, and below it each member's own"
@@ -77,15 +77,15 @@ def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: C
 
 
 def reduced(combine: Combine) -> Reduced:
-    """Return what reduces a network's output for a batch to what `chosen_of` needs of it; raises RunError where it cannot be combined."""
+    """Return what reduces a network's output for a batch to what `weights_of` needs of it; raises RunError where it cannot be combined."""
     return lambda output, target: terms(*_outputs({"it": output}, target, combine), combine)[0]
 
 
-def chosen_of(predicted: Predicted, combine: Combine) -> list[float]:
-    """Return the weights of a greedy choice from networks of which `predicted` has the `reduced` outputs."""
+def weights_of(predicted: Predicted, combine: Combine, how: How) -> list[float]:
+    """Return the weights of a choice from networks of which `predicted` has the `reduced` outputs."""
     target: Tensor = predicted.targets
     flat = target.double() if combine == "mean" else target.long().reshape(-1)
-    return chosen(torch.stack(predicted.outputs), losses_of(flat, combine))
+    return selected(torch.stack(predicted.outputs), losses_of(flat, combine), how)
 
 
 def make(
@@ -96,14 +96,18 @@ def make(
     combine: Combine,
     select: Select,
     calibrate: bool,
+    weights: Sequence[float] = (),
 ) -> Ensemble:
-    """Return an ensemble of the networks, or of the selected ones. Raises RunError where they cannot form one."""
+    """Return an ensemble of the networks with these weights, or of the selected ones. Raises RunError where they cannot form one."""
     outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
     cooled_MN = outputs_MN / temperatures_M.view(-1, *[1] * (outputs_MN.dim() - 1))
     count = len(networks)
-    weights = greedy(cooled_MN, target_N, combine) if select == "greedy" else [1 / count] * count
+    if not weights:
+        weights = [1 / count] * count
+        if select is not None:
+            weights = selected(terms(cooled_MN, target_N, combine), losses_of(target_N, combine), select)
     kept = [number for number, weight in enumerate(weights) if weight]
     names = list(networks)
     return Ensemble(

@@ -1,7 +1,8 @@
-"""Chooses the members of an ensemble and their weights: greedy selection (Caruana et al. 2004)."""
+"""Chooses the members of an ensemble and their weights: greedy selection, alone and bagged (Caruana et al. 2004)."""
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ from torch.nn import functional
 
 from argosy.ensembling.combining import Combine, said
 
-__all__ = ["Losses", "chosen", "greedy", "losses_of", "of_errors", "of_probabilities", "terms", "useful"]
+__all__ = ["How", "Losses", "bagged", "chosen", "losses_of", "of_errors", "of_probabilities", "selected", "terms"]
 
+How = Literal["greedy", "bagged"]
 Losses = Callable[[Tensor], Tensor]
 """Terms of means ``[M, N, …]`` -> the loss of each, ``[M]``."""
 
@@ -22,18 +24,18 @@ PART = 2**22
 """Values whose sums with the ensemble are in memory at once."""
 
 
-def greedy(outputs_MN: Tensor, target_N: Tensor, combine: Combine) -> list[float]:
+def selected(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:
+    """Return weights that sum to one, by what the loss of a mean needs of each member's outputs."""
+    return chosen(terms_MN, losses) if how == "greedy" else bagged(terms_MN, losses, seed=0)
+
+
+def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
     """Return weights that sum to one: how often each member was added, each time the one that makes the ensemble best.
 
     Best is the least negative log-likelihood of the targets, for votes the least share of wrong ones, for numbers the least mean
     squared error; ties go to the earliest ensemble and the first member. A member may be added again. On these samples the
     ensemble is never worse than the best member alone.
     """
-    return chosen(terms(outputs_MN.double(), target_N, combine), losses_of(target_N, combine))
-
-
-def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
-    """Return the weights of `greedy` for what the loss of a mean needs of each member's outputs."""
     rows = max(PART // max(terms_MN[0].numel(), 1), 1)
     parts = [terms_MN[start : start + rows] for start in range(0, len(terms_MN), rows)]
     total, counts = torch.zeros_like(terms_MN[0]), [0] * len(terms_MN)
@@ -49,15 +51,14 @@ def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:
     return [count / sum(found) for count in found]
 
 
-def useful(terms_MN: Tensor, losses: Losses, seed: int) -> set[int]:
-    """Return the numbers of the members that are `chosen` from one of several random halves of them: where the best ones lack, others
-    show what they are good for (bagged selection, Caruana et al. 2004, §2.3)."""
-    draws, found = np.random.RandomState(seed % 2**32), set[int]()
+def bagged(terms_MN: Tensor, losses: Losses, seed: int) -> list[float]:
+    """Return the mean weights of those `chosen` from several random halves: where the best ones lack, others show what they are good for
+    (bagged selection, Caruana et al. 2004, §2.3)."""
+    draws, total_M = np.random.RandomState(seed % 2**32), np.zeros(len(terms_MN))
     for _ in range(BAGS):
         bag = draws.permutation(len(terms_MN))[: max(len(terms_MN) // 2, 1)]
-        weights = chosen(terms_MN[torch.from_numpy(bag)], losses)
-        found.update(int(number) for number, weight in zip(bag, weights, strict=True) if weight)
-    return found
+        total_M[bag] += chosen(terms_MN[torch.from_numpy(bag)], losses)
+    return [float(weight) for weight in total_M / BAGS]
 
 
 def of_probabilities(probability_MN: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The networks of a run: the part of a report that needs the study and torch."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import exported
-from argosy.ensembling.making import Select, alike, apart, chosen_of, make, reduced
+from argosy.ensembling.making import Select, alike, apart, make, reduced, weights_of
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import (
     Predicted,
@@ -25,6 +25,7 @@ from argosy.ensembling.predict import (
     samples_of,
 )
 from argosy.ensembling.preparing import InputPreparation, Prepared
+from argosy.ensembling.select import How
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice
 from argosy.errors.spelling import meant
@@ -115,8 +116,9 @@ class Trained:
             )
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
-        if snapshots and select is not None:
-            networks |= self._chosen_snapshots(networks, combine)
+        weights: list[float] = []
+        if snapshots and select is not None and isinstance(combine, str):
+            networks, weights = self._with_snapshots(networks, combine, select)
             seeds = [seed_of(study.member(member_of(name)), study.seed) for name in networks]
         if shared:
             predicted = [self._predicted(list(networks.values()), members[0].val_subset)]
@@ -130,24 +132,24 @@ class Trained:
         if tree is not None and select is None and not calibrate:
             return alike(networks, seeds, combine, note="no scores: the networks have several outputs")
         if shared:
-            return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate)
+            return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate, weights=weights)
         return apart(networks, seeds, predicted, combine=how)
 
-    def _chosen_snapshots(self, networks: Mapping[str, nn.Module], combine: Combines) -> dict[str, nn.Module]:
-        """Return the snapshots of these members that a greedy choice takes of all these networks and snapshots.
+    def _with_snapshots(
+        self, networks: dict[str, nn.Module], combine: Combine, how: How
+    ) -> tuple[dict[str, nn.Module], list[float]]:
+        """Return these networks with the snapshots that a choice takes of all, and the weights; none where no snapshots are kept.
 
         Of each network only what the choice needs is kept of its outputs, since snapshots may be thousands.
         """
-        study, found = self.known_study(), dict[str, nn.Module]()
-        for name in networks:
-            found.update(self._snapshots(name))
-        if not found or not isinstance(combine, str):
-            return {}
-        how: Combine = combine
-        subset = study.member(next(iter(networks))).val_subset
-        predicted = self._predicted([*networks.values(), *found.values()], subset, reduced(how))
-        weights = chosen_of(predicted, how)[len(networks) :]
-        return {name: network for (name, network), weight in zip(found.items(), weights, strict=True) if weight}
+        found = {name: network for member in networks for name, network in self._snapshots(member).items()}
+        if not found:
+            return networks, []
+        every = networks | found
+        subset = self.known_study().member(next(iter(networks))).val_subset
+        weights = weights_of(self._predicted([*every.values()], subset, reduced(combine)), combine, how)
+        kept = {name: weight for name, weight in zip(every, weights, strict=True) if weight or name in networks}
+        return {name: every[name] for name in kept}, [*kept.values()]
 
     def _snapshots(self, name: str) -> dict[str, nn.Module]:
         """Return a member's networks as they were after its last sections, by its name and their epochs, as far as it keeps them."""

@@ -136,7 +136,7 @@ class Report:
         *,
         top: int | None = None,
         members: Sequence[str] | None = None,
-        select: Literal["greedy"] | None = None,
+        select: Literal["greedy", "bagged"] | None = None,
         snapshots: bool = True,
         combine: Way | tuple[Any, ...] | Mapping[Any, Any] | None = None,
         calibrate: bool = False,
@@ -146,7 +146,7 @@ class Report:
 
         A configuration's name among `members` stands for all members that repeat it; those that failed or diverged are
         only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
-        the validation samples are included, with weights (Caruana et al. 2004); of members that keep their last sections
+        the validation samples are included, with weights (Caruana et al. 2004), with ``"bagged"`` the mean of such choices from random halves; of members that keep their last sections
         (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false. With `calibrate` each
         member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
         these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
@@ -155,7 +155,7 @@ class Report:
         `preprocess`, as the dataset has them. Raises RunError and StudyError.
         """
         if select is not None:
-            check_choice("report.ensemble: select", select, ("greedy",))
+            check_choice("report.ensemble: select", select, ("greedy", "bagged"))
         names = [row.name for row in self._candidates(top, members)]
         return self.networks().ensemble(
             names, combine=combine, select=select, snapshots=snapshots, calibrate=calibrate, preprocess=preprocess
@@ -410,7 +410,7 @@ class Report:
         count = sum(weight > 0 for weight in last.weights.values())
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
-            f"Load it: {self._loaded}.ensemble(select='greedy')",
+            f"Load it: {self._loaded}.ensemble(select='bagged')",
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from argosy.ensembling.combining import combined, quantiles, variance
 from argosy.ensembling.making import make
 from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
-from argosy.ensembling.select import ROUNDS, greedy
+from argosy.ensembling.select import BAGS, ROUNDS, How, losses_of, selected, terms
 
 CLASSES = ("probabilities", "logits", "votes")
 
@@ -141,6 +142,11 @@ def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str)
     return functional.nll_loss(together.log(), target).item()
 
 
+def greedy(outputs: Tensor, target: Tensor, combine: Any, how: How = "greedy") -> list[float]:
+    """The weights of a choice."""
+    return selected(terms(outputs, target, combine), losses_of(target, combine), how)
+
+
 def slow_greedy(outputs: Tensor, target: Tensor, combine: str) -> list[float]:
     """The same by its definition."""
     counts, tried = np.zeros(len(outputs), int), []
@@ -157,6 +163,17 @@ def test_greedy_selection_is_that_of_its_definition(combine: str) -> None:
     outputs, target = members(5)
     truth = torch.randn(60, 4, dtype=torch.float64) if combine == "mean" else target
     assert greedy(outputs, truth, combine) == pytest.approx(slow_greedy(outputs, truth, combine))
+
+
+@pytest.mark.parametrize("combine", ["probabilities", "votes", "mean"])
+def test_a_bagged_selection_is_the_mean_of_greedy_ones_from_random_halves(combine: str) -> None:
+    outputs, target = members(7)
+    truth = torch.randn(60, 4, dtype=torch.float64) if combine == "mean" else target
+    draws, wanted = np.random.RandomState(0), np.zeros(7)
+    for _ in range(BAGS):
+        half = draws.permutation(7)[:3]
+        wanted[half] += greedy(outputs[torch.from_numpy(half)], truth, combine)
+    assert greedy(outputs, truth, combine, "bagged") == pytest.approx(list(wanted / BAGS))
 
 
 @pytest.mark.parametrize(("combine", "seed"), list(itertools.product((*CLASSES, "mean"), range(5))))

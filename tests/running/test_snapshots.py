@@ -15,7 +15,7 @@ from torch import nn
 import argosy
 from argosy import EMA, EnsemblePlateau, MaxEpochs
 from argosy.ensembling.ensemble import Ensemble
-from argosy.ensembling.select import chosen, of_probabilities
+from argosy.ensembling.select import How, of_probabilities, selected
 from argosy.training.member import checkpoint
 from argosy.training.member.snapshots import Snapshots
 
@@ -117,19 +117,21 @@ def test_so_many_are_kept_as_was_said(snapshot_bytes: int | None, count: int, tm
     report.ensemble(select="greedy")
 
 
-def test_the_ensemble_is_a_greedy_choice_of_all_that_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("select", ["greedy", "bagged"])
+def test_the_ensemble_is_a_choice_of_all_that_is_kept(select: How, tmp_path: Path) -> None:
     wanted = study()
     report = run(wanted, tmp_path)
     x, y = VAL
-    networks = {name: report.member(name).load() for name in wanted.names}
-    for name, epoch in itertools.product(wanted.names, range(EPOCHS)):
+    names = [row.name for row in report.rows]  # halves are drawn from these in the order of the table
+    networks = {name: report.member(name).load() for name in names}
+    for name, epoch in itertools.product(names, range(EPOCHS)):
         network = wanted.member(name).model()
         network.load_state_dict(kept(tmp_path, name)[f"{epoch}.0"])
         networks[f"{name}@{epoch + 1}"] = network.eval()
     with torch.no_grad():
         terms = torch.stack([n(x).double().softmax(1).gather(1, y[:, None])[:, 0] for n in networks.values()])
-    weights = dict(zip(networks, chosen(terms, of_probabilities), strict=True))
-    ensemble = report.ensemble(select="greedy")
+    weights = dict(zip(networks, selected(terms, of_probabilities, select), strict=True))
+    ensemble = report.ensemble(select=select)
     assert dict(zip(ensemble.names, ensemble.weights.tolist(), strict=True)) == pytest.approx(
         {name: weight for name, weight in weights.items() if weight}
     )
@@ -137,10 +139,11 @@ def test_the_ensemble_is_a_greedy_choice_of_all_that_is_kept(tmp_path: Path) -> 
     ensemble.save(tmp_path / "ensemble.pt")
     with torch.no_grad():
         assert torch.equal(Ensemble.load(tmp_path / "ensemble.pt", wanted.members)(x), ensemble(x))
-    alone = report.ensemble(select="greedy", snapshots=False)
+    alone = report.ensemble(select=select, snapshots=False)
     assert not any("@" in name for name in alone.names)
-    rows = [{row["network"]: row["nll"] for row in made.scores}["ensemble"] for made in (ensemble, alone)]
-    assert rows[0] <= rows[1]
+    if select == "greedy":
+        of_all, of_best = (made.scores[0]["nll"] for made in (ensemble, alone))
+        assert of_all <= of_best
 
 
 @pytest.mark.parametrize("combine", ["votes", "logits"])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from argosy.ensembling.select import Losses, chosen, of_errors, of_probabilities, useful
+from argosy.ensembling.select import Losses, bagged, chosen, of_errors, of_probabilities
 from argosy.errors import StudyError
 from argosy.protocol.events import EnsembleChosen, SectionEnded
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
@@ -217,7 +217,7 @@ def decided(
     terms_MNK = torch.from_numpy(np.stack([*finite.values()])).double()
     on = _chosen_on(shape[0], holdout, seed)
     weights = chosen(terms_MNK[:, on], losses)
-    names, halves = [*finite], useful(terms_MNK[:, on], losses, seed + section)
+    names, halves = [*finite], bagged(terms_MNK[:, on], losses, seed + section)
     weights_M = torch.tensor(weights, dtype=torch.float64)
     reach = float(weights_M @ losses(terms_MNK[:, on]))
     mean_1NK = torch.einsum("m,mnk->nk", weights_M, terms_MNK)[None]
@@ -229,7 +229,7 @@ def decided(
         useful=tuple(
             name
             for number, name in enumerate(names)
-            if number in halves or found[name] or expected.get(name, -math.inf) < reach
+            if halves[number] or found[name] or expected.get(name, -math.inf) < reach
         ),
         loss=float(losses(mean_1NK[:, on])),
         held_out=held_out,

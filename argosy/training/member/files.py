@@ -105,8 +105,6 @@ class Files:
             best_sha256=newest.best_sha256 if newest else None,
         )
         live.best_is_saved()
-        if live.snapshots is not None:
-            live.snapshots.on_host(state["snapshots"])
         return Draft(saved=saved, items=tuple(items), best_is_current=current)
 
     def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:

@@ -363,20 +363,17 @@ class LiveMember:
     def keep_weights(self) -> None:
         """Copy the weights if they are the best and in no file, or a snapshot, to host memory; called before they change.
 
-        Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
+        The best ones of a small network on an accelerator are copied there: the host would wait for each tensor of each member.
         """
         best, here = self.best if self._best_here else None, self._snapshot_here
         if best is not None:
-            self._best_weights = self._copied(best)
+            weights = self._validated(best)
+            self._best_weights = self._copied_there(weights) or plain(weights, host=True)
         if self.snapshots is not None and here is not None:
-            shared = self._best_weights if here is best else None
-            self.snapshots.add((here.epoch, here.section), shared or self._copied(here))
+            # As many as there are sections between two files would fill an accelerator's memory.
+            on_host = self._best_weights if here is best and not self.backend.apart else None
+            self.snapshots.add((here.epoch, here.section), on_host or plain(self._validated(here), host=True))
         self._best_here, self._snapshot_here = False, None
-
-    def _copied(self, section: Best) -> dict[str, Any]:
-        weights = self._validated(section)
-        copies: dict[str, Any] = self._copied_there(weights) or plain(weights, host=True)
-        return copies
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
         """Return copies in an accelerator's memory; None for a larger network, one that keeps more than tensors, or without memory."""

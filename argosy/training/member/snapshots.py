@@ -9,7 +9,7 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """The last ones, as many as `most_bytes` hold. They are part of the member's state, and so of its checkpoints."""
+    """The last ones, as many as `most_bytes` hold, in host memory. They are part of the member's state, and so of its checkpoints."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -32,10 +32,6 @@ class Snapshots:
         found.weights.update(self.weights)
         found.add(section, weights)
         return found.weights
-
-    def on_host(self, written: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put what was written to a file, from the host's memory, in place of copies that may be on an accelerator."""
-        self.weights.update({name: written[name] for name in self.weights if name in written})
 
 
 def _bytes_of(weights: Mapping[str, Any]) -> int:
