@@ -197,6 +197,10 @@ class CountingMember:
         weight = self.weight if self.best_weight is None else self.best_weight
         return {"model": weight, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
+    def forget_best(self) -> None:
+        """See `LiveMember.forget_best`."""
+        self.best = None
+
     def best_is_saved(self) -> None:
         """See `LiveMember.best_is_saved`."""
         self.best_is_current, self.best_weight = False, None
