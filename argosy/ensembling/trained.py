@@ -37,6 +37,7 @@ from argosy.study import Member, Study
 from argosy.training.member import checkpoint
 from argosy.training.member.answers import kind_of
 from argosy.training.member.live import seed_of
+from argosy.training.member.snapshots import unstacked
 
 __all__ = ["Trained"]
 
@@ -158,7 +159,7 @@ class Trained:
             return {}
         state = checkpoint.load(self.directory / "members" / name / files[-1].file, files[-1].sha256)
         member, found = study.member(name), {}
-        for at, weights in (state.get("snapshots") or {}).items():
+        for at, weights in unstacked(state.get("snapshots")).items():
             epoch, section = map(int, at.split("."))
             label = snapshot_name(name, epoch + (section + 1) / study.validations_per_epoch)
             found[label] = opened(member, weights, seed_of(member, study.seed))

@@ -1,6 +1,7 @@
 """Weights of a member's last sections: they are those of a run that ended there, and an ensemble may take several of one member."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from argosy import EMA, EnsemblePlateau, MaxEpochs
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.select import How, of_probabilities, selected
 from argosy.training.member import checkpoint
-from argosy.training.member.snapshots import Snapshots
+from argosy.training.member.snapshots import Snapshots, unstacked
 
 EPOCHS = 4
 VAL = (torch.randn(60, 12, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 10)
@@ -32,11 +33,10 @@ def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) ->
     )
 
 
-def kept(directory: Path, name: str) -> dict[str, Any]:
+def kept(directory: Path, name: str) -> dict[str, Mapping[str, torch.Tensor]]:
     """What a member's newest file keeps, by section."""
     saved = state_of(directory).member(name).saved[-1]
-    found: dict[str, Any] = checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"] or {}
-    return found
+    return unstacked(checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"])
 
 
 def last(directory: Path, name: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def last(directory: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether weights are the same to the bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -56,9 +56,14 @@ def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
     for section in range(5):
         found.add((section, 0), {"weight": torch.full((10,), float(section))})  # of 40 bytes
     assert list(found.weights) == ["3.0", "4.0"]
-    assert list(found.with_section((5, 1), {"weight": torch.zeros(10)})) == ["4.0", "5.1"]
-    assert list(found.weights) == ["3.0", "4.0"]
+    assert all(
+        torch.equal(weights["weight"], found.weights[at]["weight"])
+        for at, weights in unstacked(found.stacked()).items()
+    )
+    assert list(unstacked(found.stacked())) == ["3.0", "4.0"]
+    assert unstacked(Snapshots(100).stacked()) == unstacked(None) == {}
     assert found.fits({"weight": torch.zeros(25)}) and not found.fits({"weight": torch.zeros(26)})
+    assert not found.fits({"weight": torch.zeros(1), "_extra_state": "of its own"})
 
 
 def test_each_is_what_a_run_that_ended_there_has(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
-from argosy.training.member.snapshots import Snapshots
+from argosy.training.member.snapshots import Snapshots, unstacked
 from argosy.training.member.tally import Tally, total_of
 from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
@@ -392,11 +392,13 @@ class LiveMember:
             return self.model.state_dict()
 
     def _kept_snapshots(self, snapshots: Snapshots) -> dict[str, Any]:
-        """Return all snapshots, with that of the section that ended last where it is not copied yet."""
-        here = self._snapshot_here
-        if here is None:
-            return {**snapshots.weights}
-        return snapshots.with_section((here.epoch, here.section), self._validated(here))
+        """Return all snapshots for a file, with that of the section that ended last where it is not copied yet."""
+        here, found = self._snapshot_here, Snapshots(snapshots.most_bytes)
+        found.weights |= snapshots.weights
+        if here is not None:
+            weights = self._validated(here)
+            found.add((here.epoch, here.section), plain(weights, host=True) if self.backend.apart else weights)
+        return found.stacked()
 
     def best_state(self) -> dict[str, Any] | None:
         """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
@@ -472,7 +474,7 @@ class LiveMember:
         self.best_is_saved()
         self._snapshot_here = None
         if self.snapshots is not None:
-            self.snapshots.weights = dict(state.get("snapshots") or {})
+            self.snapshots.weights = unstacked(state.get("snapshots"))
         gathered = state["carried"]
         self._carried = None if gathered is None else _carried_of(gathered, self.backend.device)
         position: int = state["position"]
