@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,9 @@ settings.register_profile("hostile", settings.get_profile("tests"), derandomize=
 settings.load_profile("tests")
 
 
+MANY_MODULES = 100
+_frozen = [0]
+"""Modules that were there when all was frozen."""
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
 """A file system in memory, and what must be free there."""
 
@@ -45,8 +49,19 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end: collecting garbage need not look through it again in each test."""
+    _freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """The same where earlier tests imported more, as torch's compiler, ONNX or Optuna, each of hundreds of modules."""
+    if len(sys.modules) > _frozen[0] + MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
+    _frozen[0] = len(sys.modules)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
