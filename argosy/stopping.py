@@ -251,8 +251,9 @@ class EnsemblePlateau:
     min_delta: float = 0.0
     """Least difference of the ensemble's loss that counts as better."""
     snapshot_bytes: int = 4 * 2**20
-    """Bytes of weights of its last sections that each member keeps in its checkpoints, beside the best: so many sections as these hold can be
-    in the ensemble that the report makes, several of one member as well. 0: only best sections."""
+    """Bytes of weights of its last sections that each member keeps in its checkpoints, and in the host's memory while it trains, beside the best:
+    as many as these hold, at most 32, can be in the ensemble that the report makes, several of one member as well. Of a network that is
+    larger, or has a state of more than tensors, only the best section is there; with 0 of all."""
 
     def __post_init__(self) -> None:
         check_whole("EnsemblePlateau: patience", self.patience, least=1)

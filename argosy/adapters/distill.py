@@ -45,7 +45,7 @@ def distill(
 ) -> Study:
     """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
 
-    The teacher is ``report.ensemble(select="greedy")``, or a `teacher` of yours: a network of the run, or an ensemble. It answers to each training
+    The teacher is ``report.ensemble(select="greedy", snapshots=False)``, or a `teacher` of yours: a network of the run, or an ensemble. It answers to each training
     sample once, here; samples are those of the run's data, before `Data.then` and any `augment`. Members are validated by
     their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
     that part. `stop` is the study's rule, by default that of the run. An `augment` that mixes samples does not mix the answers.
@@ -70,7 +70,7 @@ def distill(
             "distill: students learn classes, under cross-entropy, or numbers, under a loss as nn.MSELoss(), all alike. Give into= members "
             "of one kind, without a step of their own."
         )
-    teacher = report.ensemble(select="greedy") if teacher is None else teacher
+    teacher = report.ensemble(select="greedy", snapshots=False) if teacher is None else teacher
     data, of_classes = study.data, kinds == {"classes"}
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
     if not isinstance(answers, Tensor):

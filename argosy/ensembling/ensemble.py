@@ -121,7 +121,7 @@ class Ensemble(nn.Module):
 
 def snapshot_name(member: str, epochs: float) -> str:
     """Return the name of a member's network as it was after so many epochs; no member has such a name."""
-    return f"{member}@{epochs:g}"
+    return f"{member}@{epochs:.6f}".rstrip("0").rstrip(".")
 
 
 def member_of(network: str) -> str:

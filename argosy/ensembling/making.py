@@ -1,7 +1,7 @@
 """Makes an ensemble from the networks' outputs for validation samples: temperatures, weights, and scores."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,15 @@ from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted, Reduced
 from argosy.ensembling.scores import class_scores, disagreement, number_scores
-from argosy.ensembling.select import How, losses_of, selected, terms
+from argosy.ensembling.select import How, losses_of, of_errors, of_probabilities, selected, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 
-__all__ = ["Select", "alike", "apart", "make", "reduced", "weights_of"]
+__all__ = ["Reducible", "Select", "alike", "apart", "make", "reduced", "weights_of"]
 
 Select = How | None
+Reducible = Literal["probabilities", "mean"]
+"""Ways to combine of which a choice needs a number of each target alone."""
 APART = (
     "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
     "'out of fold' is what members said of the samples that they held out, and below it each member's own"
@@ -76,16 +78,14 @@ def _answers(networks: Mapping[str, nn.Module], predicted: Predicted, combine: C
     return output_N if combine == "mean" else output_N.softmax(dim=1), target_N
 
 
-def reduced(combine: Combine) -> Reduced:
+def reduced(combine: Reducible) -> Reduced:
     """Return what reduces a network's output for a batch to what `weights_of` needs of it; raises RunError where it cannot be combined."""
     return lambda output, target: terms(*_outputs({"it": output}, target, combine), combine)[0]
 
 
-def weights_of(predicted: Predicted, combine: Combine, how: How) -> list[float]:
-    """Return the weights of a choice from networks of which `predicted` has the `reduced` outputs."""
-    target: Tensor = predicted.targets
-    flat = target.double() if combine == "mean" else target.long().reshape(-1)
-    return selected(torch.stack(predicted.outputs), losses_of(flat, combine), how)
+def weights_of(reduced_outputs: Sequence[Tensor], combine: Reducible, how: How) -> list[float]:
+    """Return the weights of a choice from networks with these `reduced` outputs for all samples, as they are without temperatures."""
+    return selected(torch.stack([*reduced_outputs]), of_errors if combine == "mean" else of_probabilities, how)
 
 
 def make(
@@ -98,7 +98,7 @@ def make(
     calibrate: bool,
     weights: Sequence[float] = (),
 ) -> Ensemble:
-    """Return an ensemble of the networks with these weights, or of the selected ones. Raises RunError where they cannot form one."""
+    """Return an ensemble of the networks with these weights, or of those that are selected here. Raises RunError where they cannot form one."""
     outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)

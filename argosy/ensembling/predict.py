@@ -50,7 +50,7 @@ class Predicted(NamedTuple):
     """The networks' outputs for a set of samples, in the order of the samples."""
 
     outputs: list[Any]
-    """Output of each network on the host: a tensor ``[N, …]``, or a tuple or a dict of several, as the network returns them."""
+    """Output of each network on the host: a tensor ``[N, …]``, or a tuple or a dict of several, as the network returns them; or what was kept of it."""
     targets: Any
     """The second part of the samples, or their labels, ``[N, …]``; None where that is not one tensor."""
     indices: Tensor

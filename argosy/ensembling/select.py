@@ -19,14 +19,23 @@ Losses = Callable[[Tensor], Tensor]
 
 ROUNDS = 50
 """Each round adds a member; the best ensemble of all rounds is taken."""
-BAGS = 8
+BAGS, FEW = 8, 8
+"""Random halves, and the least number of networks of which halves are chosen from."""
 PART = 2**22
 """Values whose sums with the ensemble are in memory at once."""
 
 
 def selected(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:
-    """Return weights that sum to one, by what the loss of a mean needs of each member's outputs."""
-    return chosen(terms_MN, losses) if how == "greedy" else bagged(terms_MN, losses, seed=0)
+    """Return weights that sum to one, by what the loss of a mean needs of each member's outputs.
+
+    Of few networks, whose random halves would leave nothing to choose, a bagged choice is a greedy one.
+    """
+    sound_M = terms_MN.flatten(1).isfinite().all(dim=1)
+    if how == "greedy" or int(sound_M.sum()) < FEW:
+        return chosen(terms_MN, losses)
+    weights_M = torch.zeros(len(terms_MN), dtype=torch.float64)
+    weights_M[sound_M] = torch.tensor(bagged(terms_MN[sound_M], losses, seed=0), dtype=torch.float64)
+    return [float(weight) for weight in weights_M]
 
 
 def chosen(terms_MN: Tensor, losses: Losses) -> list[float]:

@@ -1,7 +1,8 @@
 """The networks of a run: the part of a report that needs the study and torch."""
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import exported
-from argosy.ensembling.making import Select, alike, apart, make, reduced, weights_of
+from argosy.ensembling.making import Reducible, Select, alike, apart, make, reduced, weights_of
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import (
     Predicted,
@@ -26,11 +27,11 @@ from argosy.ensembling.predict import (
 )
 from argosy.ensembling.preparing import InputPreparation, Prepared
 from argosy.ensembling.select import How
-from argosy.errors import RunError
+from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice
 from argosy.errors.spelling import meant
 from argosy.export import check_format, push, write
-from argosy.results.fold import RunState
+from argosy.results.fold import MemberState, RunState
 from argosy.results.member import MemberResult
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
@@ -118,7 +119,7 @@ class Trained:
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
         weights: list[float] = []
-        if snapshots and select is not None and isinstance(combine, str):
+        if snapshots and select is not None and not calibrate and (combine == "probabilities" or combine == "mean"):
             networks, weights = self._with_snapshots(networks, combine, select)
             seeds = [seed_of(study.member(member_of(name)), study.seed) for name in networks]
         if shared:
@@ -137,7 +138,7 @@ class Trained:
         return apart(networks, seeds, predicted, combine=how)
 
     def _with_snapshots(
-        self, networks: dict[str, nn.Module], combine: Combine, how: How
+        self, networks: dict[str, nn.Module], combine: Reducible, how: How
     ) -> tuple[dict[str, nn.Module], list[float]]:
         """Return these networks with the snapshots that a choice takes of all, and the weights; none where no snapshots are kept.
 
@@ -148,22 +149,32 @@ class Trained:
             return networks, []
         every = networks | found
         subset = self.known_study().member(next(iter(networks))).val_subset
-        weights = weights_of(self._predicted([*every.values()], subset, reduced(combine)), combine, how)
+        weights = weights_of(self._predicted([*every.values()], subset, reduced(combine)).outputs, combine, how)
         kept = {name: weight for name, weight in zip(every, weights, strict=True) if weight or name in networks}
         return {name: every[name] for name in kept}, [*kept.values()]
 
     def _snapshots(self, name: str) -> dict[str, nn.Module]:
-        """Return a member's networks as they were after its last sections, by its name and their epochs, as far as it keeps them."""
-        study, files = self.known_study(), self.state.member(name).saved
-        if study.ensemble is None or not study.ensemble.snapshot_bytes or not files:
+        """Return a member's networks as they were after its last sections, but for the best one, by its name and their epochs.
+
+        They are those of the newest sound file: one of a run that goes on may have been replaced meanwhile.
+        """
+        study, state = self.known_study(), self.state.member(name)
+        if study.ensemble is None or not study.ensemble.snapshot_bytes:
             return {}
-        state = checkpoint.load(self.directory / "members" / name / files[-1].file, files[-1].sha256)
-        member, found = study.member(name), {}
-        for at, weights in unstacked(state.get("snapshots")).items():
-            epoch, section = map(int, at.split("."))
-            label = snapshot_name(name, epoch + (section + 1) / study.validations_per_epoch)
-            found[label] = opened(member, weights, seed_of(member, study.seed))
+        member, sections, found = study.member(name), study.validations_per_epoch, dict[str, nn.Module]()
+        best = None if state.best is None else (state.best.epoch, state.best.section)
+        for at, weights in self._kept_weights(state).items():
+            if at != best:
+                label = snapshot_name(name, at[0] + (at[1] + 1) / sections)
+                found[label] = opened(member, weights, seed_of(member, study.seed))
         return found
+
+    def _kept_weights(self, state: MemberState) -> Mapping[tuple[int, int], Mapping[str, Any]]:
+        for saved in reversed(state.saved):
+            with contextlib.suppress(CheckpointError):
+                file = self.directory / "members" / state.name / saved.file
+                return unstacked(checkpoint.load(file, saved.sha256).get("snapshots"))
+        return {}
 
     def export(
         self,

@@ -147,8 +147,8 @@ class Report:
         A configuration's name among `members` stands for all members that repeat it; those that failed or diverged are
         only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
         the validation samples are included, with weights (Caruana et al. 2004), with ``"bagged"`` the mean of such choices from random halves; of members that keep their last sections
-        (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false. With `calibrate` each
-        member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
+        (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false, outputs are combined in
+        another way than by probabilities or a mean, or `calibrate` is asked for. With that each member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
         these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
         follows from the members' losses, if these determine it; of networks with several outputs it is one for all, or one for each in
         their structure, as ``{"digit": "probabilities", "angle": "mean"}``. Inputs are as `Data.on_device` returns them; with
@@ -410,7 +410,7 @@ class Report:
         count = sum(weight > 0 for weight in last.weights.values())
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
-            f"Load it: {self._loaded}.ensemble(select='bagged')",
+            f"Load one of all sections kept: {self._loaded}.ensemble(select='bagged')",
         )
 
     @property

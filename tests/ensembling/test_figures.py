@@ -165,15 +165,17 @@ def test_greedy_selection_is_that_of_its_definition(combine: str) -> None:
     assert greedy(outputs, truth, combine) == pytest.approx(slow_greedy(outputs, truth, combine))
 
 
-@pytest.mark.parametrize("combine", ["probabilities", "votes", "mean"])
+@pytest.mark.parametrize("combine", ["probabilities", "logits", "mean"])
 def test_a_bagged_selection_is_the_mean_of_greedy_ones_from_random_halves(combine: str) -> None:
-    outputs, target = members(7)
+    outputs, target = members(10)
     truth = torch.randn(60, 4, dtype=torch.float64) if combine == "mean" else target
-    draws, wanted = np.random.RandomState(0), np.zeros(7)
+    outputs[3] = math.nan  # as one that has diverged, which is in no half
+    draws, wanted, sound = np.random.RandomState(0), np.zeros(10), np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
     for _ in range(BAGS):
-        half = draws.permutation(7)[:3]
+        half = sound[draws.permutation(9)[:4]]
         wanted[half] += greedy(outputs[torch.from_numpy(half)], truth, combine)
     assert greedy(outputs, truth, combine, "bagged") == pytest.approx(list(wanted / BAGS))
+    assert greedy(outputs[:8], truth, combine, "bagged") == greedy(outputs[:8], truth, combine), "of seven"
 
 
 @pytest.mark.parametrize(("combine", "seed"), list(itertools.product((*CLASSES, "mean"), range(5))))

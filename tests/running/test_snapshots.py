@@ -18,7 +18,7 @@ from argosy import EMA, EnsemblePlateau, MaxEpochs
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.select import How, of_probabilities, selected
 from argosy.training.member import checkpoint
-from argosy.training.member.snapshots import Snapshots, unstacked
+from argosy.training.member.snapshots import MOST, Snapshots, unstacked
 
 EPOCHS = 4
 VAL = (torch.randn(60, 12, generator=torch.Generator().manual_seed(1)), torch.arange(60) % 10)
@@ -33,7 +33,7 @@ def study(snapshot_bytes: int = 4 * 2**20, epochs: int = EPOCHS, **rest: Any) ->
     )
 
 
-def kept(directory: Path, name: str) -> dict[str, Mapping[str, torch.Tensor]]:
+def kept(directory: Path, name: str) -> dict[tuple[int, int], Mapping[str, torch.Tensor]]:
     """What a member's newest file keeps, by section."""
     saved = state_of(directory).member(name).saved[-1]
     return unstacked(checkpoint.load(directory / "members" / name / saved.file, saved.sha256)["snapshots"])
@@ -52,18 +52,36 @@ def equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def test_they_are_the_last_ones_that_the_bytes_hold() -> None:
-    found = Snapshots(100)
+    found, weight = Snapshots(100), torch.zeros(10)  # of 40 bytes
     for section in range(5):
-        found.add((section, 0), {"weight": torch.full((10,), float(section))})  # of 40 bytes
-    assert list(found.weights) == ["3.0", "4.0"]
-    assert all(
-        torch.equal(weights["weight"], found.weights[at]["weight"])
-        for at, weights in unstacked(found.stacked()).items()
-    )
-    assert list(unstacked(found.stacked())) == ["3.0", "4.0"]
+        found.add((section, 0), {"weight": weight.fill_(section)})
+    again = unstacked(found.stacked())
+    for kept_here in (found.weights, again):
+        assert {at: float(one["weight"][0]) for at, one in kept_here.items()} == {(3, 0): 3.0, (4, 0): 4.0}
     assert unstacked(Snapshots(100).stacked()) == unstacked(None) == {}
-    assert found.fits({"weight": torch.zeros(25)}) and not found.fits({"weight": torch.zeros(26)})
-    assert not found.fits({"weight": torch.zeros(1), "_extra_state": "of its own"})
+    many = Snapshots(2**20)
+    for section in range(MOST + 3):
+        many.add((section, 1), {"weight": weight})
+    assert list(many.weights) == [(section, 1) for section in range(3, MOST + 3)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "count"),
+    [
+        ({"weight": torch.zeros(10), "late": torch.zeros(1)}, 1),
+        ({"weight": torch.zeros(9)}, 1),
+        ({"weight": torch.zeros(10, dtype=torch.float16)}, 1),
+        ({"weight": torch.zeros(26)}, 0),
+        ({"weight": torch.zeros(10), "_extra_state": "of its own"}, 0),
+    ],
+)
+def test_of_a_network_whose_state_has_changed_none_from_before_are_kept(weights: dict[str, Any], count: int) -> None:
+    found = Snapshots(100)
+    for section in range(2):
+        found.add((section, 0), {"weight": torch.zeros(10)})
+    found.add((2, 0), weights)
+    assert len(found.weights) == count
+    assert len(unstacked(found.stacked())) == count
 
 
 def test_each_is_what_a_run_that_ended_there_has(tmp_path: Path) -> None:
@@ -72,7 +90,7 @@ def test_each_is_what_a_run_that_ended_there_has(tmp_path: Path) -> None:
         here = tmp_path / str(epochs)
         run(study(epochs=epochs), here)
         for name in study().names:
-            assert equal(kept(tmp_path / "whole", name)[f"{epochs - 1}.0"], last(here, name)), (epochs, name)
+            assert equal(kept(tmp_path / "whole", name)[epochs - 1, 0], last(here, name)), (epochs, name)
 
 
 @pytest.mark.parametrize("rest", [{}, {"average": EMA(0.5)}])
@@ -83,9 +101,9 @@ def test_in_programs_of_several_they_are_those_of_the_end_and_of_the_best_sectio
     for name in study().names:
         state, found = state_of(tmp_path).member(name), kept(tmp_path, name)
         assert state.best is not None
-        assert equal(found[f"{state.best.epoch}.0"], report.member(name).load().state_dict())
+        assert equal(found[state.best.epoch, 0], report.member(name).load().state_dict())
         if not state.sections[-1].metrics.get("averaged"):
-            assert equal(found[f"{EPOCHS - 1}.0"], last(tmp_path, name))
+            assert equal(found[EPOCHS - 1, 0], last(tmp_path, name))
 
 
 def test_with_an_average_each_is_what_the_section_was_judged_by(tmp_path: Path) -> None:
@@ -96,7 +114,7 @@ def test_with_an_average_each_is_what_the_section_was_judged_by(tmp_path: Path) 
         rows = state_of(tmp_path).member(name).sections
         for row in rows:
             network = wanted.member(name).model()
-            network.load_state_dict(kept(tmp_path, name)[f"{row.epoch}.0"])
+            network.load_state_dict(kept(tmp_path, name)[row.epoch, 0])
             with torch.no_grad():
                 loss = nn.functional.cross_entropy(network.eval()(VAL[0]), VAL[1])
             assert float(loss) == pytest.approx(row.metrics["val_loss"], abs=1e-6)
@@ -110,7 +128,7 @@ def test_a_run_that_goes_on_keeps_what_one_keeps_that_was_never_interrupted(tmp_
     run(study(), tmp_path / "whole")
     for name in study().names:
         one, other = kept(tmp_path / "two", name), kept(tmp_path / "whole", name)
-        assert list(one) == list(other) == [f"{epoch}.0" for epoch in range(EPOCHS)]
+        assert list(one) == list(other) == [(epoch, 0) for epoch in range(EPOCHS)]
         assert all(equal(one[at], other[at]) for at in one)
 
 
@@ -129,9 +147,12 @@ def test_the_ensemble_is_a_choice_of_all_that_is_kept(select: How, tmp_path: Pat
     x, y = VAL
     names = [row.name for row in report.rows]  # halves are drawn from these in the order of the table
     networks = {name: report.member(name).load() for name in names}
+    best = {name: state_of(tmp_path).member(name).best for name in names}
     for name, epoch in itertools.product(names, range(EPOCHS)):
+        if best[name].epoch == epoch:  # type: ignore[union-attr]
+            continue
         network = wanted.member(name).model()
-        network.load_state_dict(kept(tmp_path, name)[f"{epoch}.0"])
+        network.load_state_dict(kept(tmp_path, name)[epoch, 0])
         networks[f"{name}@{epoch + 1}"] = network.eval()
     with torch.no_grad():
         terms = torch.stack([n(x).double().softmax(1).gather(1, y[:, None])[:, 0] for n in networks.values()])
@@ -151,10 +172,23 @@ def test_the_ensemble_is_a_choice_of_all_that_is_kept(select: How, tmp_path: Pat
         assert of_all <= of_best
 
 
-@pytest.mark.parametrize("combine", ["votes", "logits"])
-def test_other_ways_to_combine_choose_among_them_as_well(combine: str, tmp_path: Path) -> None:
-    ensemble = run(study(), tmp_path).ensemble(select="greedy", combine=combine)  # type: ignore[arg-type]
-    assert ensemble.names
+@pytest.mark.parametrize(
+    "asked", [{"combine": "votes"}, {"combine": "logits"}, {"calibrate": True}, {"snapshots": False}]
+)
+def test_otherwise_it_is_a_choice_of_best_sections(asked: dict[str, Any], tmp_path: Path) -> None:
+    report = run(study(), tmp_path)
+    assert any("@" in name for name in report.ensemble(select="greedy").names)
+    assert not any("@" in name for name in report.ensemble(select="greedy", **asked).names)
+
+
+def test_where_the_newest_file_is_gone_they_are_of_the_one_before(tmp_path: Path) -> None:
+    report = run(study(), tmp_path, checkpoint_seconds=0.0)
+    for name in study().names:
+        newest = state_of(tmp_path).member(name).saved[-1]
+        if newest.best != newest.file:
+            (tmp_path / "members" / name / newest.file).unlink()
+    found = {name for name in report.ensemble(select="greedy").names if "@" in name}
+    assert found and not any(name.endswith(f"@{EPOCHS}") for name in found)
 
 
 def test_numbers_are_chosen_by_their_squared_error(tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ class CountingMember:
         weight = self.weight if self.best_weight is None else self.best_weight
         return {"model": weight, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
-    def forget_best(self) -> None:
-        """See `LiveMember.forget_best`."""
+    def forget_source(self) -> None:
+        """See `LiveMember.forget_source`."""
         self.best = None
 
     def best_is_saved(self) -> None:

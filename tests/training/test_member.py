@@ -28,7 +28,6 @@ from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
 from argosy.training.member import live as live_file
 from argosy.training.member.live import Best, LiveMember, build
-from argosy.training.member.snapshots import Snapshots
 from argosy.training.programs.solo import Solo
 
 LENGTHS = {"train": 100, "val": 30}
@@ -536,30 +535,10 @@ def test_best_weights_of_a_small_network_stay_on_an_accelerator(
     to_host: list[Any] = []
     monkeypatch.setattr(live_file, "plain", lambda weights, host: to_host.append(host) or weights)
     one.best, one._best_here = Best(0, 0, 1.0), True
-    one.keep_weights()
+    one.keep_best()
     assert to_host == ([] if there and device == "late:0" else [True])
     if not to_host:
         kept, model = one.best_state()["model"], one.model  # type: ignore[index]
         assert kept["first.weight"] is kept["second.weight"]
         assert kept["first.weight"].data_ptr() != model.first.weight.data_ptr()
         assert torch.equal(kept["first.bias"], model.first.bias)
-
-
-@pytest.mark.parametrize("device", ["late:0", "cpu:0"])
-def test_snapshots_are_in_host_memory_and_of_the_best_section_copied_once(
-    devices: None,  # noqa: F811
-    device: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one = start(studies.member(model=partial(Tied, 8)), device=device).live
-    to_host: list[Any] = []
-    monkeypatch.setattr(live_file, "plain", lambda weights, host: to_host.append(host) or dict(weights))
-    one.snapshots, one.best = Snapshots(2**20), Best(0, 0, 1.0)
-    one._best_here, one._snapshot_here = True, one.best
-    one.keep_weights()
-    assert to_host == [True] and list(one.snapshots.weights) == ["0.0"]
-    one._snapshot_here = Best(1, 0, 2.0)
-    one.keep_weights()
-    assert to_host == [True, True] and list(one.snapshots.weights) == ["0.0", "1.0"]
-    one.keep_weights()
-    assert to_host == [True, True]

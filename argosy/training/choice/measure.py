@@ -27,6 +27,7 @@ from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.live import LiveMember
+from argosy.training.member.snapshots import MOST
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -273,13 +274,16 @@ def _in_no_file(model: nn.Module) -> dict[str, Any]:
 
 
 def state_bytes(live: LiveMember) -> int:
-    """Return bytes of weights, buffers and optimizer state, and of what an average of the weights will hold."""
+    """Return bytes of weights, buffers and optimizer state, and of what an average of the weights and snapshots on the host will hold."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
     average = 0
     if live.average is not None:
         average = live.average.copies * _bytes(live.average.values) + _bytes([*live.average.buffers.values()])
-    return _bytes(model) + _bytes(optimizer) + average
+    snapshots = 0
+    if live.snapshots is not None and not live.backend.apart:
+        snapshots = min(live.snapshots.most_bytes, MOST * _bytes(model))
+    return _bytes(model) + _bytes(optimizer) + average + snapshots
 
 
 class _Held:

@@ -54,7 +54,7 @@ SMALL_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A section with its objective: the best so far, of equals the earliest, or the last one."""
+    """The section with the best objective; the earliest of equals."""
 
     epoch: int
     section: int
@@ -144,8 +144,6 @@ class LiveMember:
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
     """Whether the weights are those of the best section, and not in a file yet."""
-    _snapshot_here: Best | None = None
-    """The section that ended last, where its weights are to be kept and the model has not moved on."""
     _best_weights: dict[str, Any] | None = None
     """Copies of the best section's weights, where the model has moved on and they are in no file."""
 
@@ -167,7 +165,7 @@ class LiveMember:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         member, carried, self._carried = self.member, self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
-            self.keep_weights()
+            self.keep_best()
             self.average.end_epoch(self.epoch - 1)
         self.order = orders.epoch("train", stream_epoch)
         self._orders, self._stream_epoch = orders, stream_epoch
@@ -344,13 +342,13 @@ class LiveMember:
         metrics.update({f"average_{name}": value for name, value in average.items()}, averaged=float(averaged))
 
     def _judge(self, value: float, *, averaged: bool) -> None:
-        self.answers, ended = None, Best(self.epoch, self.section, value, averaged)
-        if self.snapshots is not None and self.snapshots.fits(self.model.state_dict()):
-            self._snapshot_here = ended
+        self.answers = None
+        if self.snapshots is not None:
+            self.snapshots.add((self.epoch, self.section), self._validated(averaged=averaged))
         if self.best is None or self.best.beaten_by(value, self.mode):
             validation = self.average_val if averaged else self.val
             self.answers = None if validation.answers is None else validation.answers.whole()
-            self.best = ended
+            self.best = Best(self.epoch, self.section, value, averaged)
             self._best_here, self._best_weights = True, None
 
     # ---- its best weights
@@ -360,20 +358,15 @@ class LiveMember:
         """Whether the raw weights are the best, and not in a file yet: a file of the state holds them as well."""
         return self._best_here and self.best is not None and not self.best.averaged
 
-    def keep_weights(self) -> None:
-        """Copy the weights if they are the best and in no file, or a snapshot, to host memory; called before they change.
+    def keep_best(self) -> None:
+        """Copy the weights if they are the best and in no file, to host memory; called before they change.
 
-        The best ones of a small network on an accelerator are copied there: the host would wait for each tensor of each member.
+        Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
         """
-        best, here = self.best if self._best_here else None, self._snapshot_here
-        if best is not None:
-            weights = self._validated(best)
+        if self._best_here:
+            weights = self._validated(averaged=self.best is not None and self.best.averaged)
             self._best_weights = self._copied_there(weights) or plain(weights, host=True)
-        if self.snapshots is not None and here is not None:
-            # As many as there are sections between two files would fill an accelerator's memory.
-            on_host = self._best_weights if here is best and not self.backend.apart else None
-            self.snapshots.add((here.epoch, here.section), on_host or plain(self._validated(here), host=True))
-        self._best_here, self._snapshot_here = False, None
+            self._best_here = False
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
         """Return copies in an accelerator's memory; None for a larger network, one that keeps more than tensors, or without memory."""
@@ -386,33 +379,26 @@ class LiveMember:
             return None
         return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
-    def _validated(self, section: Best) -> dict[str, Any]:
-        """Return the weights of the section that was just validated: raw or averaged, whichever were better."""
-        with self.average.held() if self.average is not None and section.averaged else contextlib.nullcontext():
+    def _validated(self, *, averaged: bool) -> dict[str, Any]:
+        """Return the weights of the section that was just validated, raw or averaged."""
+        with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
             return self.model.state_dict()
-
-    def _kept_snapshots(self, snapshots: Snapshots) -> dict[str, Any]:
-        """Return all snapshots for a file, with that of the section that ended last where it is not copied yet."""
-        here, found = self._snapshot_here, Snapshots(snapshots.most_bytes)
-        found.weights |= snapshots.weights
-        if here is not None:
-            weights = self._validated(here)
-            found.add((here.epoch, here.section), plain(weights, host=True) if self.backend.apart else weights)
-        return found.stacked()
 
     def best_state(self) -> dict[str, Any] | None:
         """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
-        weights = self._validated(self.best) if self._best_weights is None else self._best_weights
+        weights = self._best_weights
+        if weights is None:
+            weights = self._validated(averaged=self.best.averaged)
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
         """Note that the weights of the best section are in a file, and drop the copy."""
         self._best_here, self._best_weights = False, None
 
-    def forget_best(self) -> None:
-        """Forget the best section and the snapshots, which are of another member."""
+    def forget_source(self) -> None:
+        """Forget the best section and the snapshots of the member whose state was just loaded into this one."""
         self.best = None
         if self.snapshots is not None:
             self.snapshots.weights.clear()
@@ -452,7 +438,7 @@ class LiveMember:
             "samples": self.samples,
             "steps": self.steps,
             "best": None if self.best is None else astuple(self.best),
-            "snapshots": None if self.snapshots is None else self._kept_snapshots(self.snapshots),
+            "snapshots": None if self.snapshots is None else self.snapshots.stacked(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
@@ -472,7 +458,6 @@ class LiveMember:
         self.clock, self.samples = DeviceClock(self.backend, state["seconds"]), state["samples"]
         self.best = None if state["best"] is None else Best(*state["best"])
         self.best_is_saved()
-        self._snapshot_here = None
         if self.snapshots is not None:
             self.snapshots.weights = unstacked(state.get("snapshots"))
         gathered = state["carried"]

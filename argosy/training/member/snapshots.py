@@ -6,7 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Snapshots", "unstacked"]
+from argosy.training.member.checkpoint import plain
+
+__all__ = ["MOST", "Snapshots", "unstacked"]
+
+MOST = 32
+"""Sections of a member: an ensemble is chosen from those of all members, each of which is run on all validation samples."""
+Section = tuple[int, int]
+"""Finished epochs before it, and its number in its epoch."""
 
 
 class Snapshots:
@@ -14,17 +21,23 @@ class Snapshots:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self.weights: dict[str, Mapping[str, Tensor]] = {}
-        """By ``"epoch.section"``, the oldest first."""
+        self.weights: dict[Section, Mapping[str, Tensor]] = {}
+        """The oldest first."""
 
-    def fits(self, weights: Mapping[str, Any]) -> bool:
-        """Whether weights may be kept: if they are not too many, and nothing but tensors."""
-        return all(isinstance(value, Tensor) for value in weights.values()) and _bytes_of(weights) <= self.most_bytes
+    def add(self, section: Section, weights: Mapping[str, Any]) -> None:
+        """Copy the weights of a section, and drop the oldest for it.
 
-    def add(self, section: tuple[int, int], weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights of a section, and drop the oldest for it."""
-        self.weights["{}.{}".format(*section)] = weights
-        for oldest in list(self.weights)[: -max(self.most_bytes // max(_bytes_of(weights), 1), 1)]:
+        Of a network that has too many, or a state of more than tensors, none are kept; of one whose state has changed its form, none from before.
+        """
+        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        each = sum(tensor.nbytes for tensor in tensors.values())
+        if len(tensors) < len(weights) or not 0 < each <= self.most_bytes:
+            self.weights.clear()
+            return
+        if self.weights and _form(tensors) != _form(next(iter(self.weights.values()))):
+            self.weights.clear()
+        self.weights[section] = plain(tensors, host=True)
+        for oldest in list(self.weights)[: -min(self.most_bytes // each, MOST)]:
             del self.weights[oldest]
 
     def stacked(self) -> dict[str, Any]:
@@ -34,14 +47,14 @@ class Snapshots:
         return {"sections": [*self.weights], "weights": weights}
 
 
-def unstacked(state: Mapping[str, Any] | None) -> dict[str, Mapping[str, Tensor]]:
+def unstacked(state: Mapping[str, Any] | None) -> dict[Section, Mapping[str, Tensor]]:
     """Return the weights of each section of such a state; none of a file that has no state of snapshots."""
     found = {"sections": [], "weights": {}} if state is None else state
     return {
-        section: {name: stack[number] for name, stack in found["weights"].items()}
+        section: {name: stack[number].clone() for name, stack in found["weights"].items()}
         for number, section in enumerate(found["sections"])
     }
 
 
-def _bytes_of(weights: Mapping[str, Tensor]) -> int:
-    return sum(value.nbytes for value in weights.values())
+def _form(weights: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+    return [(name, tensor.shape, tensor.dtype) for name, tensor in weights.items()]

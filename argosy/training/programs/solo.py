@@ -65,7 +65,7 @@ class Solo:
         """Implement `Program.cut`."""
         live = self.live
         assert live.cutter is not None
-        live.keep_weights()
+        live.keep_best()
         self.drop_gradients()
         self._foreseen.note(block, (live.cutter,), augment=True)
         return live.cutter.take(block, private=live.private)

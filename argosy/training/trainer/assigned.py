@@ -58,7 +58,7 @@ class AssignedMember:
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
             if start.changes is not None:
-                live.forget_best()  # the file's is the source's
+                live.forget_source()  # the file's is the source's
                 change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section

@@ -120,7 +120,7 @@ class ProgramOfSeveral(ABC):
         self._train(True)
         cutters = shared([there(live.cutter) for live in self._lives])
         for live, cutter in zip(self._lives, cutters, strict=True):
-            live.keep_weights()
+            live.keep_best()
             live.cutter = cutter
         self._foreseen.note(block, cutters, augment=True)
         return locksteps(cutters, block)

@@ -78,7 +78,7 @@ class Shard:
         """Implement `Program.cut`, after the batch under way, if any."""
         live = self.live
         assert live.cutter is not None
-        live.keep_weights()
+        live.keep_best()
         return live.cutter.take(block, private=live.private, after=self._batch)
 
     def begin(self, batch: Batch) -> None:
