@@ -27,7 +27,6 @@ from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.live import LiveMember
-from argosy.training.member.snapshots import MOST
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -282,7 +281,7 @@ def state_bytes(live: LiveMember) -> int:
         average = live.average.copies * _bytes(live.average.values) + _bytes([*live.average.buffers.values()])
     snapshots = 0
     if live.snapshots is not None and not live.backend.apart:
-        snapshots = min(live.snapshots.most_bytes, MOST * _bytes(model))
+        snapshots = live.snapshots.sections(_bytes(model)) * _bytes(model)
     return _bytes(model) + _bytes(optimizer) + average + snapshots
 
 

@@ -24,6 +24,10 @@ class Snapshots:
         self.weights: dict[Section, Mapping[str, Tensor]] = {}
         """The oldest first."""
 
+    def sections(self, each: int) -> int:
+        """Return of how many sections weights of so many bytes are kept."""
+        return min(self.most_bytes // each, MOST) if each else 0
+
     def add(self, section: Section, weights: Mapping[str, Any]) -> None:
         """Copy the weights of a section, and drop the oldest for it.
 
@@ -31,13 +35,14 @@ class Snapshots:
         """
         tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
         each = sum(tensor.nbytes for tensor in tensors.values())
-        if len(tensors) < len(weights) or not 0 < each <= self.most_bytes:
+        most = self.sections(each)
+        if len(tensors) < len(weights) or not most:
             self.weights.clear()
             return
         if self.weights and _form(tensors) != _form(next(iter(self.weights.values()))):
             self.weights.clear()
         self.weights[section] = plain(tensors, host=True)
-        for oldest in list(self.weights)[: -min(self.most_bytes // each, MOST)]:
+        for oldest in list(self.weights)[:-most]:
             del self.weights[oldest]
 
     def stacked(self) -> dict[str, Any]:
