@@ -88,8 +88,8 @@ def distill(
     wrong = int((~answers.isfinite()).flatten(1).any(dim=1).sum())
     if wrong:
         raise StudyError(
-            f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Leave members that have diverged out of "
-            "the ensemble."
+            f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Leave samples that raise out of the "
+            "data, and members that have diverged out of the ensemble."
         )
     loss = partial(_student_loss, taught=_classes if of_classes else _numbers, temperature=temperature, weight=weight)
     if mix:
@@ -119,11 +119,6 @@ class Taught(Dataset[Any]):
         self.dataset = dataset
         self.answers = answers
         self.known = known
-        if known and len(answers) != len(dataset):
-            raise StudyError(
-                f"distill: the teacher has answered to {len(answers)} of {len(dataset)} training samples, since the others raised. Leave these out "
-                "of the data."
-            )
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -168,7 +168,8 @@ def predict(
     sizes: Sequence[int] = (),
     reduced: Reduced | None = None,
 ) -> Predicted:
-    """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened.
+    """Run networks on the validation samples of the data, or on some of them. Raises StudyError where they cannot be opened, and RunError
+    where the study skips samples that raise, and all of them do.
 
     The networks are on one device, where the preparation runs as well, and are put into ``eval()``. Those that do not take the
     batches are shown batches of one of the `sizes`. Samples that raise are left out where the study skips them. With `reduced`, what it
@@ -185,12 +186,18 @@ def predict(
         targets, kept = [], []
         for start in range(0, len(chosen), ROWS):
             block = _prepared(source, chosen[start : start + ROWS])
+            if not block.sound.any():
+                continue
             inputs, target = _batch(block, preparation, device)
             for number, network in enumerate(networks):
                 output = map_leaves(Tensor.cpu, answer_in_batches(network, inputs, sizes))
                 outputs[number].append(output if reduced is None else reduced(output, target))
             targets.append(target)
             kept.append(torch.from_numpy(block.indices[block.sound]))
+    if not kept:
+        raise RunError(
+            f"each sample to predict ({len(chosen):,} in all) raises in the Dataset. Give samples that it can prepare."
+        )
     whole = None if targets[0] is None else _joined(targets, "targets")
     return Predicted([_joined(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
 

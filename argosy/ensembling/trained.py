@@ -2,12 +2,14 @@
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
@@ -70,7 +72,7 @@ class Trained:
         return network if preparation is None else Prepared(network, preparation).eval()
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
-        """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data."""
+        """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data, and StudyError for samples that raise where the study does not skip them."""
         study = self.known_study()
         if samples is None and not study.data.has_val:
             raise RunError(
@@ -82,7 +84,8 @@ class Trained:
         preparation = study.data.on_device if samples is None else preparing(study, device_of(network))
         if isinstance(getattr(network, "preparation", None), InputPreparation):
             preparation = None  # it prepares its inputs itself
-        return predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study)).outputs[0]
+        found = predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study))
+        return found.outputs[0] if len(found.indices) == found.length else _with_gaps(found)
 
     def ensemble(
         self,
@@ -236,6 +239,27 @@ class Trained:
                 f"argosy.load(directory, study={of})."
             )
         return self.study
+
+
+def _with_gaps(predicted: Predicted) -> Any:
+    """Return the output of one network with a row for each sample, NaN for those that raised; warn of these."""
+    missing = np.setdiff1d(np.arange(predicted.length), predicted.indices.numpy())
+    named = ", ".join(map(str, missing[:5])) + (" and others" if len(missing) > 5 else "")
+    leaves, tree = flatten(predicted.outputs[0])
+    if not all(leaf.is_floating_point() for leaf in leaves):
+        raise RunError(
+            f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}), and the network returns whole numbers, which "
+            "have no NaN to stand for them. Leave these samples out of what is predicted."
+        )
+    warnings.warn(
+        f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}); their rows are NaN.",
+        UserWarning,
+        stacklevel=4,
+    )
+    rows = [leaf.new_full((predicted.length, *leaf.shape[1:]), torch.nan) for leaf in leaves]
+    return unflatten(
+        [row.index_copy_(0, predicted.indices, leaf) for row, leaf in zip(rows, leaves, strict=True)], tree
+    )
 
 
 def _mean_of_parts(parts: Sequence[Predicted], outputs: Sequence[Tensor]) -> Tensor:

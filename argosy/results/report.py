@@ -166,7 +166,8 @@ class Report:
 
         A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
         a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
-        may be any, such as an ensemble; it runs on the device where it is. Raises RunError and StudyError.
+        may be any, such as an ensemble; it runs on the device where it is. A sample that raises has NaN where the study skips such samples
+        (`Data.on_error`), and a warning names it. Raises RunError and StudyError.
         """
         return self.networks().predict(self.best().load() if network is None else network, samples)
 

@@ -21,6 +21,7 @@ from torch.optim import Adam
 import argosy
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.scores import class_scores
+from argosy.errors import StudyError
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -215,6 +216,34 @@ def test_a_dataset_is_prepared_once_for_all_members_as_in_the_run(tmp_path: Path
         metrics = report.member(row["network"]).metrics
         assert row["accuracy"] == pytest.approx(metrics["val_accuracy"])
         assert row["nll"] == pytest.approx(metrics["val_loss"], rel=1e-5)
+
+
+class Torn(studies.Vectors):
+    """Samples of which some raise, among them all of one batch of a prediction."""
+
+    torn = frozenset({3, *range(256, 512)})
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index in self.torn:
+            raise OSError("torn")
+        return super().__getitem__(index)
+
+
+def test_samples_that_raise_have_rows_of_their_own(tmp_path: Path) -> None:
+    members = [studies.member("one"), studies.member("two", hidden=8)]
+    data = argosy.Data(train=studies.Vectors(120), val=Torn(600), on_error="skip")
+    report = trained(tmp_path, members, data=data, epochs=1)
+    whole = report.predict(studies.Vectors(600))
+    sound = [index for index in range(600) if index not in Torn.torn]
+    with pytest.warns(UserWarning, match=r"257 of 600 samples to predict raised \(3, 256, 257, 258, 259 and others\)"):
+        found = report.predict()
+    assert torch.equal(found[sound], whole[sound])
+    assert found[sorted(Torn.torn)].isnan().all()
+    for row in report.ensemble().scores[1:]:
+        assert row["nll"] == pytest.approx(report.member(row["network"]).metrics["val_loss"], rel=1e-5)
+    raising = argosy.Study(data=replace(data, on_error="raise"), members=members)
+    with pytest.raises(StudyError, match="sample 300 raised OSError: torn"):
+        argosy.load(tmp_path, study=raising).predict(Torn(600))
 
 
 def line(width: int) -> nn.Module:

@@ -179,6 +179,13 @@ class Flawed(studies.Vectors):
         return super().__getitem__(index)
 
 
+class Numbers(nn.Module):
+    """A network that names classes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(dim=1)
+
+
 class Threes(studies.Vectors):
     """Samples of three parts."""
 
@@ -210,12 +217,16 @@ def taught(data: argosy.Data | None = None, **rest: Any) -> argosy.Study:
     return argosy.distill(report(data=data or VALIDATED), **{"into": member("student"), **rest})
 
 
+def taught_what_raises() -> argosy.Study:
+    """A student of samples of which one raises."""
+    with pytest.warns(UserWarning, match="their rows are NaN"):
+        return taught(argosy.Data(train=Flawed(40), val=studies.Vectors(40), on_error="skip"))
+
+
 CASES = {
     "a student that learns from its teacher alone and more": lambda: taught(weight=2),
     "a student whose loss does not tell what it says": lambda: taught(into=member(loss=summed, metrics={})),
-    "a student of samples that the teacher could not be asked about": lambda: taught(
-        argosy.Data(train=Flawed(40), val=studies.Vectors(40), on_error="skip")
-    ),
+    "a student of samples that the teacher could not be asked about": taught_what_raises,
     "a student of samples of three parts": lambda: taught(
         argosy.Data(train=Threes(40), val=Threes(40), on_device=first_two)
     ).data.train[0],
@@ -270,6 +281,13 @@ CASES = {
     "a prediction of samples that a frozen network was to be run on first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction of a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
+    "predictions of a fold of which every sample raises": lambda: report(
+        *argosy.kfold(member(), 40, samples=40),
+        data=argosy.Data(train=studies.Vectors(40), val=Flawed(40), on_error="skip"),
+    ).out_of_fold("mlp"),
+    "a prediction of samples that raise, of whole numbers": lambda: report(
+        data=argosy.Data(train=studies.Vectors(40), val=Flawed(40), on_error="skip")
+    ).predict(network=Numbers()),
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
     "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),
     "an ensemble of several outputs that are combined as others": lambda: two_headed().ensemble(

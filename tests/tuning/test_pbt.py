@@ -1,5 +1,6 @@
 """Populations: who takes whose place is the definition's answer, and a clone is what a plain loop makes of its line of sources."""
 
+import itertools
 import math
 import shutil
 from dataclasses import replace
@@ -21,6 +22,8 @@ from torch.optim import SGD
 
 import argosy
 from argosy.errors import RunError
+from argosy.protocol.events import MemberRested, Saved
+from argosy.protocol.trainer import SectionReport
 from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
 from argosy.running.search.populations import changes
@@ -306,3 +309,35 @@ def test_only_numbers_that_a_clone_may_change_are_changed() -> None:
 
 def _other(parameters: Any, lr: float) -> SGD:
     return SGD(parameters, lr)
+
+
+def test_a_generation_begins_when_all_of_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one device are late: its members are called before they rest, and no epoch is prepared for the others alone."""
+    late: list[tuple[int, str, SectionReport]] = []
+    handle, one_round, rounds = Driver._handle, Driver._round, itertools.count()
+
+    def hear(driver: Driver, worker: str, message: Any) -> None:
+        if isinstance(message, SectionReport):
+            held = tuple(event for event in message.events if isinstance(event, Saved | MemberRested))
+            if held:
+                until = next(rounds) + (3 if worker.endswith("0") else 15)
+                late.append((until, worker, SectionReport(events=held)))
+                message = replace(message, events=tuple(event for event in message.events if event not in held))
+        handle(driver, worker, message)
+
+    def go_round(driver: Driver) -> None:
+        one_round(driver)
+        now = next(rounds)
+        for until, worker, message in [one for one in late if one[0] <= now]:
+            late.remove((until, worker, message))
+            handle(driver, worker, message)
+
+    monkeypatch.setattr(Driver, "_handle", hear)
+    monkeypatch.setattr(Driver, "_round", go_round)
+    terms = {"scheduler": "pbt", "n_trials": 6, "eta": 2, "max_epochs": 4}
+    report = tune(tmp_path / "late", space={"lr": FloatDistribution(0.003, 1.0, log=True)}, **terms)
+    assert argosy.load(tmp_path / "late").preparations == 1.0
+    monkeypatch.undo()
+    assert outcome(report) == outcome(
+        tune(tmp_path / "whole", space={"lr": FloatDistribution(0.003, 1.0, log=True)}, **terms)
+    )

@@ -259,9 +259,8 @@ class CarryOut:
             return  # another of the devices that stepped it has said so
         self.record(MemberEnded(member=member, status=status, reason=reason))
         self.measuring.forget(member)
-        leaving = self.members.leaves(member)
         # Where no leg is left, the policy is asked when all that go on elsewhere are saved.
-        run.wants_plan |= leaving is not None and leaving.verdict is None
+        run.wants_plan |= self.members.leaves(member) is not None
         # It may have failed while it was measured, or was told to stop while it waited.
         run.costs_settled |= self.members.waits(member)
         if member in self.members.new:

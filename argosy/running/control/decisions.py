@@ -53,6 +53,15 @@ class Decisions:
         leaving = self.members.leaving.items()
         return any(its.verdict is None and self.legs.of(name) is None for name, its in leaving)
 
+    @property
+    def more_come_back(self) -> bool:
+        """Whether a member that leaves its device wants another one as soon as it is saved: its rest may be over by then."""
+        leaving = self.members.leaving.items()
+        return any(its.verdict is None or self._is_called(name, its.verdict) for name, its in leaving)
+
+    def _is_called(self, name: str, told: Verdict) -> bool:
+        return told.fate is Fate.REST and self.run.verdict(name).fate is Fate.GO_ON
+
     def turn(self, leg: LiveLeg) -> int | None:
         """The section at which others may have their turn: the next epoch's end, or the barrier where members meet."""
         met = self.goes_to(leg)

@@ -88,7 +88,7 @@ class LegStarts:
         run = self.run
         if run.pausing is not None or not self.members.waiting or self.legs.regrouping:
             return
-        if not self.legs.live and any(its.verdict is None for its in self.members.leaving.values()):
+        if not self.legs.live and self.decisions.more_come_back:
             return  # No member trains meanwhile, and the policy is to choose among all that are left.
         profiles = self.decisions.profiles(self.decisions.to_start())
         self.carry_out.record(*self.predictions.profiled(profiles))
