@@ -23,7 +23,6 @@ def feeder(*, prepare: float = 0.0, exchange: float = 0.0, train: float = 0.0, *
         "busy_seconds": 5.0,
         "filling_seconds": 8.0,
         "preparation_cpu_seconds": 4.0,
-        "exchange_cpu_seconds": 0.1,
     }
     return {**counted, **rest, **{name: {"mean": fill} for name, fill in queues.items()}}
 

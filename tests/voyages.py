@@ -37,7 +37,7 @@ LENGTH = 170
 QUEUE = {"mean": 0.5, "step_seconds": 0.5, "history": [0.1, 0.5, 0.9]}
 FEEDER: dict[str, Any] = {
     **dict.fromkeys(("prepared", "delivered"), 2000),
-    **dict.fromkeys(("exchanged_bytes", "exchange_cpu_seconds"), 0),
+    "exchanged_bytes": 0,
     **dict.fromkeys(("seconds", "busy_seconds", "filling_seconds"), 50.0),
     **dict.fromkeys(("cores", "loaders"), 2),
     **dict.fromkeys(("to_prepare", "to_exchange", "to_train"), QUEUE),

@@ -28,7 +28,6 @@ class FeederFigures(TypedDict):
     busy_seconds: float
     filling_seconds: float
     preparation_cpu_seconds: float
-    exchange_cpu_seconds: float
     to_prepare: Queue
     to_exchange: Queue
     to_train: Queue

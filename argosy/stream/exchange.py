@@ -10,12 +10,12 @@ at their other ends break. One that breaks reports why and ends. It dies with it
 
 import contextlib
 import datetime
-import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from argosy.protocol.feeder import Team
-from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.death import forked
 from argosy.stream.rendezvous import FORMING, store_at
 from argosy.stream.ring import Ring
 from argosy.stream.sharing import PIPELINES, Hop, Pipeline, candidates
@@ -86,32 +86,23 @@ class ExchangeProcess:
         except (EOFError, OSError):
             return Broken("its exchange died")
 
-    def end(self) -> float:
-        """Kill the exchange and wait until it has gone; return its CPU seconds."""
+    def end(self) -> None:
+        """Kill the exchange and wait until it has gone."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        used = os.wait4(self.pid, 0)[2]
-        return used.ru_utime + used.ru_stime
+        os.waitpid(self.pid, 0)
 
 
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
     """Fork an exchange; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
     ours, theirs = Pipe()
-    feeder = os.getpid()
-    gc.freeze()  # as for loader workers
-    pid = os.fork()
-    if pid == 0:
-        for connection in (ours, *inherited):
-            connection.close()
-        os._exit(_work(feeder, theirs, ring, team))
+    pid = forked("exchange", partial(_work, theirs, ring, team), closing=[one.close for one in (ours, *inherited)])
     theirs.close()
     return ExchangeProcess(pid, ours)
 
 
-def _work(feeder: int, connection: Connection, ring: Ring, team: Team) -> int:
-    die_with_parent(feeder)
-    name_process("exchange")
+def _work(connection: Connection, ring: Ring, team: Team) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     say = _Voice(connection)

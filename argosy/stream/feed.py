@@ -198,7 +198,7 @@ class _Feeder:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             self.selector.unregister(exchange.connection)
-            self.gauge.exchange_cpu_seconds += exchange.end()
+            exchange.end()
             self.sending.clear()
             for slot in [slot for slot, holders in self.held.items() if exchange in holders]:
                 self._give_back(slot, exchange)

@@ -81,8 +81,6 @@ class StreamGauge:
     """Time with at least one block on its way into the ring, prepared here or elsewhere."""
     preparation_cpu_seconds: float = 0.0
     """CPU time in tasks, of loader workers or of the feeder itself."""
-    exchange_cpu_seconds: float = 0.0
-    """CPU time of exchanges that have ended."""
     to_prepare: QueueGauge = field(default_factory=QueueGauge)
     to_exchange: QueueGauge = field(default_factory=QueueGauge)
     to_train: QueueGauge = field(default_factory=QueueGauge)

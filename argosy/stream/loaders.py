@@ -7,13 +7,13 @@ heartbeat is a slot of the feeder's.
 """
 
 import contextlib
-import gc
 import os
 import time
 import traceback
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 
 import torch
@@ -21,7 +21,7 @@ import torch
 from argosy.errors import StudyError
 from argosy.protocol.feeder import ShardMark
 from argosy.stream.blocks import Place
-from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.death import forked
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.order import Indices
 from argosy.stream.ring import Ring
@@ -111,20 +111,14 @@ def start_loader(
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()
-    feeder = os.getpid()
-    gc.freeze()  # else the worker's garbage collections would copy the pages of a dataset that lives in memory
-    pid = os.fork()
-    if pid == 0:
-        for connection in (ours, *inherited):
-            connection.close()
-        os._exit(_work(feeder, own, theirs, ring, sources))
+    pid = forked(
+        "loader", partial(_work, own, theirs, ring, sources), closing=[one.close for one in (ours, *inherited)]
+    )
     theirs.close()
     return Loader(pid, ours, number, own)
 
 
-def _work(feeder: int, heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
-    die_with_parent(feeder)
-    name_process("loader")
+def _work(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dict[str, Source]) -> int:
     torch.set_num_threads(1)
     for source in sources.values():
         source.heartbeat = heartbeat

@@ -4,19 +4,19 @@ Contract. Reader k of n reads shards k, k + n, k + 2n, …; which of them reads 
 far it is, and of each shard what it has found. It dies with the caller, which ends all readers before it returns.
 """
 
-import gc
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import NamedTuple, TypeVar
 
 import cloudpickle
 
 from argosy.errors import StudyError, WorkerError
-from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.death import forked
 from argosy.stream.heartbeat import Heartbeat
 
 __all__ = ["Found", "Grown", "Read", "by_readers"]
@@ -80,15 +80,11 @@ def _started(
     read: Read[Found], shards: int, count: int, heartbeat: Heartbeat, doing: str
 ) -> Iterator[dict[Connection, _Reader]]:
     processes: dict[Connection, _Reader] = {}
-    gc.freeze()  # as for loader workers
-    caller = os.getpid()
     try:
         for number in range(count):
             own, its = heartbeat.slot(number + 1), range(number, shards, count)
             ours, theirs = Pipe(duplex=False)
-            pid = os.fork()
-            if pid == 0:
-                os._exit(_work(caller, own, theirs, read, its, doing))
+            pid = forked("reader", partial(_work, own, theirs, read, its, doing))
             theirs.close()
             processes[ours] = _Reader(pid, set(its), own)
         yield processes
@@ -104,11 +100,7 @@ def _end(reader: _Reader) -> None:
     reader.heartbeat.rest()
 
 
-def _work(
-    caller: int, heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str
-) -> int:
-    die_with_parent(caller)
-    name_process("reader")
+def _work(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shards: range, doing: str) -> int:
     told = 0
 
     def grown(shard: int, samples: int, size: int) -> None:
