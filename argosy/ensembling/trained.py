@@ -4,7 +4,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,9 +55,14 @@ class Trained:
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
-        study = self.known_study()
-        preparation = preparation_of(study) if preprocess else None
-        saved = next((saved for saved in reversed(self.state.member(name).saved) if saved.best is not None), None)
+        preparation = preparation_of(self.known_study()) if preprocess else None
+        network, _ = self._best_of(name)
+        return network if preparation is None else Prepared(network, preparation).eval()
+
+    def _best_of(self, name: str) -> tuple[nn.Module, tuple[int, int]]:
+        """Return a member's network with the best weights that are saved, and their (epoch, section); warn where the member has done better since."""
+        study, state = self.known_study(), self.state.member(name)
+        saved = next((saved for saved in reversed(state.saved) if saved.best is not None), None)
         if saved is None or saved.best is None:
             raise RunError(
                 f"member {name!r} has not finished and saved a section, so there is nothing to load; train it further."
@@ -67,9 +72,18 @@ class Trained:
                 f"the study has no member {name!r}{meant(name, study.names)}, only {', '.join(study.names)}; give the run's own study, with the members that were added to it or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
+        # A whole state, whose weights are the best, says of which section; a file of the best weights is of one itself.
+        epoch, section, value, *_ = best.get("best") or (best["epoch"], best["section"], best["value"])
+        if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):
+            objective = study.objective
+            warnings.warn(
+                f"member {name!r}: the best weights saved are those of epoch {epoch + 1}, with {objective} {value:.4g}; those of "
+                f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
+                UserWarning,
+                stacklevel=4,
+            )
         member = study.member(name)
-        network = opened(member, best["model"], seed_of(member, study.seed))
-        return network if preparation is None else Prepared(network, preparation).eval()
+        return opened(member, best["model"], seed_of(member, study.seed)), (epoch, section)
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
         """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data, and StudyError for samples that raise where the study does not skip them."""
@@ -192,7 +206,11 @@ class Trained:
         """Implement `Networks.export`."""
         check_format(format, push_to_hub=push_to_hub)
         study = self.known_study()
-        whole: Any = self.load(row.name) if row is not None else copy.deepcopy(network)
+        if row is None:
+            whole = copy.deepcopy(network)
+        else:
+            whole, at = self._best_of(row.name)
+            row = _as_of(row, at)
         whole = whole.cpu().eval()
         preparation = preparation_of(study) if preprocess else None
         if preparation is not None and not isinstance(getattr(whole, "preparation", None), InputPreparation):
@@ -239,6 +257,12 @@ class Trained:
                 f"argosy.load(directory, study={of})."
             )
         return self.study
+
+
+def _as_of(row: MemberResult, at: tuple[int, int]) -> MemberResult:
+    """Return the result with the figures of this (epoch, section), whose weights are exported."""
+    found = [ended for ended in row.sections if (ended.epoch, ended.section) == at]
+    return replace(row, metrics=dict(found[0].metrics), best_epoch=found[0].epoch + 1) if found else row
 
 
 def _with_gaps(predicted: Predicted) -> Any:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import random
 import subprocess
 import sys
@@ -55,12 +56,17 @@ def member(name: str, width: int = 8, **rest: object) -> argosy.Member:
     return argosy.Member(name, optimizer=optimizer, batch_size=32, **given)
 
 
+def study_of(members: list[argosy.Member], epochs: int, data: argosy.Data | None = None) -> argosy.Study:
+    """Of digits."""
+    data = data or argosy.Data(arrays=(X[TRAIN], Y[TRAIN]), val_arrays=(X[VAL], Y[VAL]))
+    return argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
+
+
 def trained(
     directory: Path, members: list[argosy.Member], *, data: argosy.Data | None = None, epochs: int = 8
 ) -> argosy.Report:
     """Train them in this process."""
-    data = data or argosy.Data(arrays=(X[TRAIN], Y[TRAIN]), val_arrays=(X[VAL], Y[VAL]))
-    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
+    study = study_of(members, epochs, data)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
 
 
@@ -159,6 +165,28 @@ def test_a_network_is_built_again_under_the_seed_that_it_was_trained_with(tmp_pa
         assert (row["accuracy"], row["nll"]) == pytest.approx((metrics["val_accuracy"], metrics["val_loss"]), rel=1e-5)
     ensemble.save(tmp_path / "ensemble.pt")
     assert torch.equal(Ensemble.load(tmp_path / "ensemble.pt", members)(X[TEST]), ensemble(X[TEST]))
+
+
+def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(tmp_path: Path) -> None:
+    first = trained(tmp_path, [member("net")], epochs=1).best().metrics
+    second = trained(tmp_path, [member("net")], epochs=2).best().metrics
+    assert second["val_loss"] < first["val_loss"]
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    last = max(number for number, line in enumerate(lines) if '"SectionEnded"' in line)
+    journal.write_text("".join(f"{line}\n" for line in lines[: last + 1]))  # as it is where the driver is killed then
+    report = argosy.load(tmp_path, study=study_of([member("net")], 2))
+    assert report.best().metrics == second
+    said = (
+        f"the best weights saved are those of epoch 1, with val_loss {first['val_loss']:.4g}; those of epoch 2, with "
+        f"{second['val_loss']:.4g}, are not saved yet"
+    )
+    with pytest.warns(UserWarning, match=said):
+        report.best().load()
+    with pytest.warns(UserWarning, match=said):
+        folder = report.export(tmp_path / "exported", "net")
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["epochs"], config["figures"]) == (1, first)
 
 
 def test_an_ensemble_of_networks_from_elsewhere_is_saved_as_well(tmp_path: Path) -> None:
