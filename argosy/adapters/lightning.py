@@ -17,7 +17,7 @@ def from_lightning(
 
     `module` builds it: the class, or a partial of it. `metrics` names the values logged by validation_step that are to
     be reported, as ``["val_acc"]``. ``val_loss`` is always there: the logged one, else what validation_step returns.
-    `fields` are further ones of `argosy.Member`. Raises StudyError for hooks that would not be called.
+    `fields` are further ones of `argosy.Member`, but no `average`. Raises StudyError for hooks that would not be called.
     """
     try:
         from argosy.adapters import loop  # imports lightning
@@ -26,6 +26,12 @@ def from_lightning(
             "argosy.from_lightning needs lightning and torchmetrics; install them with pip install 'argosy[lightning]'."
         ) from error
 
+    if fields.get("average") is not None:
+        # One validation of a module logs into one place, and keeps what it likes in its attributes.
+        raise StudyError(
+            f"argosy.from_lightning: member {name!r} has average={fields['average']}, and a LightningModule, which logs one validation, cannot be "
+            "validated with raw and with averaged weights at once. Leave average out, or train the network without Lightning."
+        )
     kind = module.func if isinstance(module, partial) else module
     if isinstance(kind, type):
         loop.check_hooks(kind)

@@ -468,6 +468,11 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
         argosy.from_lightning("net", Hooked, batch_size=8)
 
 
+def test_an_average_whose_validation_would_be_mixed_with_the_raw_one_is_refused() -> None:
+    with pytest.raises(StudyError, match="cannot be validated with raw and with averaged weights at once"):
+        argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_acc"], average=argosy.EMA(0.5))
+
+
 def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -> None:
     member = argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_auc"])
     with pytest.warns(MemberFailed, match="does not log 'val_auc'"):

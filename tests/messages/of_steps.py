@@ -196,6 +196,7 @@ CASES = {
     "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
     "a LightningModule with a hook that nobody calls": lambda: lit(Hooked),
+    "a LightningModule with an average": lambda: lit(Lit, average=argosy.EMA(0.9)),
     "a network that is no LightningModule": lambda: lit(linear),
     "a LightningModule with two optimizers": lambda: lit(Two),
     "a LightningModule whose schedule watches a metric at every step": lambda: lit(Watching),
