@@ -71,9 +71,11 @@ Metric = Any
 
 def accuracy(output: Any, target: Any) -> Any:
     """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
-    classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. Raises StudyError for other shapes, as those of one logit."""
+    classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. An output with a NaN is wrong. Raises StudyError for other shapes, as those
+    of one logit."""
     check_classes(output, target)
-    return (output.argmax(dim=1) == target).float()
+    largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
+    return ((said == target) & (largest == largest)).float()
 
 
 @known_keywords("argosy.Data")

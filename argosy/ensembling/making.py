@@ -10,7 +10,7 @@ from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted, Reduced
-from argosy.ensembling.scores import class_scores, disagreement, number_scores
+from argosy.ensembling.scores import disagreement, scores_of_classes, scores_of_numbers
 from argosy.ensembling.select import How, losses_of, of_errors, of_probabilities, selected, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
@@ -55,7 +55,7 @@ def apart(
 
     The ensemble itself has no score: a sample that one network held out may be a training sample of the others.
     """
-    score, names = number_scores if combine == "mean" else class_scores, list(networks)
+    score, names = scores_of_numbers if combine == "mean" else scores_of_classes, list(networks)
     try:
         found = [
             _answers({name: network}, predicted, combine)
@@ -129,7 +129,7 @@ def _scores(
     Networks of weight 0 are left out of the ensemble's own row, as their outputs may be NaN.
     """
     numbers = combine == "mean"
-    score = number_scores if numbers else class_scores
+    score = scores_of_numbers if numbers else scores_of_classes
     weights_M = outputs_MN.new_tensor(weights)
     chosen_MN, weights_M = outputs_MN[weights_M > 0], weights_M[weights_M > 0]
     together = score(combined(chosen_MN, weights_M, torch.ones_like(weights_M), combine), target_N)

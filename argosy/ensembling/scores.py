@@ -1,22 +1,65 @@
 """Scores of predictions, and the disagreement of networks, each one number over a set of samples."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["class_scores", "disagreement", "number_scores"]
+from argosy.errors import RunError
+
+__all__ = ["class_scores", "disagreement", "number_scores", "scores_of_classes", "scores_of_numbers"]
 
 BINS = 15
 """Bins of confidence, all of one width, as in Guo et al. 2017."""
 
 
-def class_scores(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, float]:
-    """Return accuracy, negative log-likelihood, Brier score and expected calibration error of class probabilities."""
+SUM_OFF = 0.01
+"""Most by which probabilities of a sample may miss a sum of one: bfloat16 rounds as much."""
+
+
+def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
+    """Return accuracy, negative log-likelihood, Brier score and expected calibration error of class probabilities.
+
+    Targets are class numbers. Raises RunError for other shapes, rows with NaN, and rows that are no probabilities.
+    """
+    target_N = torch.as_tensor(target_N)
+    if probabilities_NC.dim() != 2 or target_N.shape != probabilities_NC.shape[:1]:
+        raise RunError(
+            f"class_scores was given probabilities of shape {list(probabilities_NC.shape)} and targets of shape {list(target_N.shape)}; it needs "
+            "[samples, classes] and one class number per sample. Give target.flatten() of a column."
+        )
+    _check_predicted("class_scores", probabilities_NC)
+    sums_N = probabilities_NC.double().sum(dim=1)
+    if wrong := int(((sums_N - 1).abs() > SUM_OFF).sum()):
+        raise RunError(
+            f"class_scores was given {wrong:,} of {len(sums_N):,} rows that do not sum to 1; it needs probabilities. Of logits, as a network "
+            "returns them, give output.softmax(dim=1)."
+        )
+    return scores_of_classes(probabilities_NC, target_N.long())
+
+
+def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
+    """Return the root mean squared error and the mean absolute error.
+
+    Raises RunError where the two have unlike shapes, and for rows with NaN.
+    """
+    target_N = torch.as_tensor(target_N)
+    if predicted_N.shape != target_N.shape:
+        raise RunError(
+            f"number_scores was given predictions of shape {list(predicted_N.shape)} and targets of shape {list(target_N.shape)}; it needs "
+            "the same of both. Give target[:, None] where the network returns a column."
+        )
+    _check_predicted("number_scores", predicted_N)
+    return scores_of_numbers(predicted_N, target_N)
+
+
+def scores_of_classes(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, float]:
+    """Return `class_scores` without its checks, as of a network that has diverged."""
     probabilities_NC = probabilities_NC.double()
     truth_NC = torch.zeros_like(probabilities_NC).scatter_(1, target_N[:, None], 1.0)
     confidence_N, said_N = probabilities_NC.max(dim=1)
-    right_N = (said_N == target_N).double()
+    right_N = ((said_N == target_N) & ~confidence_N.isnan()).double()
     return {
         "accuracy": right_N.mean().item(),
         "nll": -(probabilities_NC * truth_NC).sum(dim=1).log().mean().item(),
@@ -25,8 +68,8 @@ def class_scores(probabilities_NC: Tensor, target_N: Tensor) -> dict[str, float]
     }
 
 
-def number_scores(predicted_N: Tensor, target_N: Tensor) -> dict[str, float]:
-    """Return the root mean squared error and the mean absolute error."""
+def scores_of_numbers(predicted_N: Tensor, target_N: Tensor) -> dict[str, float]:
+    """Return `number_scores` without its checks."""
     errors_N = predicted_N.double() - target_N.double()
     return {"rmse": errors_N.pow(2).mean().sqrt().item(), "mae": errors_N.abs().mean().item()}
 
@@ -43,3 +86,13 @@ def _calibration_error(confidence_N: Tensor, right_N: Tensor) -> float:
     bins_N = (confidence_N * BINS).ceil().long().clamp(1, BINS) - 1
     excess = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bins_N, confidence_N - right_N)
     return (excess.abs().sum() / len(confidence_N)).item()
+
+
+def _check_predicted(function: str, predicted_N: Tensor) -> None:
+    """Raise RunError where samples have a prediction with NaN."""
+    nan_N = predicted_N.isnan().flatten(1).any(dim=1) if predicted_N.dim() > 1 else predicted_N.isnan()
+    if lacking := int(nan_N.sum()):
+        raise RunError(
+            f"{function} was given {lacking:,} of {len(nan_N):,} rows with NaN, of samples that no network has predicted, or of a network that "
+            "diverged. Leave them out of both, as in predicted[known] and target[known], and say how many they are."
+        )

@@ -12,12 +12,14 @@ from sklearn.metrics import log_loss
 from torch import Tensor, nn
 from torch.nn import functional
 
+import argosy
 from argosy.ensembling.calibrate import SPAN, temperature
 from argosy.ensembling.combining import combined, quantiles, variance
 from argosy.ensembling.making import make
 from argosy.ensembling.predict import Predicted
-from argosy.ensembling.scores import class_scores, disagreement, number_scores
+from argosy.ensembling.scores import class_scores, disagreement, number_scores, scores_of_classes
 from argosy.ensembling.select import BAGS, ROUNDS, How, losses_of, selected, terms
+from argosy.errors import RunError
 
 CLASSES = ("probabilities", "logits", "votes")
 
@@ -62,6 +64,36 @@ def test_disagreement_is_a_mean_over_pairs() -> None:
 def test_scores_of_numbers() -> None:
     found = number_scores(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     assert found == pytest.approx({"rmse": math.sqrt(2), "mae": 1.0})
+
+
+def test_scores_of_what_is_no_prediction_of_each_sample_are_refused() -> None:
+    logits, target = members(1)
+    probabilities = logits[0].softmax(dim=1)
+    gone = probabilities.clone()
+    gone[:6] = torch.nan
+    for given, wanted, said in (
+        (probabilities, target[:, None], r"targets of shape \[60, 1\]"),
+        (probabilities[0], target, "one class number per sample"),
+        (gone, target, "6 of 60 rows with NaN"),
+        (logits[0], target, "60 of 60 rows that do not sum to 1"),
+    ):
+        with pytest.raises(RunError, match=said):
+            class_scores(given, wanted)
+    for given, wanted, said in (
+        (torch.arange(5.0)[:, None], torch.arange(5.0), "the same of both"),
+        (torch.tensor([1.0, torch.nan]), torch.ones(2), "1 of 2 rows with NaN"),
+    ):
+        with pytest.raises(RunError, match=said):
+            number_scores(given, wanted)
+    assert class_scores(probabilities.bfloat16(), target.int().numpy())["accuracy"] > 0
+    assert number_scores(torch.ones(2), np.zeros(2))["mae"] == 1.0
+
+
+def test_an_output_with_nan_is_wrong() -> None:
+    output = torch.tensor([[torch.nan, 1.0], [torch.nan, torch.nan], [3.0, 1.0], [torch.inf, 0.0]])
+    for right in (argosy.accuracy, torch.vmap(lambda o, t: argosy.accuracy(o[None], t[None])[0])):
+        assert right(output, torch.zeros(4, dtype=torch.long)).tolist() == [0, 0, 1, 1]
+    assert scores_of_classes(output.softmax(dim=1), torch.zeros(4, dtype=torch.long))["accuracy"] == 0.25
 
 
 def test_ways_to_combine() -> None:

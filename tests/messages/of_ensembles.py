@@ -19,6 +19,7 @@ from torch.nn import functional
 import argosy
 from argosy.ensembling import predict
 from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.scores import class_scores, number_scores
 from messages.of_studies import VALIDATED, trained
 
 __all__ = ["CASES"]
@@ -261,6 +262,12 @@ CASES = {
     "a comparison with what was not replicated": lambda: report().compare("mlp", "vit"),
     "a comparison by what is not reported": lambda: report(*argosy.replicate(member(), 2)).compare(
         "mlp", "mlp", "val_f1"
+    ),
+    "scores of classes of a column of targets": lambda: class_scores(torch.ones(40, 1), np.zeros((40, 1))),
+    "scores of logits": lambda: class_scores(torch.zeros(40, 10), np.zeros(40)),
+    "scores of a column of numbers": lambda: number_scores(torch.zeros(40, 1), np.zeros(40)),
+    "scores of samples that nothing was predicted for": lambda: number_scores(
+        torch.full((40,), torch.nan), np.zeros(40)
     ),
     "an ensemble of the best and of named members": lambda: report().ensemble(top=2, members=["mlp"]),
     "an ensemble of more members than there are": lambda: report().ensemble(top=5),
