@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -114,6 +115,28 @@ def test_a_tracker_is_told_what_the_journal_says_and_a_later_one_all_of_it(tmp_p
     assert first.of("one") == [("begin", "one", 20), rows[0], ("end", "one", "done")]
     assert second.of("one") == [("begin", "one", 20), *rows[1:], ("end", "one", "done")]
     assert late.of("one") == [("begin", "one", 20), *rows, ("end", "one", "done")]
+
+
+def test_what_begins_anew_is_another_run_for_trackers(tmp_path: Path) -> None:
+    study = studies.study(60, fleet=FLEET, epochs=2, val=20)
+
+    def told(fresh: Any) -> dict[str, int]:
+        recorder = Recorder()
+        place = {"directory": tmp_path / "x", "launcher": "inline", "devices": "cpu:1"}
+        argosy.train(study, trackers=[recorder], fresh=fresh, **place)
+        return {call[1]: len(recorder.of(call[1])) for call in recorder.calls if call[0] == "begin"}
+
+    assert told(False) == {"one": 4, "two": 4}
+    assert told(["one"]) == {"one~1": 4}
+    assert told(["one"]) == {"one~2": 4}
+    anew = told(True)
+    assert [(name.partition("~")[0], count) for name, count in anew.items()] == [("one", 4), ("two", 4)]
+    assert not anew.keys() & {"one", "one~1", "one~2", "two"}
+    (folder,) = tmp_path.glob("x.old-1")
+    shutil.rmtree(folder)
+    assert told(False) == {}
+    (name,) = told(["two"])
+    assert name == next(known for known in anew if known.startswith("two")) + "~1"
 
 
 def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(

@@ -21,7 +21,10 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB", 
 
 
 class Tracker(Protocol):
-    """Receives the metrics of members; an exception ends only the tracker itself."""
+    """Receives the metrics of members; an exception ends only the tracker itself.
+
+    A member that has begun anew has another name here, as ``mlp~1``: what was logged of it before is of another run.
+    """
 
     def open(self, directory: Path, group: str) -> None:
         """Open the tracker: a driver begins to work on the run in this directory."""

@@ -9,6 +9,7 @@ starts with what is missing.
 """
 
 import contextlib
+import glob
 import math
 import queue
 import re
@@ -54,7 +55,12 @@ class TrackerFeed:
         self._log = folder / f"tracker-{name}.log"
         """What it has raised."""
         self._told = folder / f"tracker-{name}.told"
-        """A line for each section: the member, and its finished epochs by then; one with 0.0 where it has ended."""
+        """A line for each section: the member, and its finished epochs by then; one with 0.0 where it has ended. First, where the whole
+        run has begun anew, a line with when."""
+        self._run_anew = ""
+        self._anew: dict[str, str] = {}
+        """What is added to the names of all members, and of those that have begun anew: what trackers have of their earlier
+        beginning is a run of its own."""
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._full = False
@@ -67,19 +73,40 @@ class TrackerFeed:
     def start(self, job: Job, state: RunState) -> None:
         """Start the thread, beginning with what the tracker has missed of the run so far."""
         self._calls.put(("open", (job.directory, visible(job.directory.name, lines=False))))
+        make_folder(self._told.parent)
+        self._run_anew = self._run_begun_anew(job.directory)
+        self._anew = {
+            member.name: f"~{member.aside.rpartition('-')[2]}" for member in state.members.values() if member.aside
+        }
         told = self._told_before()
         for member in state.members.values():
-            missed = [row for row in member.own_sections if row.epochs > told.get(member.name, 0.0)]
-            if missed or (member.status in OVER and member.name not in told):
-                for call in _again(member, missed, job.study):
-                    self._calls.put(call)
+            known_as = self._known_as(member.name)
+            missed = [row for row in member.own_sections if row.epochs > told.get(known_as, 0.0)]
+            if missed or (member.status in OVER and known_as not in told):
+                for method, (name, *arguments) in _again(member, missed, job.study):
+                    self._calls.put((method, (self._known_as(name), *arguments)))
         self._thread.start()
 
-    def tell(self, method: str, *arguments: Any) -> None:
+    def tell(self, method: str, member: str, *arguments: Any) -> None:
         """Queue a call, unless the queue has ever been full."""
         self._full = self._full or self._calls.qsize() >= ROOM
         if not self._full:
-            self._calls.put((method, arguments))
+            self._calls.put((method, (self._known_as(member), *arguments)))
+
+    def _known_as(self, member: str) -> str:
+        """Return the name by which the tracker knows a member; no member has such a name where it has begun anew."""
+        return f"{member}{self._run_anew}{self._anew.get(member, '')}"
+
+    def _run_begun_anew(self, directory: Path) -> str:
+        """Return what tells the members of a whole run that has begun anew, as with ``fresh=True``, from those of before."""
+        if not self._told.exists():
+            earlier = any(directory.parent.glob(f"{glob.escape(directory.name)}.old-*"))
+            if not earlier:
+                return ""
+            with appending(self._told) as file:
+                file.write(f"~{time.strftime('%Y-%m-%dT%H.%M.%S')}\n".encode())
+        first = next(iter(lines_of(self._told)), b"").decode(errors="replace")
+        return first if first.startswith("~") else ""
 
     def end(self, deadline: float, call_seconds: float) -> str:
         """Wait until `deadline`, and `call_seconds` for one call at most.
@@ -119,7 +146,6 @@ class TrackerFeed:
             file.write(f"{member} {epochs!r}\n".encode())
 
     def _told_before(self) -> dict[str, float]:
-        make_folder(self._told.parent)
         text = "\n".join(line.decode(errors="replace") for line in lines_of(self._told)) if self._told.exists() else ""
         told: dict[str, float] = {}
         for member, epochs in re.findall(r"(?m)^(\S+) (\d+\.\d+)$", text):
