@@ -101,13 +101,17 @@ class Report:
         good: `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its
         members. Raises RunError if no such member has finished an epoch with a number as its objective.
         """
-        row = next((row for row in self.rows if row.counts), None)
-        if row is None or math.isnan(row.metrics.get(self.objective, math.nan)):
+        row = next(filter(self._has_number, self.rows), None)
+        if row is None:
             raise RunError(
                 f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
                 f"diverged, or reached no number. See `argosy status {self.directory}`; report.member(name) has what one reached."
             )
         return row
+
+    def _has_number(self, row: MemberResult) -> bool:
+        """Whether a member's result counts, and its objective is a number."""
+        return row.counts and not math.isnan(row.metrics.get(self.objective, math.nan))
 
     @property
     def leader(self) -> Leader | None:
@@ -144,8 +148,8 @@ class Report:
     ) -> Any:
         """Return one ``nn.Module`` of the best weights of the `top`, named, or all members; see `argosy.ensembling.ensemble`.
 
-        A configuration's name among `members` stands for all members that repeat it; those that failed or diverged are
-        only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
+        A configuration's name among `members` stands for all members that repeat it; those that failed, diverged or
+        reached no number as their objective are only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
         the validation samples are included, with weights (Caruana et al. 2004), with ``"bagged"`` the mean of such choices from random halves; of members that keep their last sections
         (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false, outputs are combined in
         another way than by probabilities or a mean, or `calibrate` is asked for. With that each member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
@@ -215,17 +219,19 @@ class Report:
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
-        known = [row for row in self.rows if row.counts]
+        known = [*filter(self._has_number, self.rows)]
         if members is not None:
             names = dict.fromkeys([*(row.name for row in self.rows), *self.repetitions.outcomes])
             if unknown := [name for name in members if name not in names]:
                 raise self._unknown(unknown[0], [*names])
             repeated = {*members} - {row.name for row in self.rows}
-            known = [row for row in self.rows if row.name in members or (row.counts and row.repeats in repeated)]
+            known = [
+                row for row in self.rows if row.name in members or (self._has_number(row) and row.repeats in repeated)
+            ]
         if len(known) < (top or 1):
             raise RunError(
                 f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
-                "finished an epoch and not failed, or were named. Choose fewer, or train them further."
+                f"a {self.objective} that counts, or were named. Choose fewer, or train them further."
             )
         return known[:top]
 

@@ -22,7 +22,7 @@ from torch.optim import Adam
 import argosy
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.scores import class_scores
-from argosy.errors import StudyError
+from argosy.errors import RunError, StudyError
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -187,6 +187,27 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
         folder = report.export(tmp_path / "exported", "net")
     config = json.loads((folder / "config.json").read_text())
     assert (config["epochs"], config["figures"]) == (1, first)
+
+
+class Undefined(nn.Linear):
+    """Trains, and is not a number where it is validated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1.0 if self.training else torch.nan)
+
+
+def test_a_member_without_a_number_as_its_objective_is_in_an_ensemble_only_where_it_is_named(tmp_path: Path) -> None:
+    undefined = member("undefined", model=partial(Undefined, 64, 10))
+    members = [member("a"), undefined, *argosy.replicate(replace(undefined, name="bad"), 1)]
+    report = trained(tmp_path, members, epochs=1)
+    assert {row.status for row in report.rows} == {"done"}
+    assert report.ensemble().names == ("a",)
+    with pytest.raises(RunError, match="2 members, and 1 of .* have a val_loss that counts"):
+        report.ensemble(top=2)
+    with pytest.raises(RunError, match="one or more members, and 0 of"):
+        report.ensemble(members=["bad"])
+    found = report.ensemble(members=["undefined"])
+    assert (found.names, found.scores[0]["accuracy"]) == (("undefined",), 0.0)
 
 
 def test_an_ensemble_of_networks_from_elsewhere_is_saved_as_well(tmp_path: Path) -> None:
