@@ -152,7 +152,7 @@ class Repetition:
     of: str
     """Name of what is repeated."""
     under: str
-    """What differs, as ``seed=3``; repetitions of two networks under the same are compared as a pair."""
+    """What differs, as ``seed=3``; repetitions of two networks under the same, with the same validation samples, are compared as a pair."""
     overlap: float = 0.0
     """Where members share training samples by design, as those of folds do: validation samples for each training sample."""
 

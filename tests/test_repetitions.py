@@ -121,7 +121,8 @@ def test_a_comparison_is_the_first_minus_the_second() -> None:
     )
     few = repetitions({"relu": {0: {"val_loss": 0.3}}, "gelu": {0: {"val_loss": 0.1}}}).compare("gelu", "relu")
     assert (
-        str(few) == "val_loss: too few repetitions are done in both to tell gelu from relu (gelu minus relu, 1 pair)."
+        str(few)
+        == "val_loss: too few repetitions under the same seed or fold are done in both to tell gelu from relu (gelu minus relu, 1 pair)."
     )
     (worse,) = found.comparisons
     assert (worse.first, worse.second) == ("relu", "gelu"), "each of the others minus the best"
@@ -250,3 +251,18 @@ def test_a_run_without_replicates_says_nothing_of_them(tmp_path: Path) -> None:
         studies.study(fleet=[studies.member("one")], epochs=1), directory=tmp_path, launcher="inline", devices="cpu:1"
     )
     assert "configuration" not in f"{argosy.load(tmp_path)}"
+
+
+def test_folds_of_different_splits_are_no_pairs(tmp_path: Path) -> None:
+    one, other = studies.member("one"), studies.member("other")
+    folds = [*argosy.kfold(one, 3, samples=60), *argosy.kfold(other, 3, samples=60)]
+    elsewhere = argosy.kfold(studies.member("elsewhere"), 3, samples=60, seed=3)
+    samples = studies.Vectors(60)
+    study = argosy.Study(
+        data=argosy.Data(train=samples, val=samples), members=[*folds, *elsewhere], stop=argosy.MaxEpochs(1)
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+    assert report.compare("one", "other").first_minus_second.count == 3
+    assert str(report.compare("one", "elsewhere")).startswith(
+        "val_loss: too few repetitions under the same seed or fold are done in both to tell one from elsewhere"
+    )

@@ -1,7 +1,7 @@
 """Results of networks that several members repeat: their means, and whether one is better than another."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.errors import RunError
@@ -65,7 +65,7 @@ class Comparison:
         found, pairs = self.first_minus_second, self.first_minus_second.count
         taken = f"{self.first} minus {self.second}, {pairs} pair{'s' * (pairs != 1)}"
         if pairs < 2:
-            return f"{self.metric}: too few repetitions are done in both to tell {self.first} from {self.second} ({taken})."
+            return f"{self.metric}: too few repetitions under the same seed or fold are done in both to tell {self.first} from {self.second} ({taken})."
         if not self.distinguishable:
             return f"{self.metric}: {self.first} and {self.second} are not distinguishable ({taken}: {found})."
         less = "lower" if found.mean < 0 else "higher"
@@ -127,10 +127,17 @@ class Repetitions:
     """By configuration, see `Repetition.overlap`."""
     objective: str
     mode: Mode
+    held_out: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
+    """By configuration and by what differs, the validation samples of a member that has its own. Fold 0 of two splits is no pair."""
 
     @classmethod
     def of(
-        cls, members: Iterable[tuple[Repetition, Mapping[str, float]]], *, objective: str, mode: Mode
+        cls,
+        members: Iterable[tuple[Repetition, Mapping[str, float]]],
+        *,
+        objective: str,
+        mode: Mode,
+        held_out: Mapping[tuple[str, str], Any] | None = None,
     ) -> "Repetitions":
         """Collect each member's metrics, which are empty for one that is not done."""
         outcomes: dict[str, dict[str, Mapping[str, float]]] = {}
@@ -138,7 +145,7 @@ class Repetitions:
         for repetition, metrics in members:
             outcomes.setdefault(repetition.of, {})[repetition.under] = metrics
             overlaps[repetition.of] = max(overlaps.get(repetition.of, 0.0), repetition.overlap)
-        return cls(outcomes=outcomes, overlaps=overlaps, objective=objective, mode=mode)
+        return cls(outcomes=outcomes, overlaps=overlaps, objective=objective, mode=mode, held_out=held_out or {})
 
     @property
     def configurations(self) -> tuple[Configuration, ...]:
@@ -181,10 +188,14 @@ class Repetitions:
         return best if kind == NUMBER else None
 
     def compare(self, first: str, second: str, metric: str | None = None) -> Comparison:
-        """Compare two configurations by a metric, or by the objective, over the repetitions that both have."""
+        """Compare two configurations by a metric, or by the objective, over the repetitions that both have, on the same validation samples."""
         metric = metric or self.objective
         of_first, of_second = self._values(first, metric), self._values(second, metric)
-        differences = [value - of_second[under] for under, value in of_first.items() if under in of_second]
+        differences = [
+            value - of_second[under]
+            for under, value in of_first.items()
+            if under in of_second and self.held_out.get((first, under)) == self.held_out.get((second, under))
+        ]
         difference = Interval.of(differences, overlap=max(self.overlaps[first], self.overlaps[second]))
         return Comparison(first=first, second=second, metric=metric, first_minus_second=difference)
 

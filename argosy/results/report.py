@@ -544,6 +544,11 @@ class Report:
                 [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],
                 objective=objective,
                 mode=mode,
+                held_out={
+                    (row.repetition.of, row.repetition.under): summary["members"][row.name].get("val_subset")
+                    for row in rows
+                    if row.repetition is not None
+                },
             ),
             networks=networks,
             gauges=gauges_of(state),

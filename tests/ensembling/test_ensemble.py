@@ -202,7 +202,7 @@ def test_a_member_without_a_number_as_its_objective_is_in_an_ensemble_only_where
     report = trained(tmp_path, members, epochs=1)
     assert {row.status for row in report.rows} == {"done"}
     assert report.ensemble().names == ("a",)
-    with pytest.raises(RunError, match="2 members, and 1 of .* have a val_loss that counts"):
+    with pytest.raises(RunError, match=r"2 members, and 1 of .* have a val_loss that counts"):
         report.ensemble(top=2)
     with pytest.raises(RunError, match="one or more members, and 0 of"):
         report.ensemble(members=["bad"])
