@@ -317,6 +317,11 @@ class Study:
             raise StudyError(
                 f"Study.members has names that are found twice: {', '.join(twice)}; give each member its own."
             )
+        if both := [name for name in _repeated(self.members) if name in self._by_name]:
+            raise StudyError(
+                f"Study.members has a member {both[0]!r} beside members that repeat {both[0]!r}, and a report could not tell which of the two "
+                "is meant. Give one of them another name."
+            )
         check_whole("Study.seed", self.seed, least=0)
         check_whole("Study.validations_per_epoch", self.validations_per_epoch, least=1)
         check_rule("Study.stop", self.stop)
@@ -445,6 +450,11 @@ class Study:
 
 def _listed(indices: Sequence[int] | None) -> list[int] | None:
     return None if indices is None else [*indices]
+
+
+def _repeated(members: Sequence[Member]) -> dict[str, None]:
+    """Return the names of what members repeat, in their order."""
+    return dict.fromkeys(member.repetition.of for member in members if member.repetition is not None)
 
 
 def _of_its_split(metric: str, known: Collection[str]) -> list[str]:

@@ -311,3 +311,9 @@ def test_a_study_file_with_the_name_of_a_module_is_refused_and_hides_nothing(tmp
             load_study(tmp_path / f"{name}.py")
         assert sys.modules.get(name) is known
         assert sys.path == path
+
+
+def test_a_member_beside_its_own_repetitions_is_refused() -> None:
+    mlp = studies.member("mlp")
+    with pytest.raises(StudyError, match="a member 'mlp' beside members that repeat 'mlp'"):
+        studies.study(60, fleet=[mlp, *argosy.replicate(mlp, seeds=2)], val=20)

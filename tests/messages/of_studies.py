@@ -108,6 +108,9 @@ CASES = {
     "a loss that is no function": lambda: studies.member("mlp", loss="mse"),
     "a loss of one argument": lambda: studies.member("mlp", loss=lambda output: output),
     "a loss that is a class": lambda: studies.member("mlp", loss=nn.MSELoss),
+    "a member beside its own repetitions": lambda: argosy.Study(
+        data=VALIDATED, members=[studies.member("mlp"), *argosy.replicate(studies.member("mlp"), 2)]
+    ),
     "metrics that have no names": lambda: studies.member("mlp", metrics=[argosy.accuracy]),
     "a metric with a comma in its name": lambda: studies.member("mlp", metrics={"f1, macro": argosy.accuracy}),
     "a metric called loss": lambda: studies.member("mlp", metrics={"loss": argosy.accuracy}),

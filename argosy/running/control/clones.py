@@ -93,7 +93,8 @@ class Clones:
         self.additions.admit(file, [member])
 
     def _check_name(self, name: str) -> None:
-        if name in (*self.run.study.names, *(waiting.clone.name for waiting in self._waiting.values())):
+        repeated = (member.repetition.of for member in self.run.study.members if member.repetition is not None)
+        if name in (*self.run.study.names, *repeated, *(waiting.clone.name for waiting in self._waiting.values())):
             raise StudyError(f"a member {name!r} is here already, or asked for; give the clone another name.")
         self.run.positions.check_new(name)
 
