@@ -138,6 +138,14 @@ def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
     assert shortened({"rows": [1, 2]}) == {"rows": [1, 2]}
 
 
+def test_of_a_table_whole_rows_alone_are_left_out() -> None:
+    table = {"columns": [f"column-{n}" for n in range(300)], "rows": [[*range(300)] for _ in range(20)]}
+    short = shortened(table, only="rows")
+    assert short["columns"] == table["columns"]
+    kept = short["rows"]
+    assert kept == table["rows"][: len(kept)] and short["left_out"] == {"rows": 20 - len(kept)}
+
+
 @pytest.mark.parametrize("command", ["run", "tune", "simulate"])
 def test_a_program_reads_help_without_frames(folder: Path, command: str) -> None:
     said = argosy(folder, command, "--help")
@@ -183,6 +191,10 @@ def test_a_query_joins_what_members_sections_and_events_say(folder: Path) -> Non
     assert rows == wanted
     table = argosy(folder, "query", "runs/study", "SELECT member, seed FROM members LIMIT 1")
     assert table.split() == ["member", "seed", report[0]["member"], str(report[0]["seed"])]
+    wide = told(
+        folder, "query", "runs/study", "SELECT members.*, sections.* FROM members JOIN sections USING (member), events"
+    )
+    assert wide["left_out"].keys() == {"rows"} and {len(row) for row in wide["rows"]} == {len(wide["columns"])}
     as_csv = argosy(folder, "query", "runs/study", "SELECT event, facts FROM events", "--csv", "--all")
     assert len(as_csv.splitlines()) == 1 + len((folder / "runs/study/journal.jsonl").read_text().splitlines())
 

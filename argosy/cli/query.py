@@ -40,7 +40,7 @@ def query(
         raise RunError(f"no query was given; write it as in argosy query {directory} 'SELECT * FROM members'.")
     found = ask(directory, sql)
     if as_json:
-        write({"columns": [*found.columns], "rows": [*found.rows]}, every=every)
+        write({"columns": [*found.columns], "rows": [*found.rows]}, every=every, table="rows")
         return
     rows = found.rows if every else found.rows[:SHOWN]
     if as_csv:

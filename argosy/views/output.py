@@ -86,17 +86,20 @@ def show(table: "RenderableType") -> None:
     _put(page.getvalue().rstrip("\n"), sys.stdout)
 
 
-def write(value: str | dict[str, Any], *, every: bool = False) -> None:
-    """Print text, or a value as JSON, with `every` row of its lists; a closed output is ignored, since the command's work is done."""
+def write(value: str | dict[str, Any], *, every: bool = False, table: str = "") -> None:
+    """Print text, or a value as JSON, with `every` row of its lists; a closed output is ignored, since the command's work is done.
+
+    Where it is a table with its rows under this key, whole rows alone are left out.
+    """
     if isinstance(value, str):
         _put(visible(value), sys.stdout)
     else:
         told = finite({"schema": SCHEMA, **value})
-        _put(_json(told if every else shortened(told)), stdout_of_json())
+        _put(_json(told if every else shortened(told, only=table)), stdout_of_json())
 
 
-def shortened(value: dict[str, Any], most: int = MOST_CHARACTERS) -> dict[str, Any]:
-    """Return the value with its longest lists cut at their ends until its JSON fits; ``left_out`` says how many entries went.
+def shortened(value: dict[str, Any], most: int = MOST_CHARACTERS, *, only: str = "") -> dict[str, Any]:
+    """Return the value with its longest lists, or the `only` one, cut at their ends until its JSON fits; ``left_out`` says how many entries went.
 
     >>> shortened({"rows": ["a", "b", "c", "d"], "pair": [1, 2]}, most=66)
     {'rows': ['a', 'b'], 'pair': [1, 2], 'left_out': {'rows': 2}}
@@ -106,7 +109,8 @@ def shortened(value: dict[str, Any], most: int = MOST_CHARACTERS) -> dict[str, A
     left_out: dict[str, int] = {}
     short = {**copy.deepcopy(value), "left_out": left_out}
     while len(_json(short)) > most:
-        name, longest = max(_lists(short), key=lambda found: len(found[1]), default=("", []))
+        lists = [(only, short[only])] if only else _lists(short)
+        name, longest = max(lists, key=lambda found: len(found[1]), default=("", []))
         if len(longest) <= SHORTEST:
             break
         left_out[name] = left_out.get(name, 0) + len(longest) - len(longest) // 2
