@@ -91,6 +91,9 @@ def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Pa
     assert {(row["member"], row["epoch"], row["metric"]): float(row["value"]) for row in rows} == told
     assert argosy(folder, "report", "run", "--csv", "curves.csv").stdout == f"Written: {folder / 'curves.csv'}\n"
     assert (folder / "curves.csv").read_text() == printed
+    both = argosy(folder, "report", "run", "--csv", "curves.csv", "--html").stdout.splitlines()
+    assert both == [f"Written: {folder / 'curves.csv'}", "Written: run/report.html"]
+    assert (folder / "run" / "report.html").exists()
     as_json = json.loads(argosy(folder, "report", "--csv", "run", "--json").stdout)["curves"]
     assert [f"{row['value']}" for row in as_json] == [row["value"] for row in rows]
     # The same before the end, when a driver is at work: the journal is all that is read.

@@ -90,10 +90,8 @@ def report(
     """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
     from argosy.running.directory.loading import load, search_of
 
-    if csv_file is not None or figures is not None:
-        _export(load(directory), csv_file, figures, as_json=as_json, every=verbose)
-        return
-    if not (html or open_ or live):
+    page_wanted = html or open_ or live
+    if not page_wanted and csv_file is None and figures is None:
         found = load(directory)
         if not as_json:
             _print(found, verbose=verbose)
@@ -104,10 +102,13 @@ def report(
         from argosy.running.directory.journal import wait_for_data
 
         wait_for_data(directory)
-    page, goes_on = _write_page(directory, live=live)
-    write({"page": str(page)} if as_json else f"Written: {page}")
+    written, goes_on = _exported(directory, csv_file, figures, as_json=as_json), False
+    if page_wanted:
+        page, goes_on = _write_page(directory, live=live)
+        written["page"] = str(page)
+    _tell(written, as_json=as_json, every=verbose)
     if open_:
-        webbrowser.open(page.resolve().as_uri())
+        webbrowser.open(Path(written["page"]).resolve().as_uri())
     if goes_on:
         _keep_writing(directory)
 
@@ -128,11 +129,14 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
     raise typer.Exit(1 if found else 0)
 
 
-def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_json: bool, every: bool) -> None:
-    """The curves as CSV, printed for an empty name of the file, and the figures."""
-    from argosy.running.directory.loading import search_of
+def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
+    """What was written: the curves as CSV, printed for an empty name of the file, and the figures."""
+    from argosy.running.directory.loading import load, search_of
 
     written: dict[str, Any] = {}
+    if csv_file is None and figures is None:
+        return written
+    found = load(directory)
     if csv_file == "" and as_json:
         written["curves"] = [*found.curve_rows()]
     elif csv_file is not None:
@@ -148,10 +152,17 @@ def _export(found: "Report", csv_file: str | None, figures: Path | None, *, as_j
             write(text.getvalue().removesuffix("\n"))
     if figures is not None:
         written["figures"] = [str(file) for file in (search_of(found) or found).write_figures(figures)]
+    return written
+
+
+def _tell(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
+    """Say which files were written."""
     if as_json:
         write(written, every=every)
-    else:
-        for file in (*([written["csv"]] if "csv" in written else []), *written.get("figures", ())):
+        return
+    for name in ("csv", "figures", "page"):
+        found = written.get(name, ())
+        for file in [found] if isinstance(found, str) else found:
             write(f"Written: {file}")
 
 

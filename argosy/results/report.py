@@ -404,7 +404,7 @@ class Report:
         if leader.repetitions is not None:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
-        return f"Best: {leader} at epoch {row.best_epoch} of {row.epochs:g}", f"{load}.member({row.name!r}).load()"
+        return f"Best: {leader} at epoch {_best_of_epochs(row)}", f"{load}.member({row.name!r}).load()"
 
     def _last_ensemble(self) -> tuple[str, ...]:
         """Return what `Study.ensemble` chose last, and how to load it."""
@@ -433,7 +433,7 @@ class Report:
         rows = [
             [
                 *(row.name, row.metrics.get(self.objective, "")),
-                f"{row.best_epoch} of {row.epochs:g}" if row.metrics else "",
+                _best_of_epochs(row) if row.metrics else "",
                 row.status,
                 *(row.metrics.get(name, "") for name in metrics),
                 *(row.hyperparameters.get(name, "") for name in differ),
@@ -562,6 +562,12 @@ def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread |
     counted = [row for row in rows if row.counts]
     overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
     return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap)
+
+
+def _best_of_epochs(row: MemberResult) -> str:
+    """Return after how many epochs a member was best, of how many: fractions where an epoch has several validations."""
+    best = next((ended.epochs for ended in reversed(row.sections) if ended.best), row.epochs)
+    return f"{best:g} of {row.epochs:g}"
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

@@ -53,6 +53,16 @@ def ended(report: Report, command: str) -> str:
     return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
 
 
+def test_the_best_of_parts_of_epochs_is_told_in_parts(tmp_path: Path) -> None:
+    study = studies.study(
+        60, fleet=[studies.member("one")], val=20, stop=argosy.MaxEpochs(1.5), validations_per_epoch=4
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
+    best = next(ended.epochs for ended in reversed(report.best().sections) if ended.best)
+    assert f" at epoch {best:g} of 1.5" in str(report)
+    assert best <= 1.5
+
+
 @pytest.mark.tampers
 def test_a_search_ends_with_where_a_failed_trial_says_what_happened(report: Report) -> None:
     failed = next(row for row in report.rows if row.status == "failed")
