@@ -23,6 +23,7 @@ from argosy.ensembling.preparing import Prepared
 from argosy.errors import StudyError
 from argosy.errors.checks import check_number, is_map_style, shown
 from argosy.errors.spelling import known_keywords
+from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.stopping import Stop
 from argosy.stream.trees import described, flatten, map_leaves
@@ -37,7 +38,7 @@ def distill(
     report: Report,
     into: Member | Sequence[Member],
     *,
-    teacher: nn.Module | None = None,
+    teacher: nn.Module | MemberResult | str | None = None,
     temperature: float = 2.0,
     weight: float = 0.5,
     mix: bool = False,
@@ -45,7 +46,7 @@ def distill(
 ) -> Study:
     """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
 
-    The teacher is ``report.ensemble(select="greedy", snapshots=False)``, or a `teacher` of yours: a network of the run, or an ensemble. It answers to each training
+    The teacher is ``report.ensemble(select="greedy", snapshots=False)``, or a `teacher` of yours: a member of the run, by its name too, a network, or an ensemble. It answers to each training
     sample once, here; samples are those of the run's data, before `Data.then` and any `augment`. Members are validated by
     their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
     that part. `stop` is the study's rule, by default that of the run. An `augment` that mixes samples does not mix the answers.
@@ -70,7 +71,7 @@ def distill(
             "distill: students learn classes, under cross-entropy, or numbers, under a loss as nn.MSELoss(), all alike. Give into= members "
             "of one kind, without a step of their own."
         )
-    teacher = report.ensemble(select="greedy", snapshots=False) if teacher is None else teacher
+    teacher = _network(report, teacher)
     data, of_classes = study.data, kinds == {"classes"}
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
     if not isinstance(answers, Tensor):
@@ -97,6 +98,17 @@ def distill(
     beside = _alone(teacher) if mix else None
     students = [_student(member, loss, beside) for member in members]
     return replace(study, data=_taught(data, answers), members=students, stop=stop or study.stop, ensemble=None)
+
+
+def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:
+    """Return the network of a teacher: of a member, which may be given by its name, or by default of the run's ensemble."""
+    found: nn.Module
+    if teacher is None:
+        found = report.ensemble(select="greedy", snapshots=False)
+    else:
+        row = report.member(teacher) if isinstance(teacher, str) else teacher
+        found = row.load() if isinstance(row, MemberResult) else row
+    return found
 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:

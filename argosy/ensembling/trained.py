@@ -126,6 +126,11 @@ class Trained:
         members = [study.member(name) for name in names]
         seeds = [seed_of(member, study.seed) for member in members]
         combine = combine or _usual(members)
+        if calibrate and not {"probabilities", "logits", "votes"} & {*flatten(combine)[0]}:
+            raise RunError(
+                f"report.ensemble: calibrate=True fits a temperature to logits of classes, and with combine={combine!r} outputs are numbers. Leave "
+                "calibrate out."
+            )
         shared = study.data.has_val and _all_validated_alike(members)
         if not shared and (select is not None or calibrate):
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"

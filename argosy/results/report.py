@@ -129,6 +129,16 @@ class Report:
             raise self._unknown(name, [row.name for row in self.rows])
         return found
 
+    def _row(self, given: str | MemberResult) -> MemberResult:
+        """Return the member of a name, or the given one; raises RunError where this run has none."""
+        found = self.member(given.name if isinstance(given, MemberResult) else given)
+        if isinstance(given, MemberResult) and given.folder.resolve() != found.folder.resolve():
+            raise RunError(
+                f"member {given.name!r} is of the run in {given.folder.parents[1]}, and this report is of {self.directory}. Ask the report of its "
+                "run, or give its network: member.load()."
+            )
+        return found
+
     def _unknown(self, name: str, known: Sequence[str]) -> RunError:
         """Return the error for an unknown name of a member."""
         return RunError(
@@ -139,7 +149,7 @@ class Report:
         self,
         *,
         top: int | None = None,
-        members: Sequence[str] | None = None,
+        members: Sequence[str | MemberResult] | None = None,
         select: Literal["greedy", "bagged"] | None = None,
         snapshots: bool = True,
         combine: Way | tuple[Any, ...] | Mapping[Any, Any] | None = None,
@@ -170,10 +180,12 @@ class Report:
 
         A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
         a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
-        may be any, such as an ensemble; it runs on the device where it is. A sample that raises has NaN where the study skips such samples
+        may be that of a member, by its name, or any, such as an ensemble; it runs on the device where it is. A sample that raises has NaN where the study skips such samples
         (`Data.on_error`), and a warning names it. Raises RunError and StudyError.
         """
-        return self.networks().predict(self.best().load() if network is None else network, samples)
+        if network is None or isinstance(network, str | MemberResult):
+            network = (self.best() if network is None else self._row(network)).load()
+        return self.networks().predict(network, samples)
 
     def export(
         self,
@@ -192,7 +204,8 @@ class Report:
         ``"owner/name"``. Inputs are as `Data.on_device` returns them; with `preprocess`, as the dataset has them, which
         weights alone cannot hold. The report needs its study. Raises RunError and StudyError.
         """
-        row = self.best() if network is None else self.member(network) if isinstance(network, str) else None
+        named = isinstance(network, str | MemberResult)
+        row = self.best() if network is None else self._row(network) if named else None
         folder = Path(to)
         self.networks().export(network, row, folder, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
         return folder
@@ -211,7 +224,7 @@ class Report:
             )
         return self.networks().out_of_fold(found)
 
-    def _candidates(self, top: int | None, members: Sequence[str] | None) -> Sequence[MemberResult]:
+    def _candidates(self, top: int | None, members: Sequence[str | MemberResult] | None) -> Sequence[MemberResult]:
         """Return the members for an ensemble, best first."""
         if top is not None and members is not None:
             raise RunError(
@@ -221,12 +234,15 @@ class Report:
             check_whole("report.ensemble: top", top, least=1)
         known = [*filter(self._has_number, self.rows)]
         if members is not None:
-            names = dict.fromkeys([*(row.name for row in self.rows), *self.repetitions.outcomes])
-            if unknown := [name for name in members if name not in names]:
+            wanted = [self._row(one).name if isinstance(one, MemberResult) else one for one in members]
+            own = dict.fromkeys(row.name for row in self.rows)
+            names = dict.fromkeys([*own, *self.repetitions.outcomes])
+            if unknown := [name for name in wanted if name not in names]:
                 raise self._unknown(unknown[0], [*names])
-            repeated = {*members} - {row.name for row in self.rows}
             known = [
-                row for row in self.rows if row.name in members or (self._has_number(row) and row.repeats in repeated)
+                row
+                for row in self.rows
+                if row.name in wanted or (self._has_number(row) and row.repeats in wanted and row.repeats not in own)
             ]
         if len(known) < (top or 1):
             raise RunError(

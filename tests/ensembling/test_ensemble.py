@@ -189,6 +189,21 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
     assert (config["epochs"], config["figures"]) == (1, first)
 
 
+def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Report, tmp_path: Path) -> None:
+    row = report.member("wide.r")
+    wanted = report.predict(X[TEST], row.load())
+    for given in ("wide.r", row):
+        assert torch.equal(report.predict(X[TEST], given), wanted)
+        folder = report.export(tmp_path / "exported", given)
+        assert json.loads((folder / "config.json").read_text())["figures"] == row.metrics
+        assert report.ensemble(members=[given]).names == ("wide.r",)
+        taught = argosy.distill(report, member("student"), teacher=given).data.train
+        assert torch.equal(taught[3][1][1], report.predict(X[TRAIN], row.load())[3])
+    other = trained(tmp_path / "other", [member("wide.r")], epochs=1)
+    with pytest.raises(RunError, match=r"is of the run in .*other, and this report is of"):
+        report.predict(X[TEST], other.best())
+
+
 class Undefined(nn.Linear):
     """Trains, and is not a number where it is validated."""
 

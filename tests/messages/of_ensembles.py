@@ -20,6 +20,7 @@ import argosy
 from argosy.ensembling import predict
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.scores import class_scores, number_scores
+from argosy.results.member import MemberResult
 from messages.of_studies import VALIDATED, trained
 
 __all__ = ["CASES"]
@@ -73,6 +74,11 @@ def report(*members: argosy.Member, **rest: Any) -> argosy.Report:
 def summed(output: Tensor, target: Tensor) -> Tensor:
     """A loss of a person's own."""
     return (output.sum(dim=1) - target) ** 2
+
+
+def elsewhere() -> MemberResult:
+    """Of another directory."""
+    return replace(report().best(), folder=Path("runs/y/members/mlp"))
 
 
 def halves() -> argosy.Report:
@@ -269,6 +275,8 @@ CASES = {
     "scores of samples that nothing was predicted for": lambda: number_scores(
         torch.full((40,), torch.nan), np.zeros(40)
     ),
+    "an ensemble of numbers with temperatures": lambda: report().ensemble(combine="mean", calibrate=True),
+    "a prediction by a member of another run": lambda: report().predict(ROWS, elsewhere()),
     "an ensemble of the best and of named members": lambda: report().ensemble(top=2, members=["mlp"]),
     "an ensemble of more members than there are": lambda: report().ensemble(top=5),
     "an ensemble of members whose loss does not tell what they say": lambda: report(
