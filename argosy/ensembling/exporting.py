@@ -9,7 +9,7 @@ from argosy.data.features import Features, Unfrozen
 from argosy.ensembling.answering import takes
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import features_of, few_inputs
-from argosy.ensembling.preparing import InputPreparation, Prepared
+from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.export.exported import About, Combination, Exported, InputLeaf
 from argosy.results.member import MemberResult
 from argosy.stream.trees import flatten
@@ -24,7 +24,7 @@ PAIRS = 4
 
 def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: MemberResult | None) -> Exported:
     """Return a network of the study; `samples` are counted by split, and `row` is the result of the member that it is of."""
-    prepares = isinstance(getattr(network, "preparation", None), InputPreparation)
+    prepares = prepares_itself(network)
     bare = network.network if isinstance(network, Prepared) else network
     # Of samples of unlike length, a few more tell which sizes differ.
     firsts = range(0, 2 * PAIRS if study.data.ragged is not None else 1, 2)

@@ -13,7 +13,7 @@ from argosy.errors import RunError
 from argosy.stream.blocks import Layout, same_bits
 from argosy.stream.trees import Structure, described, flatten, unflatten
 
-__all__ = ["InputPreparation", "Prepared", "inputs_and_target"]
+__all__ = ["InputPreparation", "Prepared", "inputs_and_target", "prepares_itself"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,11 @@ class Prepared(nn.Module):
     def forward(self, inputs: Any) -> Any:
         """Return the network's output for the prepared inputs."""
         return called(self.network, self.preparation.inputs(inputs))
+
+
+def prepares_itself(network: nn.Module) -> bool:
+    """Whether a network, or one that it wraps, takes inputs as the dataset has them."""
+    return any(isinstance(getattr(module, "preparation", None), InputPreparation) for module in network.modules())
 
 
 def inputs_and_target(batch: Any) -> tuple[Any, Any]:

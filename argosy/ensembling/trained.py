@@ -27,7 +27,7 @@ from argosy.ensembling.predict import (
     preparing,
     samples_of,
 )
-from argosy.ensembling.preparing import InputPreparation, Prepared
+from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.ensembling.select import How
 from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice
@@ -96,8 +96,8 @@ class Trained:
         if samples is not None:
             check_features(study, data)
         preparation = study.data.on_device if samples is None else preparing(study, device_of(network))
-        if isinstance(getattr(network, "preparation", None), InputPreparation):
-            preparation = None  # it prepares its inputs itself
+        if prepares_itself(network):
+            preparation = None
         found = predict([network], data, seed=study.seed, preparation=preparation, sizes=_sizes(study))
         return found.outputs[0] if len(found.indices) == found.length else _with_gaps(found)
 
@@ -218,7 +218,7 @@ class Trained:
             row = _as_of(row, at)
         whole = whole.cpu().eval()
         preparation = preparation_of(study) if preprocess else None
-        if preparation is not None and not isinstance(getattr(whole, "preparation", None), InputPreparation):
+        if preparation is not None and not prepares_itself(whole):
             whole = Prepared(whole, preparation).eval()
         samples = {} if self.state.started is None else self.state.started.lengths
         write(exported(study, samples, whole, row), folder, format)

@@ -540,6 +540,18 @@ def test_a_network_with_its_preparation_goes_anywhere_right_after_load(tmp_path:
             assert torch.equal(given, images[:20]), way
 
 
+def test_a_network_around_one_with_its_preparation_is_prepared_once(tmp_path: Path) -> None:
+    images = (X[TEST] * 16).byte()
+    report = of_bytes(tmp_path / "run", next(iter(PREPARED.values())))
+    for network in (report.best().load(preprocess=True), report.ensemble(preprocess=True)):
+        around = nn.Sequential(network, nn.Softmax(1))
+        torch.testing.assert_close(report.predict(images[:20], around), around(images[:20]))
+        folder = report.export(tmp_path / "exported", around, preprocess=True, format="torch-export")
+        assert json.loads((folder / "config.json").read_text())["preprocessing"] is True
+        loaded = torch.export.load(folder / "model.pt2").module()
+        torch.testing.assert_close(loaded(images[:20]), around(images[:20]))
+
+
 def test_a_saved_network_with_its_preparation_is_loaded_where_neither_run_nor_script_is(tmp_path: Path) -> None:
     factor = 1 / 16
     report = of_bytes(tmp_path / "run", lambda batch: (batch[0] * factor, batch[1]))
