@@ -99,7 +99,7 @@ def fit(
     """Train members on arrays, and return the best of them to predict with.
 
     Networks get float32, or int64 if all of X is whole numbers or flags. Targets that are not floats are classes, of
-    any kind; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
+    any kind, and networks return one logit for each; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
     out. Without a directory nothing of the run is kept except the return value. `settings` are those of `argosy.train`,
     which prints nothing here, and errors are the same; also MemberError if no member has finished an epoch. Column names of a table are kept, and
     checked in `predict`.
@@ -118,19 +118,33 @@ def fit(
     )
     settings = {"quiet": True, **settings}
     if directory is not None:
-        return _fitted(train(study, directory=directory, **settings), classes, names)
+        return _fitted(train(study, directory=directory, **settings), classes, names, arrays[0][:1])
     with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:
-        return _fitted(train(study, directory=folder, **settings), classes, names)
+        return _fitted(train(study, directory=folder, **settings), classes, names, arrays[0][:1])
 
 
-def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None) -> Fitted:
+def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, sample: Tensor) -> Fitted:
     failed = next((row for row in report.rows if row.reason), None)
     if failed is not None and not any(row.metrics for row in report.rows):
         raise MemberError(
             f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend "
             "the member; where its network wants floats and X has none, give X as floats."
         )
-    return Fitted(report=report, network=report.best().load(), classes=classes, feature_names_in_=names)
+    best = report.best()
+    network = best.load()
+    if classes is not None:
+        _check_outputs(best.name, report.predict((sample,), network), len(classes))
+    return Fitted(report=report, network=network, classes=classes, feature_names_in_=names)
+
+
+def _check_outputs(member: str, output: Any, classes: int) -> None:
+    """Raise StudyError unless a network returns one number per class: its largest one is the class that is predicted."""
+    shape = list(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+    if shape != [classes]:
+        raise StudyError(
+            f"argosy.fit: y has {classes} classes, and the network of member {member!r} returns {shape} for a sample; it must return one logit per "
+            f"class, [{classes}]. Give it so many outputs, with a loss of classes, as cross-entropy, or train it by argosy.train."
+        )
 
 
 def _targets(y: Any) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,16 @@ def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> 
     with pytest.warns(MemberFailed, match="'net' failed"), pytest.raises(MemberError, match=words) as told:
         argosy.fit(whole, WORDS, member(), directory=tmp_path if kept else None, **HOW)
     assert "argosy status" not in str(told.value)
+
+
+def of_one_logit(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(output[:, 0], target.float())
+
+
+@pytest.mark.parametrize(("outputs", "loss"), [(1, of_one_logit), (5, None)])
+def test_a_network_without_one_output_per_class_is_refused(outputs: int, loss: Any) -> None:
+    with pytest.raises(StudyError, match=rf"y has 2 classes, and the network of member 'net' returns \[{outputs}\]"):
+        argosy.fit(X, WORDS, member(outputs=outputs, loss=loss), **HOW)
 
 
 def test_a_table_of_numbers_and_flags_is_one_of_numbers(tmp_path: Path) -> None:

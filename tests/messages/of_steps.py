@@ -179,6 +179,8 @@ def another_order() -> None:
     fitted(table).predict(table[list("bacdefghijkl")])
 
 
+INLINE: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1"}
+
 CASES = {
     "a member without an optimizer": lambda: member(optimizers=None, validate=None),
     "optimizers without a step": lambda: member(step=None, validate=None),
@@ -196,6 +198,13 @@ CASES = {
     "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
     "a LightningModule with a hook that nobody calls": lambda: lit(Hooked),
+    "classes, fitted by a network with more outputs": lambda: argosy.fit(
+        ARRAYS[0],
+        np.arange(40) % 2,
+        argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20),
+        stop=argosy.MaxEpochs(1),
+        **INLINE,
+    ),
     "a LightningModule with an average": lambda: lit(Lit, average=argosy.EMA(0.9)),
     "a network that is no LightningModule": lambda: lit(linear),
     "a LightningModule with two optimizers": lambda: lit(Two),
