@@ -3,6 +3,7 @@
 import itertools
 import math
 import shlex
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -214,15 +215,24 @@ class Report:
         """Return what a cross-validation's networks predict for samples that they have not seen: a tensor ``[N, …]`` on the host.
 
         Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
-        as is possible with bootstraps, and NaN if none does.
+        as is possible with bootstraps, and NaN if none does. Members that failed or diverged are left out, with a warning.
         """
-        found = [row.name for row in self.rows if row.repeats == configuration]
+        found = [row for row in self.rows if row.repeats == configuration]
         if not found:
             known = [found.name for found in self.repetitions.configurations]
             raise RunError(
                 f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}; ask for a member that argosy.kfold was given."
             )
-        return self.networks().out_of_fold(found)
+        if lost := [row for row in found if row.failed]:
+            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {', '.join(row.name for row in lost)}"
+            if len(lost) == len(found):
+                raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
+            warnings.warn(
+                f"{told}; rows of samples that they alone held out are NaN. Train them further with retry_failed=True.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self.networks().out_of_fold([row.name for row in found if not row.failed])
 
     def _candidates(self, top: int | None, members: Sequence[str | MemberResult] | None) -> Sequence[MemberResult]:
         """Return the members for an ensemble, best first."""

@@ -18,6 +18,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.ensembling.ensemble import Ensemble
@@ -353,6 +354,25 @@ def test_an_ensemble_of_folds_is_scored_on_what_each_member_held_out(tmp_path: P
     again = Ensemble.load(tmp_path / "folds.pt", folds)
     assert (again.note, again.scores) == (ensemble.note, ensemble.scores)
     assert ensemble(X[:3]).shape == (3, 10)
+
+
+def exploding(epoch: int) -> float:
+    """What the learning rate is multiplied by."""
+    return 1e30 if epoch else 1.0
+
+
+def test_a_fold_that_failed_predicts_nothing_out_of_fold(tmp_path: Path) -> None:
+    every = (X[TRAIN], Y[TRAIN])
+    folds = argosy.kfold(member("net"), 3, samples=600)
+    folds[1] = replace(folds[1], schedule=partial(LambdaLR, lr_lambda=exploding))
+    with pytest.warns(argosy.errors.MemberFailed):
+        report = trained(tmp_path, folds, data=argosy.Data(arrays=every, val_arrays=every), epochs=3)
+    assert report.member("net-fold=1").metrics, "it has finished an epoch before"
+    with pytest.warns(
+        UserWarning, match="1 of 3 members of 'net' have failed or diverged: net-fold=1; rows of samples"
+    ):
+        said = report.out_of_fold("net")
+    assert said.isnan().any(dim=1).nonzero().flatten().tolist() == folds[1].val_subset
 
 
 def test_an_ensemble_says_why_it_has_no_scores(tmp_path: Path) -> None:

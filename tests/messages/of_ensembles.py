@@ -305,6 +305,9 @@ CASES = {
     ).predict(network=Numbers()),
     "predictions of folds of a member that has none": lambda: report(*argosy.replicate(member(), 2)).out_of_fold("mlp"),
     "predictions of folds of a member that was not repeated": lambda: report().out_of_fold("mlp"),
+    "predictions of folds that all failed": lambda: report(
+        *argosy.kfold(member(model=Late), 2, samples=40), stop=argosy.MaxEpochs(40)
+    ).out_of_fold("mlp"),
     "an ensemble of several outputs that are combined as others": lambda: two_headed().ensemble(
         combine=("mean", "mean")
     ),
