@@ -15,7 +15,7 @@ from argosy.ensembling.select import How, losses_of, of_errors, of_probabilities
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 
-__all__ = ["Reducible", "Select", "alike", "apart", "make", "reduced", "weights_of"]
+__all__ = ["Reducible", "Select", "alike", "apart", "check_classes_first", "make", "reduced", "weights_of"]
 
 Select = How | None
 Reducible = Literal["probabilities", "mean"]
@@ -25,6 +25,22 @@ APART = (
     "'out of fold' is what members said of the samples that they held out, and below it each member's own"
 )
 """Note on the scores of members that were validated on folds."""
+
+
+def check_classes_first(predicted: Predicted, *, known: bool) -> None:
+    """Raise RunError where targets say that classes are the last dimension of an output, as behind the tokens of a text.
+
+    They are combined along the first one, which the members' losses may have made `known`.
+    """
+    output, target = predicted.outputs[0], predicted.targets
+    if not isinstance(output, Tensor) or target is None or output.dim() < 3 or target.is_floating_point():
+        return
+    shape, either = output.shape, target.shape == output.shape[:1] + output.shape[2:]
+    if target.shape == shape[:-1] and not (known and either):
+        raise RunError(
+            f"outputs of the members have shape {list(shape[1:])} for a sample, and targets {list(target.shape[1:])}: classes are last, as of tokens, and "
+            "an ensemble needs them first, as cross-entropy does. Average these yourself: report.predict(samples, name).softmax(-1) of each member."
+        )
 
 
 def alike(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import exported
-from argosy.ensembling.making import Reducible, Select, alike, apart, make, reduced, weights_of
+from argosy.ensembling.making import Reducible, Select, alike, apart, check_classes_first, make, reduced, weights_of
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import (
     Predicted,
@@ -151,6 +151,8 @@ class Trained:
             predicted = [self._predicted([networks[member.name]], member.val_subset) for member in members]
             outputs = [part.outputs[0] for part in predicted]
         check_alike(dict(zip(networks, outputs, strict=True)))
+        if combine != "mean":
+            check_classes_first(predicted[0], known={*map(kind_of, members)} == {"classes"})
         tree = flatten(outputs[0])[1]
         how = each_combine(combine, tree)[0]
         if tree is not None and select is None and not calibrate:

@@ -22,6 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import argosy
 from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.making import check_classes_first
+from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores
 from argosy.errors import RunError, StudyError
 
@@ -354,6 +356,36 @@ def test_an_ensemble_of_folds_is_scored_on_what_each_member_held_out(tmp_path: P
     again = Ensemble.load(tmp_path / "folds.pt", folds)
     assert (again.note, again.scores) == (ensemble.note, ensemble.scores)
     assert ensemble(X[:3]).shape == (3, 10)
+
+
+def of_tokens(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """A step of a network that classifies each token, classes last."""
+    logits = model(batch[0])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten()), logits, batch[1]
+
+
+@pytest.mark.parametrize("tokens", [8, 5])
+@pytest.mark.parametrize("folds", [False, True])
+def test_classes_behind_tokens_are_not_combined_as_if_tokens_were_classes(
+    tmp_path: Path, tokens: int, folds: bool
+) -> None:
+    words = torch.randint(20, (80, tokens))
+    tagger = member(
+        "net", model=lambda: nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 5)), step=of_tokens, metrics={}
+    )
+    members = argosy.kfold(tagger, 2, samples=80) if folds else argosy.replicate(tagger, 2)
+    every = (words, words % 5)
+    report = trained(tmp_path, members, data=argosy.Data(arrays=every, val_arrays=every), epochs=1)
+    for combine in ("probabilities", "votes"):
+        with pytest.raises(RunError, match="classes are last, as of tokens"):
+            report.ensemble(combine=combine)
+
+
+def test_as_many_classes_as_places_behind_them_are_known_by_the_loss() -> None:
+    square = Predicted([torch.zeros(4, 5, 5)], torch.zeros(4, 5, dtype=torch.long), torch.arange(4), 4)
+    check_classes_first(square, known=True)
+    with pytest.raises(RunError, match="classes are last"):
+        check_classes_first(square, known=False)
 
 
 def exploding(epoch: int) -> float:

@@ -19,6 +19,8 @@ from torch.nn import functional
 import argosy
 from argosy.ensembling import predict
 from argosy.ensembling.ensemble import Ensemble
+from argosy.ensembling.making import check_classes_first
+from argosy.ensembling.predict import Predicted
 from argosy.ensembling.scores import class_scores, number_scores
 from argosy.results.member import MemberResult
 from messages.of_studies import VALIDATED, trained
@@ -308,6 +310,9 @@ CASES = {
     "predictions of folds that all failed": lambda: report(
         *argosy.kfold(member(model=Late), 2, samples=40), stop=argosy.MaxEpochs(40)
     ).out_of_fold("mlp"),
+    "an ensemble of networks of which classes are last": lambda: check_classes_first(
+        Predicted([torch.zeros(4, 8, 5)], torch.zeros(4, 8, dtype=torch.long), torch.arange(4), 4), known=False
+    ),
     "an ensemble of several outputs that are combined as others": lambda: two_headed().ensemble(
         combine=("mean", "mean")
     ),
