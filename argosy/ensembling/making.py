@@ -39,7 +39,7 @@ def check_classes_first(predicted: Predicted, *, known: bool) -> None:
     if target.shape == shape[:-1] and not (known and either):
         raise RunError(
             f"outputs of the members have shape {list(shape[1:])} for a sample, and targets {list(target.shape[1:])}: classes are last, as of tokens, and "
-            "an ensemble needs them first, as cross-entropy does. Average these yourself: report.predict(samples, name).softmax(-1) of each member."
+            "an ensemble needs them first, as cross-entropy does. Use the mean of report.predict(samples, name).softmax(-1) over members."
         )
 
 

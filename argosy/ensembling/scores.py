@@ -48,7 +48,7 @@ def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
     if predicted_N.shape != target_N.shape:
         raise RunError(
             f"number_scores was given predictions of shape {list(predicted_N.shape)} and targets of shape {list(target_N.shape)}; it needs "
-            "the same of both. Give target[:, None] where the network returns a column."
+            "the same of both. Give target.unsqueeze(1) where the network returns a column."
         )
     _check_predicted("number_scores", predicted_N)
     return scores_of_numbers(predicted_N, target_N)
