@@ -80,7 +80,7 @@ class Trained:
                 f"member {name!r}: the best weights saved are those of epoch {epoch + 1}, with {objective} {value:.4g}; those of "
                 f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         member = study.member(name)
         return opened(member, best["model"], seed_of(member, study.seed)), (epoch, section)
@@ -285,7 +285,7 @@ def _with_gaps(predicted: Predicted) -> Any:
     warnings.warn(
         f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}); their rows are NaN.",
         UserWarning,
-        stacklevel=4,
+        stacklevel=5,
     )
     rows = [leaf.new_full((predicted.length, *leaf.shape[1:]), torch.nan) for leaf in leaves]
     return unflatten(

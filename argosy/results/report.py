@@ -230,7 +230,7 @@ class Report:
             warnings.warn(
                 f"{told}; rows of samples that they alone held out are NaN. Train them further with retry_failed=True.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return self.networks().out_of_fold([row.name for row in found if not row.failed])
 

@@ -184,8 +184,9 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
         f"the best weights saved are those of epoch 1, with val_loss {first['val_loss']:.4g}; those of epoch 2, with "
         f"{second['val_loss']:.4g}, are not saved yet"
     )
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=said) as warned:
         report.best().load()
+    assert warned[0].filename == __file__
     with pytest.warns(UserWarning, match=said):
         folder = report.export(tmp_path / "exported", "net")
     config = json.loads((folder / "config.json").read_text())
