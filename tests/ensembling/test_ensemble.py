@@ -403,8 +403,9 @@ def test_a_fold_that_failed_predicts_nothing_out_of_fold(tmp_path: Path) -> None
     assert report.member("net-fold=1").metrics, "it has finished an epoch before"
     with pytest.warns(
         UserWarning, match="1 of 3 members of 'net' have failed or diverged: net-fold=1; rows of samples"
-    ):
+    ) as warned:
         said = report.out_of_fold("net")
+    assert warned[0].filename == __file__
     assert said.isnan().any(dim=1).nonzero().flatten().tolist() == folds[1].val_subset
 
 
