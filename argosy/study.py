@@ -59,6 +59,8 @@ FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", 
 """Fields of which the bound values are hyper-parameters."""
 MOVES_ITSELF: Mapping[str, Any] = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
 """What a step that moves the weights does itself, and the values that leave it out."""
+IGNORED = -100
+"""The class number that torch's cross-entropy leaves out, as that of padded tokens."""
 Metric = Any
 """One of three kinds; its value depends on no batch size:
 
@@ -70,10 +72,15 @@ Metric = Any
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
-    classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. Raises StudyError for other shapes, as those of one logit."""
+    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``. With dimensions behind
+    the classes, ``[B, classes, …]`` and ``[B, …]``, the share of right ones in each sample, without class numbers that are `IGNORED`.
+
+    Raises StudyError for other shapes, as those of one logit."""
     check_classes(output, target)
-    return (output.argmax(dim=1) == target).float()
+    right = (output.argmax(dim=1) == target).float()
+    if right.dim() == 1:
+        return right
+    return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
 @known_keywords("argosy.Data")

@@ -14,7 +14,7 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
-from argosy.study import Member
+from argosy.study import IGNORED, Member
 from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
@@ -378,5 +378,12 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the default loss per sample ``[B]``, of output ``[B, classes]`` and class numbers ``[B]``."""
-    return functional.cross_entropy(output, target, reduction="none")
+    """Return the default loss per sample ``[B]``, of output ``[B, classes, …]`` and class numbers ``[B, …]``.
+
+    A sample of several class numbers, as of tokens or pixels, has the mean over those that are not `IGNORED`, however far it is padded.
+    """
+    losses = functional.cross_entropy(output, target, reduction="none")
+    if losses.dim() == 1 or target.is_floating_point():
+        return losses
+    counted = (target != IGNORED).flatten(1).sum(1).clamp(min=1)
+    return losses.flatten(1).sum(1) / counted
