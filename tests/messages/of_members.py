@@ -109,6 +109,7 @@ CASES = {
     "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
     "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
     "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
+    "ReduceLROnPlateau in the other direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
     "labels beyond the outputs": lambda: trained(
         studies.member("mlp", model=linear, batch_size=20), data=with_labels(np.arange(40) % 11)
     ),

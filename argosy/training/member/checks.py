@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
+from argosy.stopping import Mode
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.running_average import norms_of
@@ -101,8 +102,8 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
         )
 
 
-def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step."""
+def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any, mode: Mode) -> None:
+    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it the wrong way."""
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
             f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
@@ -112,6 +113,12 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         raise StudyError(
             f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
             "at a step. Leave out schedule_per='step'."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
+        raise StudyError(
+            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r} and follows the study's objective, whose mode is "
+            f"{mode!r}: it would lower the learning rate where the member becomes better. Give it the study's, as "
+            f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
         )
 
 

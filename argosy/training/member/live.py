@@ -488,7 +488,9 @@ def build(
             model = member.model()
         check_network(member, model)
         model = model.to(backend.device)
-        optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
+        optimizer, schedule = (
+            _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
+        )
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
     check_average_of(member, model)
@@ -498,7 +500,7 @@ def build(
     return live
 
 
-def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
+def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
     made = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
@@ -508,7 +510,7 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
         check_optimizer(member, model, part)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
     schedule = None if member.schedule is None else member.schedule(optimizer)
-    check_schedule(member, optimizer, schedule)
+    check_schedule(member, optimizer, schedule, mode)
     return optimizer, schedule
 
 
