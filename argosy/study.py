@@ -191,7 +191,7 @@ class Member:
     """Optimizer -> learning-rate scheduler of torch, as ``partial(CosineAnnealingLR, T_max=10)``; with `optimizers`, these -> schedulers by
     name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
-    """When the schedule moves on: after each epoch, or after each step."""
+    """When the schedule moves on: after each epoch, or after each step. ``ReduceLROnPlateau`` follows the objective at epochs' ends."""
     stop: Stop | None = None
     """Stopping rule, instead of the study's, as ``MaxEpochs(20)``."""
     augment: Callable[[Any], Any] | None = None

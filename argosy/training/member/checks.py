@@ -111,7 +111,7 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         )
     if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
         raise StudyError(
-            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
+            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of an epoch and not "
             "at a step. Leave out schedule_per='step'."
         )
     if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:

@@ -302,7 +302,7 @@ class LiveMember:
         """
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
-        if ends_epoch or isinstance(self.schedule, ReduceLROnPlateau):
+        if ends_epoch:
             self.move_schedule(metrics[self.objective])
         if self.average is not None:
             self._choose(metrics)
@@ -317,7 +317,8 @@ class LiveMember:
         return metrics
 
     def move_schedule(self, objective: float) -> None:
-        """Step the schedule, unless it is stepped with every batch."""
+        """Step the schedule at an epoch's end, unless it is stepped with every batch. Sections before the last do not: weights would
+        depend on their number."""
         if self.schedule is None or self.member.schedule_per == "step":
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
