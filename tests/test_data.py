@@ -181,10 +181,21 @@ def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:
 
 def test_weights_are_multiplicities() -> None:
     assert argosy.data.by_weight([1, 1, 2], samples=8) == [0, 0, 1, 1, 2, 2, 2, 2]
-    assert argosy.data.by_weight([1, 1, 1], samples=4) == [0, 0, 1, 2]
+    assert sorted(np.bincount(argosy.data.by_weight([1, 1, 1], samples=4))) == [1, 1, 2]
     assert argosy.data.by_weight([0, 1], samples=2) == [1, 1]
     with pytest.raises(StudyError, match="not all 0"):
         argosy.data.by_weight([0, 0], samples=2)
+
+
+def test_weights_of_sorted_samples_leave_out_no_site() -> None:
+    rare, common = range(100), range(100, 1000)  # the latter in nine sites of a hundred, one behind the other
+    weights = [1 / len(rare)] * len(rare) + [1 / len(common)] * len(common)
+    found = argosy.data.by_weight(weights, samples=1000)
+    sites = np.bincount(np.asarray(found) // 100, minlength=10)
+    assert sites[0] == 500
+    assert sites[1:].min() > 40, sites
+    assert found == argosy.data.by_weight(weights, samples=1000), "who sees what is the same in every process"
+    assert set(range(1000)) == set(argosy.data.by_weight(weights, samples=1800))
 
 
 class Pictures(Dataset[Any]):
