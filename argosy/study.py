@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from argosy.averages import Average, check_average
+from argosy.averages import SWA, Average, check_average
 from argosy.bindings import bound
 from argosy.described import described
 from argosy.errors import StudyError
@@ -366,6 +366,12 @@ class Study:
             raise StudyError(
                 f"member {member.name!r} has an average, and the objective {self.objective!r} cannot choose between averaged and raw "
                 "weights: give an objective of validation, as val_loss, and val= (or val_arrays=), or leave out average."
+            )
+        most = self.stop_of(member).max_epochs
+        if isinstance(member.average, SWA) and most is not None and most < member.average.from_epoch:
+            raise StudyError(
+                f"member {member.name!r}: average={member.average} begins at the end of epoch {member.average.from_epoch}, and its stopping rule "
+                f"ends it after {most:g}, so there would be no average. Let it begin earlier, or give more epochs."
             )
         if member.optimizers is not None and member.validate is None and self.data.has_val:
             raise StudyError(
