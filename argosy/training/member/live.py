@@ -7,7 +7,7 @@ size, the device's other work, or where it was interrupted.
 import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
-from argosy.training.member.copied import copies_of
+from argosy.training.member.copied import copies_of, own_augment
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
@@ -101,6 +101,8 @@ class LiveMember:
     randomness: Randomness
     objective: str
     mode: Mode
+    augment: Callable[[Any], Any] | None
+    """Its own copy of the member's."""
     epoch: int = 0
     """Finished epochs."""
     section: int = 0
@@ -410,7 +412,15 @@ class LiveMember:
         """Return a copy; its steps leave this member unchanged."""
         model, optimizer, schedule = copies_of(self.model, self.optimizer, self.schedule)
         copied = LiveMember(
-            self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
+            self.member,
+            self.backend,
+            model,
+            optimizer,
+            schedule,
+            self.randomness.copy(),
+            self.objective,
+            self.mode,
+            own_augment(self.augment),
         )
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:
@@ -495,7 +505,9 @@ def build(
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
     check_average_of(member, model)
-    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode, answering=answering)
+    augment = own_augment(member.augment)
+    trained = model, optimizer, schedule, randomness
+    live = LiveMember(member, backend, *trained, objective, mode, augment, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live
