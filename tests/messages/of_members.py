@@ -123,6 +123,12 @@ CASES = {
     "sparse gradients that are to be clipped": lambda: tried(model=Words, clip_grad_norm=1.0),
     "sparse gradients and momentum": lambda: tried(model=Words),
     "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
+    "BatchNorm and a batch of one text": lambda: argosy.train(
+        texts.study(texts.member("a", model=texts.Normed, batch_size=8, batch_tokens=31), length=80),
+        directory="runs/x",
+        launcher="inline",
+        devices="cpu:1",
+    ),
     "a metric without arguments that is no factory": lambda: tried(metrics={"f1": lambda: 3}),
     "a metric of the whole set over outputs of unlike length": lambda: texts.tagged(
         Path("runs/x"), metrics={"f1": lambda output, target: 1.0}

@@ -21,7 +21,7 @@ from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import check_gradients, check_labels, wants_classes
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
-from argosy.training.member.mistakes import explain_forward, explain_loss
+from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
 from argosy.training.member.precision import LossScale, autocast, widened
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
@@ -327,7 +327,11 @@ class Solo:
     def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
         if member.step is not None:
-            return self._of_step(member.step(self.live.model, data))
+            try:
+                return self._of_step(member.step(self.live.model, data))
+            except ValueError as error:
+                explain_lone_sample(member, error)
+                raise
         inputs, target = pair_of(member, data)
         output = self._output(inputs)
         self._foreseen.check_output(output)
