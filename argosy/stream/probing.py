@@ -122,6 +122,11 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
                 f"Data.{split} ({type(given(dataset)).__name__}) {found} from a generator of its own. Draw from `random`, `numpy.random` or torch's "
                 "default generator (seeded for every sample), or derive the generator's seed from the index."
             )
+    if stream and not same_bits(*_second_rows(dataset, leaves)):
+        raise StudyError(
+            f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample when it begins to read at the second one of a shard than "
+            "when it reads on from the first. Let read(shard, row) begin at sample `row`, past those before it."
+        )
     return Facts(
         length=length,
         layout=layout,
@@ -131,6 +136,18 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
         constant=not differ and any(first[index] and not drew[index] for index in probes),
         files=files_in(dataset),
     )
+
+
+def _second_rows(shards: Shards, leaves: Callable[[int], Leaves]) -> tuple[Leaves, Leaves]:
+    """Return the second sample of a shard, when that is read on and when reading begins there; nothing where it cannot."""
+    index = shards.second
+    if index is None:
+        return [], []
+    shards.close()
+    leaves(index - 1)
+    read_on = leaves(index)
+    shards.close()
+    return read_on, leaves(index)
 
 
 def length_of(dataset: Any, split: str) -> int:

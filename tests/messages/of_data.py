@@ -40,6 +40,10 @@ def rows_from(shard: str, row: int) -> Any:
     return (torch.tensor(float(n)) for n in range(row, 3 if shard == "a" else 0))
 
 
+def all_rows_of(shard: str, row: int) -> Any:
+    return (torch.tensor(float(n)) for n in range(3))
+
+
 def drawn_from(shard: str, row: int) -> Any:
     return (torch.tensor(random.random()) for _ in range(row, 3))
 
@@ -106,6 +110,9 @@ CASES = {
     "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
     "a shard that is shorter than it was": lambda: open_sources(
         Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
+    ),
+    "shards that are read from their first rows only": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
     ),
     "a stream that draws and is not kept": lambda: open_sources(
         Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
