@@ -39,6 +39,26 @@ def test_a_folder_of_images_is_classes_by_name_and_squares_of_bytes(photos: Path
     assert found[0][0].shape == found[1][0].shape == (3, 16, 16)
 
 
+@pytest.mark.parametrize("file", ["a.png", "little.tif", "big.tif", "a.ppm"])
+def test_images_of_16_bits_are_scaled_to_8(file: str, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    path, pixels = tmp_path / "cat" / file, np.array([[0, 300], [32768, 65535]], np.uint16)
+    if path.suffix == ".ppm":  # which Pillow opens as mode I
+        path.write_bytes(b"P5 2 2 65535\n" + pixels.astype(">u2").tobytes())
+    else:
+        Image.fromarray(pixels.astype(">u2") if file == "big.tif" else pixels).save(path)
+    image, _ = argosy.data.image_folder(tmp_path, size=2)[0]
+    assert image.tolist() == [[[0, 1], [128, 255]]] * 3
+
+
+@pytest.mark.parametrize(("dtype", "words"), [(np.int32, "32-bit numbers"), (np.float32, "floats")])
+def test_images_of_an_unknown_range_are_refused(dtype: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(np.ones((4, 4), dtype)).save(tmp_path / "cat" / "a.tif")
+    with pytest.raises(StudyError, match=rf"cat/a\.tif has {words} as pixels .* Convert it to 8 or 16 bits\."):
+        argosy.data.image_folder(tmp_path, size=4)[0]
+
+
 def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"no such folder\. Give a folder with one folder for each class"):
         argosy.data.image_folder(tmp_path / "there", size=8)

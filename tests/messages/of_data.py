@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,6 +75,12 @@ def dogs() -> Path:
     return Path("photos")
 
 
+def measured() -> Path:
+    Path("photos/cat").mkdir(parents=True)
+    Image.fromarray(np.ones((4, 4), np.float32)).save("photos/cat/1.tif")
+    return Path("photos")
+
+
 def written(name: str, text: str) -> Path:
     path = Path(name)
     path.write_text(text)
@@ -131,6 +138,7 @@ CASES = {
     "more layers than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
     "a folder without images": lambda: data.image_folder("photos", size=8),
     "images without Pillow": lambda patch: without(patch, "PIL", "argosy.data.pillow"),
+    "images of floats": lambda: data.image_folder(measured(), size=4)[0],
     "lines of no file": lambda: data.json_lines("lines.jsonl", make=dict),
     "lines of an empty file": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
     "a table of no file": lambda: data.table("table.csv", target="y"),
