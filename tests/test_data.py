@@ -116,6 +116,7 @@ def test_a_table_is_numbers_and_a_column_for_each_word(given: str, file: Path) -
         (lambda rows: rows[2].__setitem__(0, ""), "column 'height' has no value in 1 of 3 rows"),
         (lambda rows: rows[3].pop(), "line 4 of .* has 2 values, and there are 3 columns"),
         (lambda rows: rows.__delitem__(slice(1, 4)), "it has 0 rows"),
+        (lambda rows: rows[0].__setitem__(1, "height"), "it has 2 columns of the name 'height'. Rename all but one"),
         (lambda rows: rows[0].__setitem__(2, "kinds"), r"there is no column 'kind' \(did you mean 'kinds'\?\)"),
     ],
 )
@@ -187,6 +188,14 @@ def test_columns_of_an_arrow_table_are_arrays_and_numbers_in_one_piece_are_not_c
 def test_columns_of_what_is_no_arrow_table() -> None:
     x, y = argosy.data.columns({"x": [1.0, 2.0], "y": np.arange(2)}, "x", "y")
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0, 1])
+
+
+def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
+    frame = pandas.DataFrame([[1.0, 2.0, 3.0]], columns=["x", "x", "y"])
+    for read in (partial(argosy.data.table, frame, target="y"), partial(argosy.data.columns, frame, "x")):
+        with pytest.raises(StudyError, match="it has 2 columns of the name 'x'"):
+            read()
+    assert argosy.data.columns(frame, "y")[0].tolist() == [3.0]
 
 
 def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +77,10 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
         source = _parquet(Path(source), names)
     found = _columns(source) if isinstance(source, str | Path) else source
+    there = _names(found)
+    _check_once([name for name in there if name in names])
     for name in names:
-        _check_there(name, _names(found))
+        _check_there(name, there)
     return tuple(_rows(name, found[name]) for name in names)
 
 
@@ -109,6 +112,14 @@ def _check_there(name: str, found: Iterable[str]) -> None:
         )
 
 
+def _check_once(names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise StudyError(
+                f"table: it has {count} columns of the name {name!r}. Rename all but one, or leave them out."
+            )
+
+
 def _columns(source: Any) -> dict[str, Column]:
     if isinstance(source, str | Path):
         path = Path(source)
@@ -119,6 +130,7 @@ def _columns(source: Any) -> dict[str, Column]:
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
+        _check_once(_names(source))
         found = {name: np.asarray(source[name]) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
         raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
@@ -128,6 +140,7 @@ def _columns(source: Any) -> dict[str, Column]:
 def _csv(path: Path) -> dict[str, Column]:
     with path.open(newline="") as file:
         names, *rows = list(csv.reader(file)) or [[]]
+    _check_once(names)
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise StudyError(

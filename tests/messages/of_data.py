@@ -146,6 +146,7 @@ CASES = {
     "a table with a short line": lambda: data.table(written("table.csv", "x,y\n1,2\n3\n"), target="y"),
     "a table without the target": lambda: data.table(written("table.csv", "x,y\n1,2\n"), target="z"),
     "a table with the target alone": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
+    "a table with two columns of a name": lambda: data.table(written("table.csv", "x,x,y\n1,2,3\n"), target="y"),
     "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
     "a Parquet file without pyarrow": without_pyarrow,
     "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
