@@ -190,6 +190,24 @@ def test_columns_of_what_is_no_arrow_table() -> None:
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0, 1])
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pandas.Series([1.0, None, 2.0]),
+        pandas.Series([1, None, 2], dtype="Int64"),
+        pandas.Series(["a", None, "b"], dtype="string"),
+        pandas.Series(["a", "", "b"]),
+        pandas.Series(pandas.to_datetime(["2026-01-01", None, "2026-01-02"])),
+        np.array([[1.0, 2.0], [1.0, np.nan], [3.0, 4.0]]),
+        np.array([np.zeros(2), None, np.zeros(3)], object),
+    ],
+)
+def test_a_missing_value_of_a_column_is_refused_whatever_its_type(column: Any) -> None:
+    source = pandas.DataFrame({"x": column}) if isinstance(column, pandas.Series) else {"x": column}
+    with pytest.raises(StudyError, match="column 'x' has no value in 1 of 3 rows, first in row 1"):
+        argosy.data.columns(source, "x")
+
+
 def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
     frame = pandas.DataFrame([[1.0, 2.0, 3.0]], columns=["x", "x", "y"])
     for read in (partial(argosy.data.table, frame, target="y"), partial(argosy.data.columns, frame, "x")):

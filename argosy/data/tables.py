@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.errors import StudyError
+from argosy.errors.labels import is_missing
 from argosy.errors.spelling import meant
 
 __all__ = ["Table", "columns", "table"]
@@ -87,7 +88,9 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
 def _rows(name: str, column: Any) -> Column:
     """Return a column as an array, lists of one size as rows."""
     if not hasattr(column, "null_count"):
-        return np.asarray(column)
+        rows = np.asarray(column)
+        _check_filled(name, _missing(rows), len(rows))
+        return rows
     whole = column.chunk(0) if getattr(column, "num_chunks", 0) == 1 else column
     whole = whole.combine_chunks() if hasattr(whole, "chunks") else whole
     shape = [len(whole)]
@@ -179,12 +182,22 @@ def _parsed(values: list[str]) -> Column:
 
 
 def _check_none_missing(name: str, column: Column) -> None:
-    missing = [n for n, value in enumerate(column.tolist()) if value is None or value == "" or value != value]
-    _check_filled(name, missing, len(column))
+    _check_filled(name, _missing(column), len(column))
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         raise StudyError(
             f"table: column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers."
         )
+
+
+def _missing(column: Column) -> list[int]:
+    """Return the rows that have no value, or lack one of several: None, NaN, NaT, NA or an empty word."""
+    if column.dtype.kind in "biu":
+        return []  # without a pass over what may be large
+    if column.dtype.kind in "OU":
+        gone = np.frompyfunc(lambda value: is_missing(value) or (isinstance(value, str) and not value), 1, 1)(column)
+    else:
+        gone = column != column
+    return np.flatnonzero(gone.astype(bool).any(axis=tuple(range(1, column.ndim)))).tolist()
 
 
 def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
