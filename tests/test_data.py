@@ -11,11 +11,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from pandas._libs.parsers import STR_NA_VALUES
 from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.data.tables import MARKS
 from argosy.errors import StudyError
 
 
@@ -146,6 +148,62 @@ def test_what_is_neither_a_number_nor_a_word_is_refused(column: Any, words: str)
         match=f"table: column 'x' {'has' if 'infinite' in words else 'holds'}.*{words.removeprefix('holds ')}",
     ):
         argosy.data.table({"x": column, "y": np.array([0, 1])}, target="y")
+
+
+def numbers_and(tmp_path: Path, *values: str) -> Path:
+    """A table of 30 rows of numbers, and a row for each of these values."""
+    rows = [*(f"{n}.5,{n % 2}" for n in range(30)), *(f"{value},1" for value in values)]
+    (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
+    return tmp_path / "t.csv"
+
+
+@pytest.mark.parametrize("mark", ["NA", "?", "null", "N/A", "nan", "None", "", "#N/A N/A"])
+@pytest.mark.parametrize("target", ["x", "y"])
+def test_a_mark_of_a_missing_value_is_one(mark: str, target: str, tmp_path: Path) -> None:
+    source = numbers_and(tmp_path, mark)
+    for read in (partial(argosy.data.table, target=target), lambda source: argosy.data.columns(source, "x")):
+        with pytest.raises(StudyError, match="column 'x' has no value in 1 of 31 rows, first in row 30"):
+            read(source)
+
+
+def test_marks_are_those_of_pandas() -> None:
+    assert set(STR_NA_VALUES) | {"?"} == MARKS | {""}
+
+
+@pytest.mark.parametrize("target", ["x", "y"])
+@pytest.mark.parametrize("given", ["file", "frame", "objects"])
+def test_a_few_words_among_numbers_are_refused(given: str, target: str, tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "-", "12;5")
+    frame = pandas.read_csv(file)
+    objects = {"x": np.array([*map(float, frame.x[:30]), "-", "12;5"], object), "y": frame.y.to_numpy()}
+    source: Any = {"file": file, "frame": frame, "objects": objects}[given]
+    with pytest.raises(
+        StudyError, match=r"column 'x' has numbers in 30 of 32 rows, and '-' in row 30\. Mend .* words=\['x'\]"
+    ):
+        argosy.data.table(source, target=target)
+
+
+def test_words_are_words_though_most_look_like_numbers_or_like_none(tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "G", "NA")
+    found = argosy.data.table(file, target="y", words=["x"])
+    assert {"x=0.5", "x=29.5", "x=G", "x=NA"} < {*found.features} and len(found.features) == 32
+    assert argosy.data.table(file, target="x", words=["x"]).classes[-2:] == ("G", "NA")
+    zips = argosy.data.table({"zip": np.array([10115, 80331, 10115]), "y": np.arange(3)}, target="y", words=["zip"])
+    assert (zips.features, zips.inputs.tolist()) == (("zip=10115", "zip=80331"), [[1, 0], [0, 1], [1, 0]])
+    with pytest.raises(StudyError, match="there is no column 'zips'"):
+        argosy.data.table(file, target="y", words=["zips"])
+    with pytest.raises(StudyError, match="column 'x' has no value in 1 of 31 rows"):
+        argosy.data.table(numbers_and(tmp_path, ""), target="y", words=["x"])
+
+
+@pytest.mark.parametrize("numbers", [9, 10, 18, 20])
+def test_a_column_of_words_may_have_numbers(numbers: int) -> None:
+    source = {"x": np.array([*map(str, range(numbers)), "a", "b"], object), "y": np.arange(numbers + 2)}
+    if numbers == 20:
+        with pytest.raises(StudyError, match="has numbers in 20 of 22 rows"):
+            argosy.data.table(source, target="y")
+    else:
+        assert len(argosy.data.table(source, target="y").features) == numbers + 2
 
 
 def test_a_name_in_each_row_is_no_feature() -> None:

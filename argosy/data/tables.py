@@ -2,9 +2,11 @@
 
 import contextlib
 import csv
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ __all__ = ["Table", "columns", "table"]
 Column = npt.NDArray[Any]
 MOST_WORDS = 1000
 """Most different words of a column: more are names or texts, of which each row has another."""
+MARKS = {
+    *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
+    *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+}
+"""What stands in a CSV file for a missing value, besides an empty one: what `pandas.read_csv` takes for one, and ``?``."""
+FEWEST_NUMBERS, MOST_NUMBERS = 10, 0.9
+"""A column of words has fewer numbers than the one, or at most this share of them: else its words are slips in a column of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,20 +50,28 @@ class Table:
         return self.inputs, self.targets
 
 
-def table(source: str | Path | Any, *, target: str) -> Table:
+def table(source: str | Path | Any, *, target: str, words: Collection[str] = ()) -> Table:
     """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
 
     Columns of numbers become one feature each, columns of words one for each word. Targets that are words, flags or whole numbers are
     classes, as in `argosy.fit`; other numbers are wanted outputs. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
     into each fold (see examples/tabular.py).
 
+    In a ``.csv`` file an empty value is missing, and so are ``NA``, ``null``, ``?`` and the like. Columns that `words` names are of words, whatever they
+    look like, as floors of which one is ``G``, or regions of which one is ``NA``.
+
     Raises:
-        StudyError: where there is no such file or column, a value is missing, or a column holds what is neither numbers nor words.
+        StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words.
     """
-    found = _columns(source)
-    _check_there(target, found)
+    found = _columns(source, words)
+    for name in (target, *words):
+        _check_there(name, found)
     for name, column in found.items():
         _check_none_missing(name, column)
+        if name in words:
+            found[name] = column.astype(str)
+        else:
+            _check_no_slips(name, column)
     features: dict[str, Column] = {}
     for name, column in found.items():
         if name != target:
@@ -123,13 +140,13 @@ def _check_once(names: Iterable[str]) -> None:
             )
 
 
-def _columns(source: Any) -> dict[str, Column]:
+def _columns(source: Any, words: Collection[str] = ()) -> dict[str, Column]:
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix == ".parquet":
             return _columns(_parquet(path))
         try:
-            found = _csv(path)
+            found = _csv(path, words)
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
@@ -140,7 +157,7 @@ def _columns(source: Any) -> dict[str, Column]:
     return found
 
 
-def _csv(path: Path) -> dict[str, Column]:
+def _csv(path: Path, words: Collection[str]) -> dict[str, Column]:
     with path.open(newline="") as file:
         names, *rows = list(csv.reader(file)) or [[]]
     _check_once(names)
@@ -149,7 +166,8 @@ def _csv(path: Path) -> dict[str, Column]:
             raise StudyError(
                 f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
             )
-    return {name: _parsed([row[place].strip() for row in rows]) for place, name in enumerate(names)}
+    values = {name: [row[place].strip() for row in rows] for place, name in enumerate(names)}
+    return {name: np.array(of, dtype=object) if name in words else _parsed(of) for name, of in values.items()}
 
 
 def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
@@ -173,7 +191,8 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
 
 
 def _parsed(values: list[str]) -> Column:
-    """Return whole numbers, numbers or words, whichever all values are; an empty value is a missing number or an empty word."""
+    """Return whole numbers, numbers or words, whichever all values are; one that is missing is NaN or an empty word."""
+    values = ["" if value in MARKS else value for value in values]
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             if not any("_" in value for value in values):  # which Python takes for 1_000
@@ -200,11 +219,32 @@ def _missing(column: Column) -> list[int]:
     return np.flatnonzero(gone.astype(bool).any(axis=tuple(range(1, column.ndim)))).tolist()
 
 
+def _check_no_slips(name: str, column: Column) -> None:
+    """Raise StudyError for a few words in a column of numbers, of which they would make words."""
+    if column.dtype.kind not in "OU":
+        return
+    values = column.tolist()
+    slips = [row for row, value in enumerate(values) if not _is_number(value)]
+    numbers = len(values) - len(slips)
+    if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * len(values):
+        raise StudyError(
+            f"table: column {name!r} has numbers in {numbers} of {len(values)} rows, and {values[slips[0]]!r} in row {slips[0]}. Mend what is no "
+            f"number, leave the column out, or give words=[{name!r}] where all of them are words."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or the text of one."""
+    with contextlib.suppress(ValueError):
+        return isinstance(value, Real) or (isinstance(value, str) and "_" not in value and not math.isnan(float(value)))
+    return False
+
+
 def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
     if missing:
         raise StudyError(
-            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]}. Fill them, or leave out the rows or "
-            "the column."
+            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]} (such as an empty cell, or NA in a "
+            "CSV file). Fill them, or leave out the rows or the column."
         )
 
 
