@@ -150,6 +150,32 @@ def test_what_is_neither_a_number_nor_a_word_is_refused(column: Any, words: str)
         argosy.data.table({"x": column, "y": np.array([0, 1])}, target="y")
 
 
+PRICES = [250000, 310000, 250000]
+
+
+@pytest.mark.parametrize("prices", [PRICES, [Decimal(price) for price in PRICES], [str(price) for price in PRICES]])
+def test_whole_numbers_are_outputs_where_that_is_said(prices: list[Any]) -> None:
+    source = {"x": np.arange(3.0), "price": np.array(prices)}
+    assert len(argosy.data.table(source, target="price").classes) == 2
+    found = argosy.data.table(source, target="price", target_is="numbers")
+    assert (found.classes, found.targets.dtype, found.targets.tolist()) == ((), np.float32, PRICES)
+
+
+def test_numbers_are_classes_where_that_is_said() -> None:
+    source = {"x": np.arange(3.0), "y": np.array([1.0, 0.5, 1.0])}
+    found = argosy.data.table(source, target="y", target_is="classes")
+    assert (found.classes, found.targets.tolist()) == ((0.5, 1.0), [1, 0, 1])
+    with pytest.raises(StudyError, match=r"table: target_is is 'number' \(did you mean 'numbers'\?\)"):
+        argosy.data.table(source, target="y", target_is="number")  # type: ignore[arg-type]
+
+
+def test_words_are_no_numbers_whatever_is_said(tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "-")
+    with pytest.raises(StudyError, match="column 'x' has '-' in row 30, where a number is wanted"):
+        argosy.data.table(file, target="x", target_is="numbers")
+    assert len(argosy.data.table(file, target="x", target_is="classes").classes) == 31
+
+
 def numbers_and(tmp_path: Path, *values: str) -> Path:
     """A table of 30 rows of numbers, and a row for each of these values."""
     rows = [*(f"{n}.5,{n % 2}" for n in range(30)), *(f"{value},1" for value in values)]

@@ -6,20 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from argosy.errors import StudyError
+from argosy.errors.checks import check_choice
 from argosy.errors.labels import is_missing
 from argosy.errors.spelling import meant
 
 __all__ = ["Table", "columns", "table"]
 
 Column = npt.NDArray[Any]
+TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
 """Most different words of a column: more are names or texts, of which each row has another."""
 MARKS = {
@@ -50,11 +53,14 @@ class Table:
         return self.inputs, self.targets
 
 
-def table(source: str | Path | Any, *, target: str, words: Collection[str] = ()) -> Table:
+def table(
+    source: str | Path | Any, *, target: str, target_is: TargetIs | None = None, words: Collection[str] = ()
+) -> Table:
     """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
 
     Columns of numbers become one feature each, columns of words one for each word. Targets that are words, flags or whole numbers are
-    classes, as in `argosy.fit`; other numbers are wanted outputs. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
+    classes, as in `argosy.fit`; other numbers are wanted outputs. With ``target_is="numbers"`` whole numbers are wanted outputs too, as prices
+    are; with ``target_is="classes"`` any numbers are classes. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
     into each fold (see examples/tabular.py).
 
     In a ``.csv`` file an empty value is missing, and so are ``NA``, ``null``, ``?`` and the like. Columns that `words` names are of words, whatever they
@@ -63,6 +69,8 @@ def table(source: str | Path | Any, *, target: str, words: Collection[str] = ())
     Raises:
         StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words.
     """
+    if target_is is not None:
+        check_choice("table: target_is", target_is, ("classes", "numbers"))
     found = _columns(source, words)
     for name in (target, *words):
         _check_there(name, found)
@@ -70,7 +78,7 @@ def table(source: str | Path | Any, *, target: str, words: Collection[str] = ())
         _check_none_missing(name, column)
         if name in words:
             found[name] = column.astype(str)
-        else:
+        elif name != target or target_is is None:
             _check_no_slips(name, column)
     features: dict[str, Column] = {}
     for name, column in found.items():
@@ -78,7 +86,7 @@ def table(source: str | Path | Any, *, target: str, words: Collection[str] = ())
             features |= _features(name, column)
     if not features:
         raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
-    classes, targets = _targets(found[target])
+    classes, targets = _targets(target, found[target], target_is)
     inputs = np.stack([column.astype(np.float32) for column in features.values()], axis=1)
     return Table(inputs=inputs, targets=targets, features=tuple(features), classes=classes)
 
@@ -221,22 +229,27 @@ def _missing(column: Column) -> list[int]:
 
 def _check_no_slips(name: str, column: Column) -> None:
     """Raise StudyError for a few words in a column of numbers, of which they would make words."""
-    if column.dtype.kind not in "OU":
-        return
-    values = column.tolist()
-    slips = [row for row, value in enumerate(values) if not _is_number(value)]
-    numbers = len(values) - len(slips)
-    if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * len(values):
+    slips, rows = _slips(column), len(column)
+    numbers = rows - len(slips)
+    if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
-            f"table: column {name!r} has numbers in {numbers} of {len(values)} rows, and {values[slips[0]]!r} in row {slips[0]}. Mend what is no "
+            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {column.tolist()[slips[0]]!r} in row {slips[0]}. Mend what is no "
             f"number, leave the column out, or give words=[{name!r}] where all of them are words."
         )
 
 
+def _slips(column: Column) -> list[int]:
+    """Return the rows of which the value is no number."""
+    if column.dtype.kind in "biuf":
+        return []
+    return [row for row, value in enumerate(column.tolist()) if not _is_number(value)]
+
+
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or the text of one."""
+    """Whether a value is a number, or the text of a finite one."""
     with contextlib.suppress(ValueError):
-        return isinstance(value, Real) or (isinstance(value, str) and "_" not in value and not math.isnan(float(value)))
+        text = isinstance(value, str) and "_" not in value
+        return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
     return False
 
 
@@ -266,8 +279,17 @@ def _features(name: str, column: Column) -> dict[str, Column]:
     return {f"{name}={word}": column == word for word in words.tolist()}
 
 
-def _targets(column: Column) -> tuple[tuple[Any, ...], Column]:
-    if column.dtype.kind == "f":
-        return (), column.astype(np.float32)
+def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tuple[Any, ...], Column]:
+    if target_is == "numbers" or (target_is is None and column.dtype.kind == "f"):
+        return (), _numbers(name, column)
     classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
     return tuple(classes.tolist()), numbers.astype(np.int64)
+
+
+def _numbers(name: str, column: Column) -> Column:
+    """Return a column as numbers, of texts those that they say."""
+    if slips := _slips(column):
+        raise StudyError(
+            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Mend it, or leave out its row."
+        )
+    return column.astype(np.float32)

@@ -149,6 +149,9 @@ CASES = {
     "a table with two columns of a name": lambda: data.table(written("table.csv", "x,x,y\n1,2,3\n"), target="y"),
     "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
     "a table of numbers with a slip": lambda: data.table({"x": [*"0123456789", "-"], "y": range(11)}, target="y"),
+    "a target of words that is to be numbers": lambda: data.table(
+        {"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"
+    ),
     "a Parquet file without pyarrow": without_pyarrow,
     "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
     "classes that are numbered otherwise": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
