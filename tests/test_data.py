@@ -150,6 +150,82 @@ def test_what_is_neither_a_number_nor_a_word_is_refused(column: Any, words: str)
         argosy.data.table({"x": column, "y": np.array([0, 1])}, target="y")
 
 
+TRAIN = "colour,floor,size,kind\nred,1,1.5,dog\nblue,G,2,cat\nred,2,2.5,eel\n"
+
+
+def two_tables(tmp_path: Path, val: str, given: str = "file") -> list[Any]:
+    """The table above, and another one."""
+    for name, text in (("train", TRAIN), ("val", val)):
+        (tmp_path / f"{name}.csv").write_text(text)
+    files = [tmp_path / "train.csv", tmp_path / "val.csv"]
+    return files if given == "file" else [pandas.read_csv(file) for file in files]
+
+
+@pytest.mark.parametrize("given", ["file", "frame"])
+def test_a_second_table_has_the_features_and_classes_of_the_first(given: str, tmp_path: Path) -> None:
+    """Its columns come in another order, with one more; a word is new, floors look like numbers, a class is lacking."""
+    val = "kind,name,size,floor,colour\neel,x,3,2,green\ndog,,1,1,red\n"
+    first, second = two_tables(tmp_path, val, given)
+    train = argosy.data.table(first, target="kind")
+    found = argosy.data.table(second, target="kind", like=train)
+    assert found.features == train.features
+    assert train.features == ("colour=blue", "colour=red", "floor=1", "floor=2", "floor=G", "size")
+    assert found.inputs.tolist() == [[0, 0, 0, 1, 0, 3], [0, 1, 1, 0, 0, 1]]
+    assert (found.classes, found.targets.tolist()) == (("cat", "dog", "eel"), [2, 1])
+    again = argosy.data.table(first, target="kind", like=found)
+    assert (again.inputs.tolist(), again.targets.tolist()) == (train.inputs.tolist(), train.targets.tolist())
+
+
+def test_a_second_table_has_the_kind_of_target_of_the_first(tmp_path: Path) -> None:
+    words = argosy.data.table({"x": [1.0, 2.0, 3.0], "y": ["1", "2", "b"]}, target="y")
+    (tmp_path / "val.csv").write_text("x,y\n1,2\n2,1\n")
+    assert argosy.data.table(tmp_path / "val.csv", target="y", like=words).targets.tolist() == [1, 0]
+    numbers = argosy.data.table({"x": [1.0, 2.0], "y": [5, 9]}, target="y", target_is="numbers")
+    assert argosy.data.table(tmp_path / "val.csv", target="y", like=numbers).targets.tolist() == [2.0, 1.0]
+    whole = argosy.data.table({"x": [1.0, 2.0], "y": [2, 7]}, target="y")
+    assert argosy.data.table({"x": [1.0], "y": [7.0]}, target="y", like=whole).targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("val", "words"),
+    [
+        (
+            "colour,floor,size,kind\nred,1,1.5,fox\n",
+            r"'kind' is 'fox' in row 0, .* 3 classes .* \('cat', 'dog', 'eel'\)",
+        ),
+        ("colour,size,kind\nred,1.5,dog\n", "there is no column 'floor'"),
+        ("colour,floor,size,kind\nred,1,large,dog\n", "column 'size' has 'large' in row 0, where a number is wanted"),
+        ("colour,floor,size,kind\nNA,1,2,dog\n", "column 'colour' has no value in 1 of 1 rows"),
+        ("colour,floor,size,kind\nred,1,2,?\n", "column 'kind' has no value in 1 of 1 rows"),
+    ],
+)
+def test_what_the_first_table_has_otherwise_is_refused(val: str, words: str, tmp_path: Path) -> None:
+    first, second = two_tables(tmp_path, val)
+    train = argosy.data.table(first, target="kind")
+    with pytest.raises(StudyError, match=words):
+        argosy.data.table(second, target="kind", like=train)
+
+
+def test_numbers_are_not_taken_for_words_that_none_of_them_is(tmp_path: Path) -> None:
+    train = argosy.data.table(*two_tables(tmp_path, TRAIN)[:1], target="kind")
+    codes = pandas.read_csv(tmp_path / "val.csv").assign(colour=[0, 1, 0])
+    with pytest.raises(StudyError, match="column 'colour' has 0 in row 0, and words as 'blue' in the table of like="):
+        argosy.data.table(codes, target="kind", like=train)
+    zips = {"zip": np.array([10115, 80331]), "y": np.array([0.5, 1.5])}
+    named = argosy.data.table(zips, target="y", words=["zip"])
+    found = argosy.data.table({"zip": np.array([80331, 1]), "y": np.array([0.5, 1.5])}, target="y", like=named)
+    assert found.inputs.tolist() == [[0, 1], [0, 0]]
+
+
+def test_like_is_a_table_and_says_all(tmp_path: Path) -> None:
+    first, second = two_tables(tmp_path, TRAIN)
+    train = argosy.data.table(first, target="kind")
+    with pytest.raises(StudyError, match=r"like is 'train\.csv'; it must be a table that was read before"):
+        argosy.data.table(second, target="kind", like="train.csv")  # type: ignore[arg-type]
+    with pytest.raises(StudyError, match="Leave out target_is= and words="):
+        argosy.data.table(second, target="kind", like=train, words=["floor"])
+
+
 PRICES = [250000, 310000, 250000]
 
 

@@ -5,7 +5,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from argosy.errors import StudyError
-from argosy.errors.checks import check_choice
+from argosy.errors.checks import check_choice, shown
 from argosy.errors.labels import is_missing
 from argosy.errors.spelling import meant
 
@@ -46,6 +46,8 @@ class Table:
     """Names of the columns of `inputs`; ``colour=red`` says 1 where the table's column colour is red."""
     classes: tuple[Any, ...]
     """Classes by number; empty where targets are numbers."""
+    words: Mapping[str, tuple[str, ...] | None]
+    """By column of the table, beside the target, its words in order; None for a column of numbers."""
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.float32], Column]:
@@ -54,7 +56,12 @@ class Table:
 
 
 def table(
-    source: str | Path | Any, *, target: str, target_is: TargetIs | None = None, words: Collection[str] = ()
+    source: str | Path | Any,
+    *,
+    target: str,
+    target_is: TargetIs | None = None,
+    words: Collection[str] = (),
+    like: Table | None = None,
 ) -> Table:
     """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
 
@@ -66,12 +73,22 @@ def table(
     In a ``.csv`` file an empty value is missing, and so are ``NA``, ``null``, ``?`` and the like. Columns that `words` names are of words, whatever they
     look like, as floors of which one is ``G``, or regions of which one is ``NA``.
 
+    Of two files each would number its own words and classes. `like`, the table read from the first, gives the second the same features and classes: its
+    columns are taken, others left out, and a word that it does not have is 0 in all features of its column.
+
     Raises:
-        StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words.
+        StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words;
+            with `like`, where a column does not hold what it held there, or there is another class.
+
+    Example:
+        ``train = argosy.data.table("train.csv", target="kind")``, then
+        ``val = argosy.data.table("val.csv", target="kind", like=train)``, for
+        ``argosy.Data(arrays=train.arrays, val_arrays=val.arrays)``
     """
-    if target_is is not None:
-        check_choice("table: target_is", target_is, ("classes", "numbers"))
-    found = _columns(source, words)
+    _check_keywords(target_is, words, like)
+    if like is not None:
+        return _read_like(like, source, target)
+    found = _columns(source, dict.fromkeys(words, MARKS))
     for name in (target, *words):
         _check_there(name, found)
     for name, column in found.items():
@@ -80,15 +97,44 @@ def table(
             found[name] = column.astype(str)
         elif name != target or target_is is None:
             _check_no_slips(name, column)
-    features: dict[str, Column] = {}
-    for name, column in found.items():
-        if name != target:
-            features |= _features(name, column)
-    if not features:
+    by_column = {name: _words(name, column) for name, column in found.items() if name != target}
+    if not by_column:
         raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
     classes, targets = _targets(target, found[target], target_is)
-    inputs = np.stack([column.astype(np.float32) for column in features.values()], axis=1)
-    return Table(inputs=inputs, targets=targets, features=tuple(features), classes=classes)
+    features = _features(found, by_column)
+    return Table(inputs=_stacked(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
+
+
+def _read_like(like: Table, source: Any, target: str) -> Table:
+    """Return the rows of another table with the features and classes of this one."""
+    known = {name: words for name, words in like.words.items() if words is not None}
+    if any(isinstance(one, str) for one in like.classes):
+        known[target] = like.classes
+    found = _columns(source, known)
+    for name in (*like.words, target):
+        _check_there(name, found)
+        _check_none_missing(name, found[name])
+        if name in known:
+            found[name] = _known(name, found[name], known[name])
+    features = _features(found, like.words)
+    column = found[target]
+    targets = _class_numbers(target, column, like.classes) if like.classes else _numbers(target, column)
+    return replace(like, inputs=_stacked(features), targets=targets)
+
+
+def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Table | None) -> None:
+    if target_is is not None:
+        check_choice("table: target_is", target_is, ("classes", "numbers"))
+    if like is None:
+        return
+    if not isinstance(like, Table):
+        raise StudyError(
+            f"table: like is {shown(like)}; it must be a table that was read before, as of argosy.data.table('train.csv', target='kind')."
+        )
+    if target_is is not None or words:
+        raise StudyError(
+            "table: with like= columns and target are what they are in that table. Leave out target_is= and words=, or give them where it is read."
+        )
 
 
 def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
@@ -102,7 +148,7 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
         source = _parquet(Path(source), names)
-    found = _columns(source) if isinstance(source, str | Path) else source
+    found = _columns(source, {}) if isinstance(source, str | Path) else source
     there = _names(found)
     _check_once([name for name in there if name in names])
     for name in names:
@@ -148,11 +194,12 @@ def _check_once(names: Iterable[str]) -> None:
             )
 
 
-def _columns(source: Any, words: Collection[str] = ()) -> dict[str, Column]:
+def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
+    """Return columns by name; of a file those of `words` as texts, of which these are no marks of missing ones."""
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix == ".parquet":
-            return _columns(_parquet(path))
+            return _columns(_parquet(path), words)
         try:
             found = _csv(path, words)
         except (OSError, UnicodeError) as error:
@@ -165,7 +212,7 @@ def _columns(source: Any, words: Collection[str] = ()) -> dict[str, Column]:
     return found
 
 
-def _csv(path: Path, words: Collection[str]) -> dict[str, Column]:
+def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     with path.open(newline="") as file:
         names, *rows = list(csv.reader(file)) or [[]]
     _check_once(names)
@@ -175,7 +222,7 @@ def _csv(path: Path, words: Collection[str]) -> dict[str, Column]:
                 f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
             )
     values = {name: [row[place].strip() for row in rows] for place, name in enumerate(names)}
-    return {name: np.array(of, dtype=object) if name in words else _parsed(of) for name, of in values.items()}
+    return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
 
 
 def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
@@ -200,12 +247,17 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
 
 def _parsed(values: list[str]) -> Column:
     """Return whole numbers, numbers or words, whichever all values are; one that is missing is NaN or an empty word."""
-    values = ["" if value in MARKS else value for value in values]
+    texts = _texts(values, ())
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             if not any("_" in value for value in values):  # which Python takes for 1_000
-                return np.array([kind(value) if value else np.nan for value in values])
-    return np.array(values, dtype=object)
+                return np.array([kind(value) if value else np.nan for value in texts.tolist()])
+    return texts
+
+
+def _texts(values: list[str], words: Collection[str]) -> Column:
+    """Return values as they are written; empty where one stands for none, and is none of these words."""
+    return np.array(["" if value in MARKS and value not in words else value for value in values], dtype=object)
 
 
 def _check_none_missing(name: str, column: Column) -> None:
@@ -261,22 +313,47 @@ def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
         )
 
 
-def _features(name: str, column: Column) -> dict[str, Column]:
+def _features(found: Mapping[str, Column], by_column: Mapping[str, tuple[str, ...] | None]) -> dict[str, Column]:
+    features: dict[str, Column] = {}
+    for name, words in by_column.items():
+        if words is None:
+            features[name] = _numbers(name, found[name])
+        else:
+            features |= {f"{name}={word}": found[name] == word for word in words}
+    return features
+
+
+def _stacked(features: Mapping[str, Column]) -> npt.NDArray[np.float32]:
+    return np.stack([column.astype(np.float32) for column in features.values()], axis=1)
+
+
+def _words(name: str, column: Column) -> tuple[str, ...] | None:
+    """Return the words of a column in order, or None where it is of numbers."""
     if column.dtype.kind in "biuf":
-        return {name: column}
+        return None
     other = next((value for value in column.tolist() if not isinstance(value, str)), None)
     if other is not None:
         raise StudyError(
             f"table: column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a date "
             "to the days since the first one, or leave the column out."
         )
-    words = np.unique(column.astype(str))
+    words = tuple(np.unique(column.astype(str)).tolist())
     if len(words) > MOST_WORDS:
         raise StudyError(
             f"table: column {name!r} has {len(words)} different words in {len(column)} rows, and each would be a feature of its own. Leave "
             f"out names and texts, or give at most {MOST_WORDS} words."
         )
-    return {f"{name}={word}": column == word for word in words.tolist()}
+    return words
+
+
+def _known(name: str, column: Column, words: Collection[str]) -> Column:
+    """Return a column as words, as it is in another table."""
+    texts = column.astype(str)
+    if column.dtype.kind in "biuf" and not np.isin(texts, list(words)).any():
+        raise StudyError(
+            f"table: column {name!r} has {texts[0]} in row 0, and words as {next(iter(words))!r} in the table of like=. Convert it to these words."
+        )
+    return texts
 
 
 def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tuple[Any, ...], Column]:
@@ -284,6 +361,18 @@ def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tup
         return (), _numbers(name, column)
     classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
     return tuple(classes.tolist()), numbers.astype(np.int64)
+
+
+def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Column:
+    numbers = {one: number for number, one in enumerate(classes)}
+    for row, value in enumerate(column.tolist()):
+        if value not in numbers:
+            some = ", ".join(map(repr, classes[:5])) + ", …" * (len(classes) > 5)
+            raise StudyError(
+                f"table: target {name!r} is {value!r} in row {row}, which is none of the {len(classes)} classes in the table of like= ({some}). Mend "
+                "it, leave out its rows, or read a table as like= that has it."
+            )
+    return np.array([numbers[value] for value in column.tolist()], np.int64)
 
 
 def _numbers(name: str, column: Column) -> Column:

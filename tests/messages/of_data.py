@@ -101,6 +101,11 @@ def without(patch: pytest.MonkeyPatch, package: str, module: str) -> None:
     importlib.reload(importlib.import_module(module))
 
 
+def like(second: dict[str, Any], **keywords: Any) -> None:
+    first = {"x": ["red", "blue"], "y": ["a", "b"]}
+    data.table({"x": ["red"], "y": ["b"]} | second, target="y", like=data.table(first, target="y"), **keywords)
+
+
 def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "pyarrow", None)
     data.table("a.parquet", target="y")
@@ -152,6 +157,10 @@ CASES = {
     "a target of words that is to be numbers": lambda: data.table(
         {"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"
     ),
+    "a table like no table": lambda: data.table({"x": [1.0], "y": [0]}, target="y", like="train.csv"),  # type: ignore[arg-type]
+    "a table like another, with words": lambda: like({"x": ["b"]}, words=["x"]),
+    "a table with a class that the first one lacks": lambda: like({"y": ["c"]}),
+    "a table with numbers for words": lambda: like({"x": [1]}),
     "a Parquet file without pyarrow": without_pyarrow,
     "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
     "classes that are numbered otherwise": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
