@@ -51,13 +51,10 @@ CONSTRAINTS = "constraints"
 """Attribute under which samplers look for what the constraints say of a trial."""
 GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
 """Of several objectives: share of the trials that count as good ones, the most of them, and proposals of which one is taken."""
-INDEPENDENT = (
-    optuna.samplers.RandomSampler,
-    optuna.samplers.QMCSampler,
-    optuna.samplers.GridSampler,
-    optuna.samplers.BruteForceSampler,
-)
+INDEPENDENT = (optuna.samplers.RandomSampler, optuna.samplers.QMCSampler)
 """Samplers that propose the same whatever trials have reached."""
+GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
+"""Samplers that propose each point once, of which they ask the study and draw under one seed."""
 STARTUP = "n_startup_trials"
 """What samplers call the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
@@ -243,10 +240,7 @@ class Sampling:
         self.first = first
         """Parameters of the first trials, or some of them."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
-        if len(modes) > 1 and _is_of(self.sampler, optuna.samplers.CmaEsSampler):
-            raise StudyError(
-                "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
-            )
+        _check_sampler(self.sampler, len(modes))
         self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
         """Whether what the sampler proposes depends on what trials have reached."""
         self.learns: bool = self.can_learn and not grid
@@ -388,6 +382,18 @@ class Sampling:
             # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from.
             _ = trial.relative_params
         return trial, built_from
+
+
+def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
+    if objectives > 1 and _is_of(sampler, optuna.samplers.CmaEsSampler):
+        raise StudyError(
+            "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
+        )
+    if _is_of(sampler, *GRIDS):
+        raise StudyError(
+            f"sampler: {_name(sampler)} would repeat points and leave out others, as each trial has a sampler and a seed of its own; "
+            'give scheduler="grid", which trains every point of the space once, and leave the sampler out.'
+        )
 
 
 def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:

@@ -159,6 +159,9 @@ CASES = {
     "a sampler of one objective for several": lambda: tune(
         objective={"val_loss": "min", "seconds": "min"}, sampler=optuna.samplers.CmaEsSampler
     ),
+    "a sampler that is a grid": lambda: tune(
+        sampler=partial(optuna.samplers.GridSampler, {"lr": [0.1, 0.2]}), n_trials=2
+    ),
     "constraints that are no function": lambda: tune(constraints={"seconds": 60}),
     "constraints of two arguments": lambda: tune(constraints=lambda reached, parameters: [0.0]),
     "constraints that return no list": lambda: tune(constraints=lambda reached: reached["parameters"] - 100),

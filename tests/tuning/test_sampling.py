@@ -111,3 +111,11 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
 def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
     with pytest.raises(StudyError, match=match):
         Sampling(space, modes=["min"], seed=3, sampler=None, first=[first]).ask()
+
+
+@pytest.mark.parametrize(
+    "sampler", [partial(optuna.samplers.GridSampler, {"units": [1, 2]}), optuna.samplers.BruteForceSampler]
+)
+def test_samplers_that_are_grids_are_refused_for_the_scheduler_that_is_one(sampler: Any) -> None:
+    with pytest.raises(StudyError, match=r'would repeat points .*; give scheduler="grid"'):
+        Sampling({"units": IntDistribution(1, 2)}, modes=["min"], seed=3, sampler=sampler)
