@@ -244,6 +244,8 @@ class Sampling:
         self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
         """Whether what the sampler proposes depends on what trials have reached."""
         self.learns: bool = self.can_learn and not grid
+        self.in_sequence: bool = not grid and _is_of(self.sampler, optuna.samplers.QMCSampler)
+        """Whether trials are the points of one sequence, of which each trial takes one, also where its parameters are known."""
         self._shown = Shown()
         with _quietly():
             self.study: optuna.Study = optuna.create_study(
@@ -282,16 +284,22 @@ class Sampling:
         return found.default if found is not None and isinstance(found.default, int) else 0
 
     def _take_sampler(self) -> None:
-        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart."""
+        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart; a sequence keeps its seed."""
         seed = random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32)
-        self.study.sampler = self.sampler(seed=seed)
+        if self.in_sequence:
+            # What is not of the sequence, as the first trial, is drawn for each trial by itself.
+            bound = {"independent_sampler": optuna.samplers.RandomSampler(seed=seed), **_bound(self.sampler)}
+            self.study.sampler = self.sampler(**{**bound, "seed": self.seed})
+        else:
+            self.study.sampler = self.sampler(seed=seed)
 
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the same for a trial with known parameters; raises RunError where the space has others.
 
-        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does.
+        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does. One of
+        a sequence counts its points.
         """
-        if self.learns:
+        if self.learns or self.in_sequence:
             self._take_sampler()
         else:
             self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
@@ -378,7 +386,8 @@ class Sampling:
             built_from = self.space(trial)
         else:
             trial, built_from = self.study.ask(dict(self.space)), None
-        if self.learns:
+        # The first trial takes no point of a sequence, which knows the space from that trial.
+        if self.learns or (self.in_sequence and self._trials):
             # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from.
             _ = trial.relative_params
         return trial, built_from
@@ -400,6 +409,10 @@ def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
     while isinstance(sampler, functools.partial):
         sampler = sampler.func
     return isinstance(sampler, type) and issubclass(sampler, kinds)
+
+
+def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
+    return sampler.keywords if isinstance(sampler, functools.partial) else {}
 
 
 def _name(sampler: Callable[..., Any]) -> str:
