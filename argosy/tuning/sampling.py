@@ -237,8 +237,8 @@ class Sampling:
         self.modes = modes
         """Of each objective."""
         self.seed = seed
-        self.first = first
-        """Parameters of the first trials, or some of them."""
+        self.waiting: dict[int, Mapping[str, Any]] = dict(enumerate(first))
+        """Parameters, or some of them, that no trial has yet, and that those to come have first; by place in what was enqueued."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
         _check_sampler(self.sampler, len(modes))
         self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
@@ -262,18 +262,18 @@ class Sampling:
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
-        number = len(self._trials)
-        return self._enqueued(number) if number < len(self.first) else self._ask()
+        place = next(iter(self.waiting), None)
+        return self._ask() if place is None else self._enqueued(place)
 
-    def _enqueued(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
-        given = dict(self.first[number])
+        given = dict(self.waiting[place])
         found, built_from = self._given(
-            given, lambda why: StudyError(f"enqueue[{number}] is {given}, and {why}. Give values of the space.")
+            given, lambda why: StudyError(f"enqueue[{place}] is {given}, and {why}. Give values of the space.")
         )
         if lacking := [name for name in given if name not in found]:
             raise StudyError(
-                f"enqueue[{number}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
+                f"enqueue[{place}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
             )
         return found, built_from
 
@@ -377,7 +377,14 @@ class Sampling:
                 f"space: a trial's parameters must be numbers, texts, bools or None; found {strange or 'none at all'}. "
                 "Suggest a name or a number, and look up in build what it stands for."
             )
+        self._wait_no_more(trial.params)
         return trial.params, dict(trial.params if built_from is None else built_from)
+
+    def _wait_no_more(self, parameters: Mapping[str, Any]) -> None:
+        """Strike out the first of what waits that a trial with these parameters is."""
+        place = next((place for place, given in self.waiting.items() if given.items() <= parameters.items()), None)
+        if place is not None:
+            del self.waiting[place]
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
         """Return Optuna's next trial, and what the space makes of it where that is a function."""

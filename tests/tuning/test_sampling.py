@@ -101,6 +101,15 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
     assert [later.ask()[0] for _ in range(2)] == found[2:]
 
 
+def test_trials_that_are_enqueued_alike_are_as_many_after_a_restart() -> None:
+    first = [{"x": 0.5}, {"x": 0.5}, {"x": 0.25}]
+    whole, later = (Sampling(TWO, modes=["min"], seed=3, sampler=None, first=first) for _ in range(2))
+    found = [whole.ask()[0] for _ in range(4)]
+    assert [one["x"] for one in found[:3]] == [0.5, 0.5, 0.25]
+    later.again(found[0])
+    assert [later.ask()[0] for _ in range(3)] == found[1:]
+
+
 @pytest.mark.parametrize(
     ("space", "first", "match"),
     [

@@ -206,6 +206,15 @@ class Tuner:
             self._tell(trial, state)
         self._sweep(state)
 
+    def check_enqueued(self) -> None:
+        """Raise StudyError where more parameters wait for a trial than trials are to come."""
+        waiting, room = len(self.sampling.waiting), max(self.total - len(self.trials), 0)
+        if waiting > room:
+            raise StudyError(
+                f"of what is in enqueue the directory lacks {waiting}, and {room} trials are to come; give more n_trials, or leave out "
+                "what would never be tried."
+            )
+
     def show(self, directory: Path, store: Store) -> None:
         """Let Optuna's storage show the search from here on."""
         self.copy = Copy(directory, store, modes=self.sampling.modes)
