@@ -167,6 +167,22 @@ def test_a_trial_that_ends_by_its_own_rule_is_complete(tmp_path: Path) -> None:
     agreed(report)
 
 
+def test_a_trial_that_its_own_rule_ended_where_the_search_did_keeps_its_place_in_a_longer_one(tmp_path: Path) -> None:
+    def short(parameters: dict[str, Any]) -> argosy.Member:
+        rule = None if parameters["number"] % 2 else argosy.MaxEpochs(3)
+        return replace(foretold(parameters, doomed=0, steps=0), stop=rule)
+
+    terms = {"space": numbered, "build": short, "scheduler": "random", "n_trials": 4, "objective": "val_score"}
+    terms |= {"mode": "max", "numerics": "exact"}
+    once = tune(tmp_path / "once", max_epochs=6, **terms)
+    tune(tmp_path / "run", max_epochs=3, **terms)
+    report = tune(tmp_path / "run", max_epochs=6, **terms)
+    found, wanted = ([(row.name, row.status, row.epochs) for row in one.rows] for one in (report, once))
+    assert found == wanted
+    assert found[:2] == [("net-0", "done", 3), ("net-1", "done", 6)]
+    agreed(report)
+
+
 def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     living.trusting(monkeypatch)

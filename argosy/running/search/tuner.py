@@ -378,6 +378,7 @@ class Tuner:
             parameters=trial.parameters,
             sections=trial.sections,
             in_step=self.learns or self.search.in_step,
+            own_epochs=trial.own_epochs,
         )
         return Newcomer(members=trial.members, proposed=proposed)
 
