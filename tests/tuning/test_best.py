@@ -183,6 +183,29 @@ def test_a_trial_that_its_own_rule_ended_where_the_search_did_keeps_its_place_in
     agreed(report)
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha", "random"])
+def test_a_search_whose_rule_was_changed_in_the_middle_comes_to_its_end(
+    tmp_path: Path, scheduler: str, warm: bool
+) -> None:
+    def ruled(epochs: int) -> Callable[..., argosy.Member]:
+        return lambda parameters: replace(build(parameters), stop=argosy.MaxEpochs(epochs))
+
+    terms = {"n_trials": 9, "scheduler": scheduler, "warm": warm or scheduler == "random", "numerics": "exact"}
+    tune(tmp_path, build=ruled(2), **terms)
+    lines = (tmp_path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    ended = [number for number, line in enumerate(lines) if b'"MemberEnded"' in line and b'"2 epochs"' in line]
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[: ended[len(ended) // 2] + 1]))
+    report = tune(tmp_path, build=ruled(5), **terms)
+    assert report.run.status == "done"
+    trials = stored(tmp_path).trials
+    assert all(trial.state.is_finished() for trial in trials)
+    complete = {trial.number for trial in trials if trial.state == TrialState.COMPLETE}
+    last = {number: max(rows, key=lambda row: row.epochs) for number, rows in rows_of(report).items()}
+    assert complete == {number for number, row in last.items() if row.status == "done"}
+    agreed(report)
+
+
 def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     living.trusting(monkeypatch)
