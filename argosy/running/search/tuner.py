@@ -135,7 +135,8 @@ class Tuner:
     @property
     def terms(self) -> dict[str, Any]:
         """Terms that must be equal, or grow, in every driver of one search."""
-        return terms_of(self.search, self.total, brackets=self.brackets)
+        in_waves = self.sampling.learns and self.population is None
+        return terms_of(self.search, self.total, brackets=self.brackets, in_waves=in_waves)
 
     @property
     def study(self) -> Study:
