@@ -145,7 +145,7 @@ class Classifier(ClassifierMixin, Bagged):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of each row ``[N]``."""
-        probabilities_NC = self.predict_proba(X)
+        probabilities_NC = self._answers(X)
         found: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
         return found
 

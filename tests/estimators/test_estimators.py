@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pandas import Categorical, DataFrame
+from pandas import Categorical, CategoricalDtype, DataFrame, Series
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -25,6 +25,7 @@ from torch.optim import AdamW
 import argosy
 from argosy.errors import StudyError
 from argosy.estimators import bagging, scikit
+from argosy.estimators.columns import Columns
 from argosy.estimators.tabular import Shape
 
 RANDOM = np.random.RandomState(0)
@@ -115,9 +116,38 @@ def test_words_and_what_is_missing_are_learnt_from() -> None:
     members = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
     found = argosy.Classifier(members, folds=3, random_state=0).fit(x[:200], y[:200])
     assert found.score(x[200:], y[200:]) > 0.95
-    assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
+    with pytest.warns(UserWarning, match=r"^no word of column 'colour' was there in fit: .*\.$") as warned:
+        assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.raises(ValueError, match="feature names"):
         found.predict(x[["size", "colour", "kind", "note"]])
+
+
+WHOLE = CategoricalDtype(range(6))
+
+
+@pytest.mark.parametrize("missing", [[], [7], [399]], ids=["none", "in training", "in prediction"])
+def test_categories_of_whole_numbers_are_the_same_words_beside_a_missing_one(missing: list[int]) -> None:
+    codes = np.random.RandomState(0).randint(6, size=400)
+    x = DataFrame({"code": Series(codes, dtype=WHOLE), "noise": RANDOM.normal(size=400)})
+    x.loc[missing, "code"] = None
+    found = argosy.Classifier(SMALL, folds=2, random_state=0).fit(x[:300], codes[:300] % 2)
+    assert found.columns_.words[0] == tuple("012345") + ("<missing>",) * (missing == [7])
+    assert found.score(x[300:], codes[300:] % 2) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (Categorical([1.0, 2.5, None]), {"1", "2.5", "<missing>"}),
+        (Categorical([2**53 + 1, None]), {str(2**53 + 1), "<missing>"}),
+        (Categorical([True, None]), {"True", "<missing>"}),
+        (np.array([1, 1.0, np.float32(1), "1", "a"], object), {"1", "a"}),
+        (np.array([float("inf"), "a"], object), {"inf", "a"}),
+    ],
+)
+def test_a_word_is_spelt_in_one_way(values: Any, words: set[str]) -> None:
+    assert Columns.of(DataFrame({"word": values})).words == (tuple(sorted(words)),)
 
 
 def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
