@@ -90,21 +90,21 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
     array = np.asarray(values.astype(object) if categorical and hasattr(values, "astype") else values)
     if array.dtype.kind in "biuf" and not categorical:
         return _finite(name, array.astype(np.float64))
-    missing = np.fromiter(map(is_missing, array.tolist()), bool, len(array))
-    present = [value for value, gone in zip(array.tolist(), missing, strict=True) if not gone]
-    if not categorical and all(isinstance(value, Real) for value in present):
-        found = np.full(len(array), np.nan)
-        found[~missing] = present
-        return _finite(name, found)
-    other = next((value for value in present if not isinstance(value, str | Real)), None)
+    cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers
+    missing = np.fromiter(map(is_missing, cells), bool, len(cells))
+    present = [value for value, gone in zip(cells, missing, strict=True) if not gone]
+    # NumPy has its durations among whole numbers.
+    other = next((one for one in present if not isinstance(one, str | Real) or isinstance(one, np.timedelta64)), None)
     if other is not None:
         raise StudyError(
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
             "date to the days since the first one, or leave the column out."
         )
-    return np.array(
-        [MISSING if gone else _word(value) for value, gone in zip(array.tolist(), missing, strict=True)], object
-    )
+    if not categorical and all(isinstance(value, Real) for value in present):
+        found = np.full(len(cells), np.nan)
+        found[~missing] = present
+        return _finite(name, found)
+    return np.array([MISSING if gone else _word(value) for value, gone in zip(cells, missing, strict=True)], object)
 
 
 def _word(value: Any) -> str:

@@ -150,6 +150,20 @@ def test_a_word_is_spelt_in_one_way(values: Any, words: set[str]) -> None:
     assert Columns.of(DataFrame({"word": values})).words == (tuple(sorted(words)),)
 
 
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.parametrize("kind", ["datetime64", "timedelta64"])
+@pytest.mark.parametrize("form", [None, object, "category"], ids=str)
+def test_dates_and_durations_are_refused_in_every_unit(unit: str, kind: str, form: Any) -> None:
+    values = Series(np.array([None, 3, 4], f"{kind}[{unit}]"))
+    with pytest.raises(StudyError, match=r"column 'day' holds .*which is neither a number nor a word"):
+        Columns.of(DataFrame({"day": values if form is None else values.astype(form)}))
+
+
+def test_durations_among_objects_are_refused() -> None:
+    with pytest.raises(StudyError, match="of type timedelta64"):
+        Columns.of(DataFrame({"day": Series([np.timedelta64(3, "ns"), None], dtype=object)}))
+
+
 def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
     """What was fitted for each fold's networks to see rows by."""
     (bag,) = found.ensemble_.networks
