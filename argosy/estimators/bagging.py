@@ -191,7 +191,11 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
             f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
             "list of these."
         )
-    return made
+    # A member's default loss is for classes.
+    return [
+        replace(one, loss=nn.MSELoss()) if not samples.classes and one.loss is None and one.step is None else one
+        for one in made
+    ]
 
 
 def _on_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:

@@ -158,7 +158,7 @@ class Regressor(RegressorMixin, Bagged):
     """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
 
     As `argosy.Classifier`, but for targets, which are one number for each row or several. Networks return as many, and are trained on
-    targets of mean 0 and standard deviation 1 in the training rows of their fold; a loss, as ``nn.MSELoss()``, belongs to members of your own.
+    targets of mean 0 and standard deviation 1 in the training rows of their fold, by ``nn.MSELoss()`` if a member of your own has neither a loss nor a step.
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -5,6 +5,7 @@ import copy
 import inspect
 import pickle
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_weights_count() -> None:
         kept.predict(x),
         argosy.Regressor(own, folds=2, random_state=0).fit(x[some], x[some, 1], np.ones(some.sum())).predict(x),
     )
+
+
+def test_a_member_of_ones_own_without_a_loss_learns_numbers_by_their_squared_error() -> None:
+    def mine(shape: Shape) -> argosy.Member:
+        return replace(own(shape), loss=None)
+
+    y = X[:, :2] * 3 + 10
+    for targets, weights in ((y[:, 0], None), (y, None), (y, np.ones(len(y)))):
+        assert argosy.Regressor(mine, folds=2, random_state=0).fit(X, targets, weights).score(X, targets) > 0.95
 
 
 def test_it_is_a_step_of_pipelines_and_searches() -> None:

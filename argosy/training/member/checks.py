@@ -168,9 +168,17 @@ def wants_classes(loss: Any) -> bool:
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``. Waits for the device."""
+    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``, and for numbers where there is one output.
+
+    Waits for the device.
+    """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return
+    if target.is_floating_point() and output.shape[1:2].numel() == 1:
+        raise StudyError(
+            f"member {member.name!r}: its network has one output, targets are floats, and its loss is cross-entropy, a member's default, by "
+            "which a single output learns nothing. Give it a loss for numbers, as loss=nn.MSELoss(), or BCEWithLogitsLoss() where they are 0 and 1."
+        )
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
     classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)
