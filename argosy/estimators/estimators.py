@@ -102,6 +102,10 @@ class Bagged(BaseEstimator):
         check_is_fitted(self)
         if is_table(X):
             validate_data(self, X, reset=False, skip_check_array=True)
+            if not len(X):  # as scikit-learn says of an array
+                raise ValueError(
+                    f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required by {self._name}."
+                )
         else:
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         rows = self.columns_.rows(X)

@@ -259,6 +259,31 @@ def test_wrong_parameters_are_told_by_fit(wrong: dict[str, Any]) -> None:
         estimator.fit(X, WORDS)
 
 
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([], "members is an empty list"),
+        (lambda shape: [], "functions returned none for Shape"),
+        (lambda shape: None, "members has None"),
+        (argosy.tabular, r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
+        ([own, argosy.tabular], r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
+    ],
+)
+def test_what_makes_no_members_is_told_by_fit(members: Any, words: str) -> None:
+    with pytest.raises(StudyError, match=words):
+        argosy.Classifier(members, folds=2).fit(X, WORDS)
+
+
+def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
+    x = DataFrame(X, columns=list("abcd"))
+    for found in (argosy.Classifier(TINY, folds=2).fit(x, WORDS), argosy.Regressor(TINY, folds=2).fit(x, X[:, 0])):
+        for rows in (x[:0], x.to_numpy()[:0]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # an array has no names
+                with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\) \(shape=\(0, 4\)\) while a min"):
+                    found.predict(rows)
+
+
 def test_processes_train_the_same() -> None:
     here, there = (
         argosy.Regressor(TINY, folds=2, launcher=launcher, random_state=0).fit(X, X[:, 0]).predict(X)
