@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick check docs format chaos fuzz simulate pins newest clean
+.PHONY: demo test quick long check docs format chaos fuzz simulate pins newest clean
 
 demo: $(VENV)/demo
 	$(BIN)/argosy demo --dir runs/demo
 
 # Threads of OpenMP that wait for work sleep: else those of one test turn on the cores that another one needs.
-test quick newest: export OMP_WAIT_POLICY = passive
+test quick long newest: export OMP_WAIT_POLICY = passive
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not long"
+
+long: $(VENV)/dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m long
 
 quick: $(VENV)/dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m quick

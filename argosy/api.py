@@ -292,6 +292,11 @@ def tune(
     directory, or at any URL that Optuna knows, under `study_name`. A script prints the report, unless it is `quiet`. Raises what `train` raises; of trials that failed or diverged
     one MemberFailed warning names the first.
     """
+    if not isinstance(fresh, bool):
+        raise StudyError(
+            f"fresh is {fresh!r}; of a search it must be True or False, as True begins the whole search anew. Give it so, or leave it "
+            "out: trials cannot begin anew one by one."
+        )
     asked: dict[str, Any] = {"build": build, "space": space, "data": data, "max_epochs": max_epochs}
     search = Search(
         **asked,
@@ -352,6 +357,7 @@ def run_search(
             tuner = Tuner.of(search, events)
             tuner.warn()
             tuner.recall(events, state)
+            tuner.check_enqueued()
             brought = tuner.bring(state)
             begins = [
                 SearchBegan(terms=tuner.terms),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from argosy.averages import Average, check_average
+from argosy.averages import SWA, Average, check_average
 from argosy.bindings import bound
 from argosy.described import described
 from argosy.errors import StudyError
@@ -59,6 +59,8 @@ FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", 
 """Fields of which the bound values are hyper-parameters."""
 MOVES_ITSELF: Mapping[str, Any] = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
 """What a step that moves the weights does itself, and the values that leave it out."""
+IGNORED = -100
+"""The class number that torch's cross-entropy leaves out, as that of padded tokens."""
 Metric = Any
 """One of three kinds; its value depends on no batch size:
 
@@ -70,12 +72,16 @@ Metric = Any
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``; dimensions behind the
-    classes are in the target as well, ``[B, classes, …]`` and ``[B, …]``. An output with a NaN is wrong. Raises StudyError for other shapes, as those
-    of one logit."""
+    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``. With dimensions behind
+    the classes, ``[B, classes, …]`` and ``[B, …]``, the share of right ones in each sample, without class numbers that are `IGNORED`.
+
+    An output with a NaN is wrong. Raises StudyError for other shapes, as those of one logit."""
     check_classes(output, target)
     largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
-    return ((said == target) & (largest == largest)).float()
+    right = ((said == target) & (largest == largest)).float()
+    if right.dim() == 1:
+        return right
+    return right.flatten(1).sum(1) / (target != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
 @known_keywords("argosy.Data")
@@ -186,11 +192,12 @@ class Member:
     """Optimizer -> learning-rate scheduler of torch, as ``partial(CosineAnnealingLR, T_max=10)``; with `optimizers`, these -> schedulers by
     name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
-    """When the schedule moves on: after each epoch, or after each step."""
+    """When the schedule moves on: after each epoch, or after each step. ``ReduceLROnPlateau`` follows the objective at epochs' ends."""
     stop: Stop | None = None
     """Stopping rule, instead of the study's, as ``MaxEpochs(20)``."""
     augment: Callable[[Any], Any] | None = None
-    """Batch -> batch, in training only, on the member's device under its own random state."""
+    """Batch -> batch, in training only, on the member's device under its own random state. Each member has a copy of an object that is called;
+    tensors, arrays and networks that a partial binds are shared."""
     subset: Sequence[int] | None = None
     """Indices of the training samples that the member sees; an index given twice is seen twice (bootstrap)."""
     val_subset: Sequence[int] | None = None
@@ -366,6 +373,12 @@ class Study:
             raise StudyError(
                 f"member {member.name!r} has an average, and the objective {self.objective!r} cannot choose between averaged and raw "
                 "weights: give an objective of validation, as val_loss, and val= (or val_arrays=), or leave out average."
+            )
+        most = self.stop_of(member).max_epochs
+        if isinstance(member.average, SWA) and most is not None and most < member.average.from_epoch:
+            raise StudyError(
+                f"member {member.name!r}: average={member.average} begins at the end of epoch {member.average.from_epoch}, and its stopping rule "
+                f"ends it after {most:g}, so there would be no average. Let it begin earlier, or give more epochs."
             )
         if member.optimizers is not None and member.validate is None and self.data.has_val:
             raise StudyError(

@@ -177,11 +177,11 @@ class _Loop:
         return float(optimizer.param_groups[0]["lr"])
 
     def _move_schedule(self, row: dict[str, float], *, ends_epoch: bool) -> None:
-        if self.schedule is None or self.member.schedule_per == "step":
+        if self.schedule is None or self.member.schedule_per == "step" or not ends_epoch:
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
             self.schedule.step(row[self.study.objective])
-        elif ends_epoch:
+        else:
             self.schedule.step()
 
     # ---- validation

@@ -1,8 +1,10 @@
-"""The tier of `make quick`: tests that start no process, take no port and are soon over, marked ``quick`` as they are collected.
+"""The tiers of tests, marked as they are collected: ``quick`` and ``long``, which `make quick` and `make long` run, and all others.
 
-A test belongs to it unless `not_quick.txt` names it or its file, one of its parameters is a launcher of processes, or a mark says
-that it needs more; the mark ``quick`` on one of the cases of a test takes that case in all the same. A test of the tier that starts
-a process or takes a port fails, in `make test` as well.
+Quick ones start no process, take no port and are soon over. A test belongs to them unless `not_quick.txt` names it or its file, one of its
+parameters is a launcher of processes, or a mark says that it needs more; the mark ``quick`` on one of the cases of a test takes that case in
+all the same. A quick test that starts a process or takes a port fails, whatever is run.
+
+Long ones are named in `long.txt`, whole files, tests or single cases: `make test` leaves them out.
 """
 
 import sys
@@ -13,10 +15,11 @@ from typing import Any
 
 import pytest
 
-__all__ = ["LEFT_OUT", "STARTS", "Guard", "guard"]
+__all__ = ["LEFT_OUT", "LONG", "STARTS", "Guard", "guard"]
 
 HERE = Path(__file__).resolve().parent
 LEFT_OUT = {line for line in (HERE / "not_quick.txt").read_text().splitlines() if line and not line.startswith("#")}
+LONG = {line for line in (HERE / "long.txt").read_text().splitlines() if line and not line.startswith("#")}
 LAUNCHERS = {"processes", "agents", "ray"}
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 """Audit events (PEP 578): nothing that a test imports, keeps or patches goes past them."""
@@ -47,15 +50,18 @@ sys.addaudithook(guard.handle)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that `make quick` leaves out as a whole."""
-    return (config.option.markexpr == "quick" and _name(collection_path) in LEFT_OUT) or None
+    """Import no file that a tier leaves out as a whole."""
+    left_out = {"quick": LEFT_OUT, "not long": LONG}.get(config.option.markexpr, set())
+    return _name(collection_path) in left_out or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the tier, before ``-m quick`` chooses them."""
+    """Mark the tests of the tiers, before ``-m`` chooses them."""
     for item in items:
-        if _belongs(item):
+        if _is_long(item):
+            item.add_marker("long")
+        elif _belongs(item):
             item.add_marker("quick")
 
 
@@ -87,6 +93,11 @@ def _belongs(item: pytest.Item) -> bool:
         return False
     file = _name(item.path)
     return not {file, f"{file}::{item.nodeid.split('[')[0].partition('::')[2]}"} & LEFT_OUT
+
+
+def _is_long(item: pytest.Item) -> bool:
+    file, case = _name(item.path), item.nodeid.partition("::")[2]
+    return not {file, f"{file}::{case.partition('[')[0]}", f"{file}::{case}"}.isdisjoint(LONG)
 
 
 def _name(path: Path) -> str:

@@ -523,7 +523,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         # The run is finished; what it was made for is compared all the same, though its data need not be opened.
         (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: 0.1 there, 0.2 here"),
         (("ReLU()", "Tanh()"), 2, "members 'a', 'b', model: Net.__init__ changed since the run began"),
-        (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its first or its last sample is another"),
+        (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its samples or labels are others"),
     ):
         (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
         found = argosy(folder, *INLINE, "--dir", "run", "--json", code=2)

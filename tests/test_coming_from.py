@@ -62,6 +62,16 @@ def test_a_plain_loop(play: Callable[[str], dict[str, Any]]) -> None:
         assert all(torch.equal(ours[key], tensor) for key, tensor in network.state_dict().items()), name
 
 
+def test_a_plain_loop_breaks_after_the_epoch_that_the_rule_beside_it_stops_after() -> None:
+    page = (PAGES / "plain_loop.md").read_text()
+    (condition, rule) = re.findall(r"\| `if (.*): break` \| `stop=(argosy\.Plateau.*)` \|", page)[0]
+    losses = [2.0, 1.0, 1.5, 1.5, 1.5, 1.5]
+    loop = (epoch for epoch in range(len(losses)) if eval(condition, {"epoch": epoch, "best": 1}))
+    stop = eval(rule, {"argosy": argosy})
+    ours = (epoch for epoch in range(len(losses)) if stop.reason([{"val_loss": loss} for loss in losses[: epoch + 1]]))
+    assert next(loop) == next(ours) == 4
+
+
 @pytest.mark.filterwarnings("ignore")  # theirs
 def test_lightning(play: Callable[[str], dict[str, Any]]) -> None:
     pytest.importorskip("lightning.pytorch")

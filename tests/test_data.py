@@ -11,11 +11,13 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from pandas._libs.parsers import STR_NA_VALUES
 from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.data.tables import MARKS
 from argosy.errors import StudyError
 
 
@@ -37,6 +39,26 @@ def test_a_folder_of_images_is_classes_by_name_and_squares_of_bytes(photos: Path
     assert (image.shape, image.dtype, label) == ((3, 16, 16), torch.uint8, 1)
     assert image[:, :, 0].eq(0).all() and image[:, :, 15].eq(120).all()
     assert found[0][0].shape == found[1][0].shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("file", ["a.png", "little.tif", "big.tif", "a.ppm"])
+def test_images_of_16_bits_are_scaled_to_8(file: str, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    path, pixels = tmp_path / "cat" / file, np.array([[0, 300], [32768, 65535]], np.uint16)
+    if path.suffix == ".ppm":  # which Pillow opens as mode I
+        path.write_bytes(b"P5 2 2 65535\n" + pixels.astype(">u2").tobytes())
+    else:
+        Image.fromarray(pixels.astype(">u2") if file == "big.tif" else pixels).save(path)
+    image, _ = argosy.data.image_folder(tmp_path, size=2)[0]
+    assert image.tolist() == [[[0, 1], [128, 255]]] * 3
+
+
+@pytest.mark.parametrize(("dtype", "words"), [(np.int32, "32-bit numbers"), (np.float32, "floats")])
+def test_images_of_an_unknown_range_are_refused(dtype: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(np.ones((4, 4), dtype)).save(tmp_path / "cat" / "a.tif")
+    with pytest.raises(StudyError, match=rf"cat/a\.tif has {words} as pixels .* Convert it to 8 or 16 bits\."):
+        argosy.data.image_folder(tmp_path, size=4)[0]
 
 
 def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
@@ -96,6 +118,7 @@ def test_a_table_is_numbers_and_a_column_for_each_word(given: str, file: Path) -
         (lambda rows: rows[2].__setitem__(0, ""), "column 'height' has no value in 1 of 3 rows"),
         (lambda rows: rows[3].pop(), "line 4 of .* has 2 values, and there are 3 columns"),
         (lambda rows: rows.__delitem__(slice(1, 4)), "it has 0 rows"),
+        (lambda rows: rows[0].__setitem__(1, "height"), "it has 2 columns of the name 'height'. Rename all but one"),
         (lambda rows: rows[0].__setitem__(2, "kinds"), r"there is no column 'kind' \(did you mean 'kinds'\?\)"),
     ],
 )
@@ -125,6 +148,164 @@ def test_what_is_neither_a_number_nor_a_word_is_refused(column: Any, words: str)
         match=f"table: column 'x' {'has' if 'infinite' in words else 'holds'}.*{words.removeprefix('holds ')}",
     ):
         argosy.data.table({"x": column, "y": np.array([0, 1])}, target="y")
+
+
+TRAIN = "colour,floor,size,kind\nred,1,1.5,dog\nblue,G,2,cat\nred,2,2.5,eel\n"
+
+
+def two_tables(tmp_path: Path, val: str, given: str = "file") -> list[Any]:
+    """The table above, and another one."""
+    for name, text in (("train", TRAIN), ("val", val)):
+        (tmp_path / f"{name}.csv").write_text(text)
+    files = [tmp_path / "train.csv", tmp_path / "val.csv"]
+    return files if given == "file" else [pandas.read_csv(file) for file in files]
+
+
+@pytest.mark.parametrize("given", ["file", "frame"])
+def test_a_second_table_has_the_features_and_classes_of_the_first(given: str, tmp_path: Path) -> None:
+    """Its columns come in another order, with one more; a word is new, floors look like numbers, a class is lacking."""
+    val = "kind,name,size,floor,colour\neel,x,3,2,green\ndog,,1,1,red\n"
+    first, second = two_tables(tmp_path, val, given)
+    train = argosy.data.table(first, target="kind")
+    found = argosy.data.table(second, target="kind", like=train)
+    assert found.features == train.features
+    assert train.features == ("colour=blue", "colour=red", "floor=1", "floor=2", "floor=G", "size")
+    assert found.inputs.tolist() == [[0, 0, 0, 1, 0, 3], [0, 1, 1, 0, 0, 1]]
+    assert (found.classes, found.targets.tolist()) == (("cat", "dog", "eel"), [2, 1])
+    again = argosy.data.table(first, target="kind", like=found)
+    assert (again.inputs.tolist(), again.targets.tolist()) == (train.inputs.tolist(), train.targets.tolist())
+
+
+def test_a_second_table_has_the_kind_of_target_of_the_first(tmp_path: Path) -> None:
+    words = argosy.data.table({"x": [1.0, 2.0, 3.0], "y": ["1", "2", "b"]}, target="y")
+    (tmp_path / "val.csv").write_text("x,y\n1,2\n2,1\n")
+    assert argosy.data.table(tmp_path / "val.csv", target="y", like=words).targets.tolist() == [1, 0]
+    numbers = argosy.data.table({"x": [1.0, 2.0], "y": [5, 9]}, target="y", target_is="numbers")
+    assert argosy.data.table(tmp_path / "val.csv", target="y", like=numbers).targets.tolist() == [2.0, 1.0]
+    whole = argosy.data.table({"x": [1.0, 2.0], "y": [2, 7]}, target="y")
+    assert argosy.data.table({"x": [1.0], "y": [7.0]}, target="y", like=whole).targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("val", "words"),
+    [
+        (
+            "colour,floor,size,kind\nred,1,1.5,fox\n",
+            r"'kind' is 'fox' in row 0, .* 3 classes .* \('cat', 'dog', 'eel'\)",
+        ),
+        ("colour,size,kind\nred,1.5,dog\n", "there is no column 'floor'"),
+        ("colour,floor,size,kind\nred,1,large,dog\n", "column 'size' has 'large' in row 0, where a number is wanted"),
+        ("colour,floor,size,kind\nNA,1,2,dog\n", "column 'colour' has no value in 1 of 1 rows"),
+        ("colour,floor,size,kind\nred,1,2,?\n", "column 'kind' has no value in 1 of 1 rows"),
+    ],
+)
+def test_what_the_first_table_has_otherwise_is_refused(val: str, words: str, tmp_path: Path) -> None:
+    first, second = two_tables(tmp_path, val)
+    train = argosy.data.table(first, target="kind")
+    with pytest.raises(StudyError, match=words):
+        argosy.data.table(second, target="kind", like=train)
+
+
+def test_numbers_are_not_taken_for_words_that_none_of_them_is(tmp_path: Path) -> None:
+    train = argosy.data.table(*two_tables(tmp_path, TRAIN)[:1], target="kind")
+    codes = pandas.read_csv(tmp_path / "val.csv").assign(colour=[0, 1, 0])
+    with pytest.raises(StudyError, match="column 'colour' has 0 in row 0, and words as 'blue' in the table of like="):
+        argosy.data.table(codes, target="kind", like=train)
+    zips = {"zip": np.array([10115, 80331]), "y": np.array([0.5, 1.5])}
+    named = argosy.data.table(zips, target="y", words=["zip"])
+    found = argosy.data.table({"zip": np.array([80331, 1]), "y": np.array([0.5, 1.5])}, target="y", like=named)
+    assert found.inputs.tolist() == [[0, 1], [0, 0]]
+
+
+def test_like_is_a_table_and_says_all(tmp_path: Path) -> None:
+    first, second = two_tables(tmp_path, TRAIN)
+    train = argosy.data.table(first, target="kind")
+    with pytest.raises(StudyError, match=r"like is 'train\.csv'; it must be a table that was read before"):
+        argosy.data.table(second, target="kind", like="train.csv")  # type: ignore[arg-type]
+    with pytest.raises(StudyError, match="Leave out target_is= and words="):
+        argosy.data.table(second, target="kind", like=train, words=["floor"])
+
+
+PRICES = [250000, 310000, 250000]
+
+
+@pytest.mark.parametrize("prices", [PRICES, [Decimal(price) for price in PRICES], [str(price) for price in PRICES]])
+def test_whole_numbers_are_outputs_where_that_is_said(prices: list[Any]) -> None:
+    source = {"x": np.arange(3.0), "price": np.array(prices)}
+    assert len(argosy.data.table(source, target="price").classes) == 2
+    found = argosy.data.table(source, target="price", target_is="numbers")
+    assert (found.classes, found.targets.dtype, found.targets.tolist()) == ((), np.float32, PRICES)
+
+
+def test_numbers_are_classes_where_that_is_said() -> None:
+    source = {"x": np.arange(3.0), "y": np.array([1.0, 0.5, 1.0])}
+    found = argosy.data.table(source, target="y", target_is="classes")
+    assert (found.classes, found.targets.tolist()) == ((0.5, 1.0), [1, 0, 1])
+    with pytest.raises(StudyError, match=r"table: target_is is 'number' \(did you mean 'numbers'\?\)"):
+        argosy.data.table(source, target="y", target_is="number")  # type: ignore[arg-type]
+
+
+def test_words_are_no_numbers_whatever_is_said(tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "-")
+    with pytest.raises(StudyError, match="column 'x' has '-' in row 30, where a number is wanted"):
+        argosy.data.table(file, target="x", target_is="numbers")
+    assert len(argosy.data.table(file, target="x", target_is="classes").classes) == 31
+
+
+def numbers_and(tmp_path: Path, *values: str) -> Path:
+    """A table of 30 rows of numbers, and a row for each of these values."""
+    rows = [*(f"{n}.5,{n % 2}" for n in range(30)), *(f"{value},1" for value in values)]
+    (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
+    return tmp_path / "t.csv"
+
+
+@pytest.mark.parametrize("mark", ["NA", "?", "null", "N/A", "nan", "None", "", "#N/A N/A"])
+@pytest.mark.parametrize("target", ["x", "y"])
+def test_a_mark_of_a_missing_value_is_one(mark: str, target: str, tmp_path: Path) -> None:
+    source = numbers_and(tmp_path, mark)
+    for read in (partial(argosy.data.table, target=target), lambda source: argosy.data.columns(source, "x")):
+        with pytest.raises(StudyError, match="column 'x' has no value in 1 of 31 rows, first in row 30"):
+            read(source)
+
+
+def test_marks_are_those_of_pandas() -> None:
+    assert set(STR_NA_VALUES) | {"?"} == MARKS | {""}
+
+
+@pytest.mark.parametrize("target", ["x", "y"])
+@pytest.mark.parametrize("given", ["file", "frame", "objects"])
+def test_a_few_words_among_numbers_are_refused(given: str, target: str, tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "-", "12;5")
+    frame = pandas.read_csv(file)
+    objects = {"x": np.array([*map(float, frame.x[:30]), "-", "12;5"], object), "y": frame.y.to_numpy()}
+    source: Any = {"file": file, "frame": frame, "objects": objects}[given]
+    with pytest.raises(
+        StudyError, match=r"column 'x' has numbers in 30 of 32 rows, and '-' in row 30\. Mend .* words=\['x'\]"
+    ):
+        argosy.data.table(source, target=target)
+
+
+def test_words_are_words_though_most_look_like_numbers_or_like_none(tmp_path: Path) -> None:
+    file = numbers_and(tmp_path, "G", "NA")
+    found = argosy.data.table(file, target="y", words=["x"])
+    assert {"x=0.5", "x=29.5", "x=G", "x=NA"} < {*found.features} and len(found.features) == 32
+    assert argosy.data.table(file, target="x", words=["x"]).classes[-2:] == ("G", "NA")
+    zips = argosy.data.table({"zip": np.array([10115, 80331, 10115]), "y": np.arange(3)}, target="y", words=["zip"])
+    assert (zips.features, zips.inputs.tolist()) == (("zip=10115", "zip=80331"), [[1, 0], [0, 1], [1, 0]])
+    with pytest.raises(StudyError, match="there is no column 'zips'"):
+        argosy.data.table(file, target="y", words=["zips"])
+    with pytest.raises(StudyError, match="column 'x' has no value in 1 of 31 rows"):
+        argosy.data.table(numbers_and(tmp_path, ""), target="y", words=["x"])
+
+
+@pytest.mark.parametrize("numbers", [9, 10, 18, 20])
+def test_a_column_of_words_may_have_numbers(numbers: int) -> None:
+    source = {"x": np.array([*map(str, range(numbers)), "a", "b"], object), "y": np.arange(numbers + 2)}
+    if numbers == 20:
+        with pytest.raises(StudyError, match="has numbers in 20 of 22 rows"):
+            argosy.data.table(source, target="y")
+    else:
+        assert len(argosy.data.table(source, target="y").features) == numbers + 2
 
 
 def test_a_name_in_each_row_is_no_feature() -> None:
@@ -169,6 +350,32 @@ def test_columns_of_what_is_no_arrow_table() -> None:
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [0, 1])
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        pandas.Series([1.0, None, 2.0]),
+        pandas.Series([1, None, 2], dtype="Int64"),
+        pandas.Series(["a", None, "b"], dtype="string"),
+        pandas.Series(["a", "", "b"]),
+        pandas.Series(pandas.to_datetime(["2026-01-01", None, "2026-01-02"])),
+        np.array([[1.0, 2.0], [1.0, np.nan], [3.0, 4.0]]),
+        np.array([np.zeros(2), None, np.zeros(3)], object),
+    ],
+)
+def test_a_missing_value_of_a_column_is_refused_whatever_its_type(column: Any) -> None:
+    source = pandas.DataFrame({"x": column}) if isinstance(column, pandas.Series) else {"x": column}
+    with pytest.raises(StudyError, match="column 'x' has no value in 1 of 3 rows, first in row 1"):
+        argosy.data.columns(source, "x")
+
+
+def test_a_frame_with_two_columns_of_a_name_is_refused() -> None:
+    frame = pandas.DataFrame([[1.0, 2.0, 3.0]], columns=["x", "x", "y"])
+    for read in (partial(argosy.data.table, frame, target="y"), partial(argosy.data.columns, frame, "x")):
+        with pytest.raises(StudyError, match="it has 2 columns of the name 'x'"):
+            read()
+    assert argosy.data.columns(frame, "y")[0].tolist() == [3.0]
+
+
 def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"n": n, "text": "é" * n}) for n in range(4)) + "\n\n")
@@ -181,10 +388,21 @@ def test_lines_of_json_are_samples_by_number(tmp_path: Path) -> None:
 
 def test_weights_are_multiplicities() -> None:
     assert argosy.data.by_weight([1, 1, 2], samples=8) == [0, 0, 1, 1, 2, 2, 2, 2]
-    assert argosy.data.by_weight([1, 1, 1], samples=4) == [0, 0, 1, 2]
+    assert sorted(np.bincount(argosy.data.by_weight([1, 1, 1], samples=4))) == [1, 1, 2]
     assert argosy.data.by_weight([0, 1], samples=2) == [1, 1]
     with pytest.raises(StudyError, match="not all 0"):
         argosy.data.by_weight([0, 0], samples=2)
+
+
+def test_weights_of_sorted_samples_leave_out_no_site() -> None:
+    rare, common = range(100), range(100, 1000)  # the latter in nine sites of a hundred, one behind the other
+    weights = [1 / len(rare)] * len(rare) + [1 / len(common)] * len(common)
+    found = argosy.data.by_weight(weights, samples=1000)
+    sites = np.bincount(np.asarray(found) // 100, minlength=10)
+    assert sites[0] == 500
+    assert sites[1:].min() > 40, sites
+    assert found == argosy.data.by_weight(weights, samples=1000), "who sees what is the same in every process"
+    assert set(range(1000)) == set(argosy.data.by_weight(weights, samples=1800))
 
 
 class Pictures(Dataset[Any]):

@@ -267,6 +267,30 @@ def test_a_loss_that_is_no_sum_is_taken(tmp_path: Path, loss: Any) -> None:
     assert reason(tmp_path, member(loss=loss)) == ""
 
 
+ONE: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "a column": (partial(nn.Linear, 6, 1), (-1, 1)),
+    "a column, and flat targets": (partial(nn.Linear, 6, 1), (-1,)),
+    "flat": (lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), (-1,)),
+}
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["default", "given"])
+@pytest.mark.parametrize(("model", "shape"), ONE.values(), ids=ONE)
+def test_cross_entropy_of_one_output_and_numbers_is_refused(
+    tmp_path: Path, model: Any, shape: tuple[int, ...], loss: Any
+) -> None:
+    numbers = X.sum(1).reshape(shape)
+    data = argosy.Data(arrays=(X, numbers), val_arrays=(X[:40], numbers[:40]))
+    found = reason(tmp_path, member(model=model, loss=loss), data=data)
+    assert "member 'net': its network has one output, targets are floats" in found
+    assert "loss=nn.MSELoss()" in found
+
+
+def test_shares_of_classes_are_targets_of_cross_entropy(tmp_path: Path) -> None:
+    shares = functional.one_hot(CLASSES, 5).float() * 0.9 + 0.02
+    assert reason(tmp_path, data=argosy.Data(arrays=(X, shares), val_arrays=(X[:40], shares[:40]))) == ""
+
+
 def test_val_loss_depends_on_no_batch_size_where_it_is_a_mean(tmp_path: Path) -> None:
     found = [
         ran(tmp_path / str(size), member(loss=nn.CrossEntropyLoss(), eval_batch_size=size)).rows[0].metrics["val_loss"]
@@ -784,8 +808,9 @@ def test_fit_refuses_a_mask() -> None:
         argosy.fit(np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES.numpy(), member())
 
 
-def test_accuracy_is_of_each_place_where_there_are_more() -> None:
+def test_accuracy_is_of_all_places_where_there_are_more() -> None:
     output, target = torch.randn(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
-    assert argosy.accuracy(output, target).shape == (3, 2, 2)
+    right = (output.argmax(1) == target).float()
+    assert torch.equal(argosy.accuracy(output, target), right.flatten(1).mean(1))
     with pytest.raises(StudyError, match=r"needs one tensor of each.*outputs\[0\]"):
         argosy.accuracy((output, output), target)

@@ -1,4 +1,4 @@
-"""The quick tier is what it says: what starts a process fails, and what is left out is there."""
+"""The tiers are what they say: in the quick one what starts a process fails, and what is named is there."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from quick import LEFT_OUT, guard
+from quick import LEFT_OUT, LONG, guard
 
 TESTS = Path(__file__).resolve().parent
 
@@ -37,11 +37,10 @@ def test_whatever_starts_a_process_or_takes_a_port_is_stopped(start: Callable[[]
     guard.seen.clear()
 
 
-def test_what_is_left_out_is_there() -> None:
-    for name in LEFT_OUT:
-        file, _, function = name.partition("::")
-        path = TESTS.parent / file
-        assert path.exists(), f"tests/not_quick.txt names {file}, which is not there"
-        assert f"def {function}(" in path.read_text() or not function, (
-            f"tests/not_quick.txt names {name}, which is not there"
-        )
+@pytest.mark.parametrize("file", ["not_quick.txt", "long.txt"])
+def test_what_is_named_is_there(file: str) -> None:
+    for name in {"not_quick.txt": LEFT_OUT, "long.txt": LONG}[file]:
+        of, _, case = name.partition("::")
+        path, function = TESTS.parent / of, case.partition("[")[0]
+        assert path.exists(), f"tests/{file} names {of}, which is not there"
+        assert f"def {function}(" in path.read_text() or not function, f"tests/{file} names {name}, which is not there"

@@ -18,6 +18,7 @@ from argosy.stream.order import member_seed, permutation, window_order
 __all__ = [
     "RAGGED",
     "Lines",
+    "Normed",
     "Reader",
     "Texts",
     "Tagger",
@@ -80,6 +81,17 @@ class Reader(nn.Module):
         return self.classes((found * weight).sum(1) / weight.sum(1))
 
 
+class Normed(nn.Module):
+    """With BatchNorm, which a batch of one text cannot train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.norm = Reader(attends=False), nn.BatchNorm1d(2).double()
+
+    def forward(self, text: Mapping[str, Tensor]) -> Tensor:
+        return self.norm(self.read(text))
+
+
 class Tagger(nn.Module):
     """Says something of each token ``[B, L, 2]``."""
 
@@ -110,7 +122,7 @@ def member(name: str, *, attends: bool = True, batch_size: int = 4, **rest: Any)
     """A small member; `rest` are fields of Member."""
     return argosy.Member(
         name,
-        model=partial(Reader, attends=attends),
+        model=rest.pop("model", partial(Reader, attends=attends)),
         optimizer=partial(torch.optim.SGD, lr=0.05),
         batch_size=batch_size,
         metrics={"accuracy": argosy.accuracy},

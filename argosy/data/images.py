@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class ImageFolder:
 def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None = None) -> ImageFolder:
     """Return the images of a folder with one folder for each class, ``root/cat/1.jpg``.
 
-    Each image is decoded to RGB, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
+    Each image is decoded to RGB, 16 bits scaled to 8, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
     `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Classes are numbered by name, or as in `classes`, for a
     validation set that lacks some: ``classes=train.classes``. What is returned has the attributes `classes`, the names by class number,
     and `labels`, the class number of each image. Needs Pillow.
@@ -77,9 +78,24 @@ def _decoded(path: Path, size: int) -> Tensor:
     from argosy.data.pillow import Image
 
     with Image.open(path) as file:
-        image = file.convert("RGB")
+        image = _in_bytes(path, file).convert("RGB")
     scale = size / min(image.size)
     wide, high = (max(round(side * scale), size) for side in image.size)
     left, top = (wide - size) // 2, (high - size) // 2
     image = image.resize((wide, high), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _in_bytes(path: Path, file: Any) -> Any:
+    """Return an image in 8 bits a channel: Pillow would make all above 255 white."""
+    from argosy.data.pillow import Image
+
+    # Of these formats Pillow scales what it opens as 32 bits to 16.
+    if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):
+        return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
+    if file.mode in ("I", "F"):
+        raise StudyError(
+            f"image_folder: {path} has {'floats' if file.mode == 'F' else '32-bit numbers'} as pixels (mode {file.mode!r}), and which of these is "
+            "white is not known. Convert it to 8 or 16 bits."
+        )
+    return file

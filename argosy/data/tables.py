@@ -2,22 +2,36 @@
 
 import contextlib
 import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from argosy.errors import StudyError
+from argosy.errors.checks import check_choice, shown
+from argosy.errors.labels import is_missing
 from argosy.errors.spelling import meant
 
 __all__ = ["Table", "columns", "table"]
 
 Column = npt.NDArray[Any]
+TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
 """Most different words of a column: more are names or texts, of which each row has another."""
+MARKS = {
+    *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
+    *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+}
+"""What stands in a CSV file for a missing value, besides an empty one: what `pandas.read_csv` takes for one, and ``?``."""
+FEWEST_NUMBERS, MOST_NUMBERS = 10, 0.9
+"""A column of words has fewer numbers than the one, or at most this share of them: else its words are slips in a column of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +46,8 @@ class Table:
     """Names of the columns of `inputs`; ``colour=red`` says 1 where the table's column colour is red."""
     classes: tuple[Any, ...]
     """Classes by number; empty where targets are numbers."""
+    words: Mapping[str, tuple[str, ...] | None]
+    """By column of the table, beside the target, its words in order; None for a column of numbers."""
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.float32], Column]:
@@ -39,29 +55,86 @@ class Table:
         return self.inputs, self.targets
 
 
-def table(source: str | Path | Any, *, target: str) -> Table:
+def table(
+    source: str | Path | Any,
+    *,
+    target: str,
+    target_is: TargetIs | None = None,
+    words: Collection[str] = (),
+    like: Table | None = None,
+) -> Table:
     """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
 
     Columns of numbers become one feature each, columns of words one for each word. Targets that are words, flags or whole numbers are
-    classes, as in `argosy.fit`; other numbers are wanted outputs. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
+    classes, as in `argosy.fit`; other numbers are wanted outputs. With ``target_is="numbers"`` whole numbers are wanted outputs too, as prices
+    are; with ``target_is="classes"`` any numbers are classes. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
     into each fold (see examples/tabular.py).
 
+    In a ``.csv`` file an empty value is missing, and so are ``NA``, ``null``, ``?`` and the like. Columns that `words` names are of words, whatever they
+    look like, as floors of which one is ``G``, or regions of which one is ``NA``.
+
+    Of two files each would number its own words and classes. `like`, the table read from the first, gives the second the same features and classes: its
+    columns are taken, others left out, and a word that it does not have is 0 in all features of its column.
+
     Raises:
-        StudyError: where there is no such file or column, a value is missing, or a column holds what is neither numbers nor words.
+        StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words;
+            with `like`, where a column does not hold what it held there, or there is another class.
+
+    Example:
+        ``train = argosy.data.table("train.csv", target="kind")``, then
+        ``val = argosy.data.table("val.csv", target="kind", like=train)``, for
+        ``argosy.Data(arrays=train.arrays, val_arrays=val.arrays)``
     """
-    found = _columns(source)
-    _check_there(target, found)
+    _check_keywords(target_is, words, like)
+    if like is not None:
+        return _read_like(like, source, target)
+    found = _columns(source, dict.fromkeys(words, MARKS))
+    for name in (target, *words):
+        _check_there(name, found)
     for name, column in found.items():
         _check_none_missing(name, column)
-    features: dict[str, Column] = {}
-    for name, column in found.items():
-        if name != target:
-            features |= _features(name, column)
-    if not features:
+        if name in words:
+            found[name] = column.astype(str)
+        elif name != target or target_is is None:
+            _check_no_slips(name, column)
+    by_column = {name: _words(name, column) for name, column in found.items() if name != target}
+    if not by_column:
         raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
-    classes, targets = _targets(found[target])
-    inputs = np.stack([column.astype(np.float32) for column in features.values()], axis=1)
-    return Table(inputs=inputs, targets=targets, features=tuple(features), classes=classes)
+    classes, targets = _targets(target, found[target], target_is)
+    features = _features(found, by_column)
+    return Table(inputs=_stacked(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
+
+
+def _read_like(like: Table, source: Any, target: str) -> Table:
+    """Return the rows of another table with the features and classes of this one."""
+    known = {name: words for name, words in like.words.items() if words is not None}
+    if any(isinstance(one, str) for one in like.classes):
+        known[target] = like.classes
+    found = _columns(source, known)
+    for name in (*like.words, target):
+        _check_there(name, found)
+        _check_none_missing(name, found[name])
+        if name in known:
+            found[name] = _known(name, found[name], known[name])
+    features = _features(found, like.words)
+    column = found[target]
+    targets = _class_numbers(target, column, like.classes) if like.classes else _numbers(target, column)
+    return replace(like, inputs=_stacked(features), targets=targets)
+
+
+def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Table | None) -> None:
+    if target_is is not None:
+        check_choice("table: target_is", target_is, ("classes", "numbers"))
+    if like is None:
+        return
+    if not isinstance(like, Table):
+        raise StudyError(
+            f"table: like is {shown(like)}; it must be a table that was read before, as of argosy.data.table('train.csv', target='kind')."
+        )
+    if target_is is not None or words:
+        raise StudyError(
+            "table: with like= columns and target are what they are in that table. Leave out target_is= and words=, or give them where it is read."
+        )
 
 
 def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
@@ -75,16 +148,20 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
         source = _parquet(Path(source), names)
-    found = _columns(source) if isinstance(source, str | Path) else source
+    found = _columns(source, {}) if isinstance(source, str | Path) else source
+    there = _names(found)
+    _check_once([name for name in there if name in names])
     for name in names:
-        _check_there(name, _names(found))
+        _check_there(name, there)
     return tuple(_rows(name, found[name]) for name in names)
 
 
 def _rows(name: str, column: Any) -> Column:
     """Return a column as an array, lists of one size as rows."""
     if not hasattr(column, "null_count"):
-        return np.asarray(column)
+        rows = np.asarray(column)
+        _check_filled(name, _missing(rows), len(rows))
+        return rows
     whole = column.chunk(0) if getattr(column, "num_chunks", 0) == 1 else column
     whole = whole.combine_chunks() if hasattr(whole, "chunks") else whole
     shape = [len(whole)]
@@ -109,31 +186,43 @@ def _check_there(name: str, found: Iterable[str]) -> None:
         )
 
 
-def _columns(source: Any) -> dict[str, Column]:
+def _check_once(names: Iterable[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise StudyError(
+                f"table: it has {count} columns of the name {name!r}. Rename all but one, or leave them out."
+            )
+
+
+def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
+    """Return columns by name; of a file those of `words` as texts, of which these are no marks of missing ones."""
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix == ".parquet":
-            return _columns(_parquet(path))
+            return _columns(_parquet(path), words)
         try:
-            found = _csv(path)
+            found = _csv(path, words)
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
+        _check_once(_names(source))
         found = {name: np.asarray(source[name]) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
         raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
     return found
 
 
-def _csv(path: Path) -> dict[str, Column]:
+def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     with path.open(newline="") as file:
         names, *rows = list(csv.reader(file)) or [[]]
+    _check_once(names)
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
             raise StudyError(
                 f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
             )
-    return {name: _parsed([row[place].strip() for row in rows]) for place, name in enumerate(names)}
+    values = {name: [row[place].strip() for row in rows] for place, name in enumerate(names)}
+    return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
 
 
 def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
@@ -157,51 +246,139 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
 
 
 def _parsed(values: list[str]) -> Column:
-    """Return whole numbers, numbers or words, whichever all values are; an empty value is a missing number or an empty word."""
+    """Return whole numbers, numbers or words, whichever all values are; one that is missing is NaN or an empty word."""
+    texts = _texts(values, ())
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             if not any("_" in value for value in values):  # which Python takes for 1_000
-                return np.array([kind(value) if value else np.nan for value in values])
-    return np.array(values, dtype=object)
+                return np.array([kind(value) if value else np.nan for value in texts.tolist()])
+    return texts
+
+
+def _texts(values: list[str], words: Collection[str]) -> Column:
+    """Return values as they are written; empty where one stands for none, and is none of these words."""
+    return np.array(["" if value in MARKS and value not in words else value for value in values], dtype=object)
 
 
 def _check_none_missing(name: str, column: Column) -> None:
-    missing = [n for n, value in enumerate(column.tolist()) if value is None or value == "" or value != value]
-    _check_filled(name, missing, len(column))
+    _check_filled(name, _missing(column), len(column))
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         raise StudyError(
             f"table: column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers."
         )
 
 
-def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
-    if missing:
+def _missing(column: Column) -> list[int]:
+    """Return the rows that have no value, or lack one of several: None, NaN, NaT, NA or an empty word."""
+    if column.dtype.kind in "biu":
+        return []  # without a pass over what may be large
+    if column.dtype.kind in "OU":
+        gone = np.frompyfunc(lambda value: is_missing(value) or (isinstance(value, str) and not value), 1, 1)(column)
+    else:
+        gone = column != column
+    return np.flatnonzero(gone.astype(bool).any(axis=tuple(range(1, column.ndim)))).tolist()
+
+
+def _check_no_slips(name: str, column: Column) -> None:
+    """Raise StudyError for a few words in a column of numbers, of which they would make words."""
+    slips, rows = _slips(column), len(column)
+    numbers = rows - len(slips)
+    if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
-            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]}. Fill them, or leave out the rows or "
-            "the column."
+            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {column.tolist()[slips[0]]!r} in row {slips[0]}. Mend what is no "
+            f"number, leave the column out, or give words=[{name!r}] where all of them are words."
         )
 
 
-def _features(name: str, column: Column) -> dict[str, Column]:
+def _slips(column: Column) -> list[int]:
+    """Return the rows of which the value is no number."""
     if column.dtype.kind in "biuf":
-        return {name: column}
+        return []
+    return [row for row, value in enumerate(column.tolist()) if not _is_number(value)]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or the text of a finite one."""
+    with contextlib.suppress(ValueError):
+        text = isinstance(value, str) and "_" not in value
+        return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
+    return False
+
+
+def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
+    if missing:
+        raise StudyError(
+            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]} (such as an empty cell, or NA in a "
+            "CSV file). Fill them, or leave out the rows or the column."
+        )
+
+
+def _features(found: Mapping[str, Column], by_column: Mapping[str, tuple[str, ...] | None]) -> dict[str, Column]:
+    features: dict[str, Column] = {}
+    for name, words in by_column.items():
+        if words is None:
+            features[name] = _numbers(name, found[name])
+        else:
+            features |= {f"{name}={word}": found[name] == word for word in words}
+    return features
+
+
+def _stacked(features: Mapping[str, Column]) -> npt.NDArray[np.float32]:
+    return np.stack([column.astype(np.float32) for column in features.values()], axis=1)
+
+
+def _words(name: str, column: Column) -> tuple[str, ...] | None:
+    """Return the words of a column in order, or None where it is of numbers."""
+    if column.dtype.kind in "biuf":
+        return None
     other = next((value for value in column.tolist() if not isinstance(value, str)), None)
     if other is not None:
         raise StudyError(
             f"table: column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a date "
             "to the days since the first one, or leave the column out."
         )
-    words = np.unique(column.astype(str))
+    words = tuple(np.unique(column.astype(str)).tolist())
     if len(words) > MOST_WORDS:
         raise StudyError(
             f"table: column {name!r} has {len(words)} different words in {len(column)} rows, and each would be a feature of its own. Leave "
             f"out names and texts, or give at most {MOST_WORDS} words."
         )
-    return {f"{name}={word}": column == word for word in words.tolist()}
+    return words
 
 
-def _targets(column: Column) -> tuple[tuple[Any, ...], Column]:
-    if column.dtype.kind == "f":
-        return (), column.astype(np.float32)
+def _known(name: str, column: Column, words: Collection[str]) -> Column:
+    """Return a column as words, as it is in another table."""
+    texts = column.astype(str)
+    if column.dtype.kind in "biuf" and not np.isin(texts, list(words)).any():
+        raise StudyError(
+            f"table: column {name!r} has {texts[0]} in row 0, and words as {next(iter(words))!r} in the table of like=. Convert it to these words."
+        )
+    return texts
+
+
+def _targets(name: str, column: Column, target_is: TargetIs | None) -> tuple[tuple[Any, ...], Column]:
+    if target_is == "numbers" or (target_is is None and column.dtype.kind == "f"):
+        return (), _numbers(name, column)
     classes, numbers = np.unique(column.astype(str) if column.dtype == object else column, return_inverse=True)
     return tuple(classes.tolist()), numbers.astype(np.int64)
+
+
+def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Column:
+    numbers = {one: number for number, one in enumerate(classes)}
+    for row, value in enumerate(column.tolist()):
+        if value not in numbers:
+            some = ", ".join(map(repr, classes[:5])) + ", …" * (len(classes) > 5)
+            raise StudyError(
+                f"table: target {name!r} is {value!r} in row {row}, which is none of the {len(classes)} classes in the table of like= ({some}). Mend "
+                "it, leave out its rows, or read a table as like= that has it."
+            )
+    return np.array([numbers[value] for value in column.tolist()], np.int64)
+
+
+def _numbers(name: str, column: Column) -> Column:
+    """Return a column as numbers, of texts those that they say."""
+    if slips := _slips(column):
+        raise StudyError(
+            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Mend it, or leave out its row."
+        )
+    return column.astype(np.float32)

@@ -15,7 +15,9 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
     """Return a `Member.subset` in which each sample comes as often as its weight asks for, `samples` in all.
 
     In place of ``torch.utils.data.WeightedRandomSampler(weights, samples)``: not drawn, but each sample's share of `samples`, rounded
-    down, and one more for those with the largest remainders (Hamilton's method). The order is the study's.
+    down, and one more for those with the largest remainders (Hamilton's method), of equal ones for some that are spread over all samples. The
+    choice is the same in every epoch of a run, so with fewer `samples` than the weights ask for some are never seen: a larger number, as so many
+    times ``len(weights)``, brings more of them in. The order is the study's.
 
     Raises:
         StudyError: where weights are negative, not finite or all zero.
@@ -30,5 +32,7 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
     exact = share / share.sum() * samples
     often = np.floor(exact).astype(np.int64)
     left = samples - int(often.sum())
-    often[np.argsort(often - exact, kind="stable")[:left]] += 1
+    # Rows are often sorted, by class or site: ties broken by their numbers would leave out whole ones.
+    ties = np.random.RandomState(0).permutation(len(share))
+    often[np.lexsort((ties, often - exact))[:left]] += 1
     return np.repeat(np.arange(len(share)), often).tolist()

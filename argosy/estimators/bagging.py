@@ -184,14 +184,26 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
     )
     made: list[Member] = []
     for one in members:
+        if isinstance(one, type):
+            raise StudyError(
+                f"members has the class {one.__name__}, which is neither a member nor a function of the table's shape. Give an instance of it, as argosy.tabular()."
+            )
         found = one(shape) if callable(one) else one
-        made += [found] if isinstance(found, Member) else found
+        made += found if isinstance(found, Sequence) else [found]
+    if not made:
+        raise StudyError(
+            f"members is an empty list, or its functions returned none for {shape}. Give one member or more, or argosy.tabular()."
+        )
     if other := [one for one in made if not isinstance(one, Member)]:
         raise StudyError(
             f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
             "list of these."
         )
-    return made
+    # A member's default loss is for classes.
+    return [
+        replace(one, loss=nn.MSELoss()) if not samples.classes and one.loss is None and one.step is None else one
+        for one in made
+    ]
 
 
 def _on_folds(member: Member, samples: TrainingTable, folds: int, seed: int) -> list[Member]:

@@ -1,5 +1,6 @@
 """The columns of a table as one array of numbers: what they are called and which words they hold, and nothing learnt from values."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -42,10 +43,15 @@ class Columns:
         return cls(words=found, gaps=gaps)
 
     def rows(self, X: Any) -> Rows:
-        """Return the rows of a table with these columns."""
-        found = [
-            _codes(name, column, words) for name, column, words in zip(_names(X), _columns(X), self.words, strict=True)
-        ]
+        """Return the rows of a table with these columns; warns of columns of words without a known one."""
+        names, columns = _names(X), _columns(X)
+        found = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
+        unknown = [repr(name) for name, *column in zip(names, columns, found, strict=True) if _is_unknown(*column)]
+        if unknown:
+            warnings.warn(
+                f"no word of column {', '.join(unknown)} was there in fit: all count as unknown. See that words are spelt as they were.",
+                stacklevel=4,  # the caller of predict
+            )
         return np.stack(found, axis=1)
 
 
@@ -63,6 +69,10 @@ def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -
     return np.array([codes.get(word, 0) for word in column.tolist()], np.float64)
 
 
+def _is_unknown(column: npt.NDArray[Any], codes: Rows) -> bool:
+    return column.dtype == object and not codes.any() and any(word != MISSING for word in column.tolist())
+
+
 def _names(X: Any) -> Sequence[Any]:
     return list(X.columns) if is_table(X) else range(X.shape[1])
 
@@ -75,25 +85,31 @@ def _columns(X: Any) -> list[npt.NDArray[Any]]:
 
 
 def _column(name: Any, values: Any) -> npt.NDArray[Any]:
-    array = np.asarray(values)
     categorical = str(getattr(values, "dtype", "")).lower().startswith(("categor", "enum"))
+    # NumPy's array of pandas' categories would be of floats where they are whole numbers and some are missing.
+    array = np.asarray(values.astype(object) if categorical and hasattr(values, "astype") else values)
     if array.dtype.kind in "biuf" and not categorical:
         return _finite(name, array.astype(np.float64))
-    missing = np.fromiter(map(is_missing, array.tolist()), bool, len(array))
-    present = [value for value, gone in zip(array.tolist(), missing, strict=True) if not gone]
-    if not categorical and all(isinstance(value, Real) for value in present):
-        found = np.full(len(array), np.nan)
-        found[~missing] = present
-        return _finite(name, found)
-    other = next((value for value in present if not isinstance(value, str | Real)), None)
+    cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers
+    missing = np.fromiter(map(is_missing, cells), bool, len(cells))
+    present = [value for value, gone in zip(cells, missing, strict=True) if not gone]
+    # NumPy has its durations among whole numbers.
+    other = next((one for one in present if not isinstance(one, str | Real) or isinstance(one, np.timedelta64)), None)
     if other is not None:
         raise StudyError(
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
             "date to the days since the first one, or leave the column out."
         )
-    return np.array(
-        [MISSING if gone else str(value) for value, gone in zip(array.tolist(), missing, strict=True)], object
-    )
+    if not categorical and all(isinstance(value, Real) for value in present):
+        found = np.full(len(cells), np.nan)
+        found[~missing] = present
+        return _finite(name, found)
+    return np.array([MISSING if gone else _word(value) for value, gone in zip(cells, missing, strict=True)], object)
+
+
+def _word(value: Any) -> str:
+    """Return the word of a value: one for 1 and 1.0, as whole numbers become floats where a table has missing ones."""
+    return str(int(value) if isinstance(value, float | np.floating) and value.is_integer() else value)
 
 
 def _finite(name: Any, column: Rows) -> Rows:

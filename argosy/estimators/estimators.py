@@ -102,6 +102,10 @@ class Bagged(BaseEstimator):
         check_is_fitted(self)
         if is_table(X):
             validate_data(self, X, reset=False, skip_check_array=True)
+            if not len(X):  # as scikit-learn says of an array
+                raise ValueError(
+                    f"Found array with 0 sample(s) (shape={X.shape}) while a minimum of 1 is required by {self._name}."
+                )
         else:
             X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         rows = self.columns_.rows(X)
@@ -145,7 +149,7 @@ class Classifier(ClassifierMixin, Bagged):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of each row ``[N]``."""
-        probabilities_NC = self.predict_proba(X)
+        probabilities_NC = self._answers(X)
         found: npt.NDArray[Any] = self.classes_[probabilities_NC.argmax(axis=1)]
         return found
 
@@ -158,7 +162,7 @@ class Regressor(RegressorMixin, Bagged):
     """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
 
     As `argosy.Classifier`, but for targets, which are one number for each row or several. Networks return as many, and are trained on
-    targets of mean 0 and standard deviation 1 in the training rows of their fold; a loss, as ``nn.MSELoss()``, belongs to members of your own.
+    targets of mean 0 and standard deviation 1 in the training rows of their fold, by ``nn.MSELoss()`` if a member of your own has neither a loss nor a step.
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -131,6 +131,8 @@ class Proposed(Event):
     """Sections that the member trains, where the trial begins anew with each of its budgets: one event for each."""
     in_step: bool = False
     """Whether the member's epochs are those of the stream, whenever it joins; for trials that begin anew they are in any case."""
+    own_epochs: float | None = None
+    """Epochs after which the member's own rule ends it at the latest; None where it has none, or knows no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,8 @@ class Opened:
     """By split, what is kept of its samples, or why nothing is, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, the lengths of the shards of a stream that is not kept."""
+    doubts: tuple[str, ...] = ()
+    """Why what members reach on validation samples may say little, in sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,13 @@
 """Report failed members to the caller of a run: as warnings, or as one error."""
 
-import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 from argosy.errors import MemberError, MemberFailed
-from argosy.errors.wording import visible
+from argosy.errors.warned import warn_caller
 from argosy.results.member import MemberResult
 
 __all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
 
-PACKAGE = f"{Path(__file__).parents[1]}/"
 MOST_TOLD = 10
 """Most failed members that an error names."""
 
@@ -21,17 +17,20 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
     for row in rows:
         if row.status == "failed":
             log = row.folder / "log.txt"
-            _warn(f"member {row.failure}. Its log is {log}; mend it, and train with retry_failed=True.")
+            warn_caller(
+                f"member {row.failure}. Its log is {log}; mend it, and train with retry_failed=True.", MemberFailed
+            )
         elif row.failed:
-            _warn(f"member {row.failure}. Lower its learning rate, or clip its gradients.")
+            warn_caller(f"member {row.failure}. Lower its learning rate, or clip its gradients.", MemberFailed)
 
 
 def warn_of_trials(rows: Sequence[MemberResult]) -> None:
     """Warn once of the failed or diverged members of a search, in which some failures are expected."""
     failed = [row for row in rows if row.failed]
     if failed:
-        _warn(
-            f"{len(failed)} of {len(rows)} members of the search failed or diverged: {failed[0].failure}. All: report.table()."
+        warn_caller(
+            f"{len(failed)} of {len(rows)} members of the search failed or diverged: {failed[0].failure}. All: report.table().",
+            MemberFailed,
         )
 
 
@@ -45,11 +44,3 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
             f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
             "Mend these, or leave out raise_on_failure to have their report all the same."
         )
-
-
-def _warn(text: str) -> None:
-    """Warn at the line that called Argosy, each time: a notebook's cell that is run again warns again."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    warnings.warn_explicit(visible(text), MemberFailed, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from argosy.protocol.events import Skipped, Used
-from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Lend, Open, Opened, Parted, Probe, Probed, UseLoaders
+from argosy.protocol.feeder import Credit, Feed, Flowing, Hold, Lend, Open, Parted, Probe, Probed, UseLoaders
 from argosy.protocol.trainer import Exit
 from argosy.settings import Settings
 from argosy.stream.course import Course
@@ -31,7 +31,7 @@ from argosy.stream.ring import Ring
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
 from argosy.stream.sharing import PIPELINES, Turn
-from argosy.stream.sources import Source, keep
+from argosy.stream.sources import Source, keep, opened
 from argosy.stream.standby import open_for
 from argosy.stream.wire import Peer
 from argosy.study import Data
@@ -396,17 +396,7 @@ def feed(
     parallel = any(source.parallel for source in sources.values())
     lengths = {name: source.length for name, source in sources.items()}
     course = Course(lengths, per_epoch=per_epoch, block_size=block_size)
-    driver.send(
-        Opened(
-            lengths=lengths,
-            fingerprints={name: source.facts.fingerprint for name, source in sources.items()},
-            block_size=block_size,
-            seconds_per_sample=sources["train"].facts.seconds_per_sample,
-            opening_seconds=time.monotonic() - began,
-            keeping={name: source.facts.keeping for name, source in sources.items() if source.facts.keeping},
-            shards={name: source.facts.shards for name, source in sources.items() if source.facts.shards},
-        )
-    )
+    driver.send(opened(sources, block_size=block_size, seconds=time.monotonic() - began))
     _Feeder(
         name,
         driver,

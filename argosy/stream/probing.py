@@ -12,6 +12,7 @@ from argosy.errors import StudyError
 from argosy.stream.blocks import Layout, bytes_of, same_bits, sample_leaves
 from argosy.stream.kept.cache import Location
 from argosy.stream.mapped import MappedFile, files_in
+from argosy.stream.own_generators import states_of_own
 from argosy.stream.padding import given
 from argosy.stream.samples import THROWN, Preparing, generator_states, refusal
 from argosy.stream.shards import Shards
@@ -28,13 +29,17 @@ class Facts:
     length: int
     layout: Layout
     fingerprint: str
-    """SHA-256 over two prepared samples, the first and the last of those that are probed: part of a study's identity on disk."""
+    """SHA-256 over two prepared samples, the first and the last of those that are probed, or over the values of arrays."""
+    labels: str = ""
+    """SHA-256 over the numbers that a Dataset has for its samples, such as labels; empty where it has none."""
     gathers: bool = False
     """Whether whole lists of samples may be asked for with ``__getitems__``."""
     seconds_per_sample: float = 0.0
     """Seconds that one core takes to prepare a sample; 0 where nothing is prepared."""
     again: bool = False
     """Whether this is validation on the training samples."""
+    doubt: str = ""
+    """Why validation on it may say little, in a sentence."""
     constant: bool = False
     """Whether samples may be kept: one of the first drew nothing, and is the same under another seed."""
     location: Location | None = None
@@ -47,6 +52,11 @@ class Facts:
     """Files that samples are read from by maps, those that the first samples have opened among them."""
     shards: tuple[int, ...] = ()
     """Lengths of the shards of a stream that is not kept."""
+
+    @property
+    def identity(self) -> str:
+        """Digest by which a study's data is known again, on another node and on disk."""
+        return hashlib.sha256(f"{self.fingerprint} {self.labels}".encode()).hexdigest()
 
     @property
     def kept_layout(self) -> Layout:
@@ -62,6 +72,10 @@ class Sampler(Protocol):
 
     def elsewhere(self, index: int) -> Any:
         """Return the sample, prepared under another seed."""
+
+    @property
+    def then(self) -> Callable[[Any], Any] | None:
+        """What works on samples, where these are what it made of them."""
 
     def drew(self, index: int) -> bool:
         """Return whether a generator has moved since this sample was seeded."""
@@ -79,26 +93,40 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
     leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
     elsewhere = _leaves_of(sample.elsewhere, split, layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
-    first, drew = {}, {}
+    first, drew, own = {}, {}, {}
     for index in probes:
         first[index], drew[index] = leaves(index), sample.drew(index)
+        own[index] = states_of_own(given(dataset), sample.then)
     started = time.perf_counter()
     stream = isinstance(dataset, Shards) and isinstance(sample, Preparing)  # not what `Data.then` makes of it
-    again = {index: leaves(index) if drew[index] and not stream else elsewhere(index) for index in reversed(probes)}
+    again, moved = {}, {}
+    for index in reversed(probes):
+        again[index] = leaves(index) if drew[index] and not stream else elsewhere(index)
+        # Draws of one that is seeded for each index leave it where they left it before.
+        moved[index] = states_of_own(given(dataset), sample.then) != own[index]
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]
-    for index in differ:
+    for index in probes if any(moved.values()) else differ:
         if stream:
             raise StudyError(
                 f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample {index} when it is read again, so that what it gives "
                 "depends on where reading begins. Let Data(then=...) do what draws, and leave shuffling to the study."
             )
-        if drew[index] or not same_bits(first[index], leaves(index)):
+        if moved[index] or drew[index] or not same_bits(first[index], leaves(index)):
+            found = (
+                f"draws for sample {index}"
+                if moved[index]
+                else f"prepared sample {index} twice from the same seeds, and the results differ: it draws"
+            )
             raise StudyError(
-                f"Data.{split} ({type(given(dataset)).__name__}) prepared sample {index} twice from the same seeds, and the "
-                "results differ: it draws from a generator of its own. Draw from `random`, `numpy.random` or torch's "
+                f"Data.{split} ({type(given(dataset)).__name__}) {found} from a generator of its own. Draw from `random`, `numpy.random` or torch's "
                 "default generator (seeded for every sample), or derive the generator's seed from the index."
             )
+    if stream and not same_bits(*_second_rows(dataset, leaves)):
+        raise StudyError(
+            f"Data.{split}: the {type(given(dataset.stream)).__name__} gives another sample when it begins to read at the second one of a shard than "
+            "when it reads on from the first. Let read(shard, row) begin at sample `row`, past those before it."
+        )
     return Facts(
         length=length,
         layout=layout,
@@ -108,6 +136,18 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
         constant=not differ and any(first[index] and not drew[index] for index in probes),
         files=files_in(dataset),
     )
+
+
+def _second_rows(shards: Shards, leaves: Callable[[int], Leaves]) -> tuple[Leaves, Leaves]:
+    """Return the second sample of a shard, when that is read on and when reading begins there; nothing where it cannot."""
+    index = shards.second
+    if index is None:
+        return [], []
+    shards.close()
+    leaves(index - 1)
+    read_on = leaves(index)
+    shards.close()
+    return read_on, leaves(index)
 
 
 def length_of(dataset: Any, split: str) -> int:

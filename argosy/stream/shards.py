@@ -138,6 +138,13 @@ class Shards:
         begins = [start for start, length in zip(self._starts, self.lengths, strict=False) if length]
         return sorted({begins[0], begins[len(begins) // 2], begins[-1]})
 
+    @property
+    def second(self) -> int | None:
+        """The second sample of the first shard that has one; None where none has, or the stream cannot begin at a row."""
+        if not hasattr(given(self.stream), "read_from"):
+            return None
+        return next((start + 1 for start, length in zip(self._starts, self.lengths, strict=False) if length > 1), None)
+
     def __getitem__(self, index: int) -> Any:
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - self._starts[shard]

@@ -15,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 from argosy.errors import StudyError
 from argosy.errors.checks import check_no_loader, is_map_style, shown
-from argosy.protocol.feeder import ShardMark
+from argosy.protocol.feeder import Opened, ShardMark
 from argosy.stream.blocks import Block, Layout, sample_leaves
+from argosy.stream.content import digest_of_arrays, digest_of_labels, doubt
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Finishing, Prover
@@ -25,9 +26,9 @@ from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
 from argosy.stream.mapped import files_in
 from argosy.stream.order import OPENING, Indices, sample_seed
-from argosy.stream.padding import PaddedThen, padding
-from argosy.stream.probing import Facts, confirm, fingerprint_of, probe
-from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
+from argosy.stream.padding import PaddedThen, given, padding
+from argosy.stream.probing import Facts, confirm, probe
+from argosy.stream.samples import THROWN, Preparing, generator_states, reason, refusal, seed_everything
 from argosy.stream.shards import Shards
 from argosy.study import Data
 
@@ -114,7 +115,7 @@ class ArraySource(Source):
         self.facts: Facts = Facts(
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
-            fingerprint=fingerprint_of(sample_leaves(self._sample(index))[0] for index in (0, -1)),
+            fingerprint=digest_of_arrays(self.arrays),
             files=files_in(self.arrays),
         )
 
@@ -160,6 +161,8 @@ class DatasetSource(Source):
         self.open_preparing = open_preparing
         self.skip_errors = skip_errors
         self.heartbeat = heartbeat
+        self.gathers: bool = facts.gathers
+        """Whether the Dataset is asked for a list of samples."""
         self.doing: str = _doing(split)
         self._witnesses: Witnesses | None = None
         self._complete = False
@@ -219,7 +222,7 @@ class DatasetSource(Source):
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         _ = self.preparing.dataset  # an error while it opens belongs to no sample
-        ready = self._gather(indices) if self.facts.gathers else None
+        ready = self._gather(indices) if self.gathers else None
         holes = []
         with self.heartbeat.busy(self.doing):
             for row, index in enumerate(indices.tolist()):
@@ -228,15 +231,18 @@ class DatasetSource(Source):
         return holes
 
     def _gather(self, indices: Indices) -> Sequence[Any] | None:
-        """Return the samples; None where they must be asked for one by one, to find the one that raises."""
+        """Return the samples; None where they must be asked for one by one, as one raises, or draws what no seed was set for."""
         doing = f"preparing {len(indices)} samples of {self.split} from {indices[0]} on"
+        before = generator_states()
         with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
                 samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
             except THROWN:  # the user's code: asked for the sample alone, it raises again
                 return None
-            # A Dataset that leaves out broken samples would give others in their place.
-            return samples if len(samples) == len(indices) else None
+        # Those that were probed drew nothing. From here on none is asked for twice.
+        self.gathers = generator_states() == before
+        # A Dataset that leaves out broken samples would give others in their place.
+        return samples if self.gathers and len(samples) == len(indices) else None
 
     def _fill(
         self, block: Block, row: int, index: int, leaves: Callable[[int], list[torch.Tensor]]
@@ -301,6 +307,21 @@ def open_sources(
     found = probed_splits(splits, data, prover, seed=seed, heartbeat=heartbeat)
     prover.note_use(splits.values())
     return found
+
+
+def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
+    """Return what the driver is told of a study's data, which took so many seconds to open."""
+    facts = {split: source.facts for split, source in sources.items()}
+    return Opened(
+        lengths={split: source.length for split, source in sources.items()},
+        fingerprints={split: one.identity for split, one in facts.items()},
+        block_size=block_size,
+        seconds_per_sample=facts["train"].seconds_per_sample,
+        opening_seconds=seconds,
+        keeping={split: one.keeping for split, one in facts.items() if one.keeping},
+        shards={split: one.shards for split, one in facts.items() if one.shards},
+        doubts=tuple(one.doubt for one in facts.values() if one.doubt),
+    )
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
@@ -391,8 +412,10 @@ def probed_splits(
     found: dict[str, Source] = {}
     for name, split in splits.items():
         source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)
-        if name != "train" and split is splits["train"]:
-            source.facts = replace(source.facts, again=True)
+        if name != "train":
+            train, facts = splits["train"], source.facts
+            why = doubt(given(train), given(split), drawn=isinstance(source, DatasetSource) and not facts.constant)
+            source.facts = replace(facts, again=split is train, doubt=why)
     return found
 
 
@@ -406,6 +429,7 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
     # Opaque: what a dataset does once, it does for its first samples.
     with heartbeat.busy(_doing(split), opaque=True):
         facts = prover.facts(preparing)
+    facts = replace(facts, labels=digest_of_labels(given(opened), facts.length))
     return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 

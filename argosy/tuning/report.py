@@ -536,12 +536,18 @@ class Ends:
 
     def reached_by(self, row: TrialResult, event: Proposed | None) -> bool:
         """Return whether a trial has trained to its end: to the last section, or until its own rule ended it."""
-        if row.status != "done" or is_out(row.reason) or (row.epochs < self.epochs and row.reason in self.earlier):
+        if row.status != "done" or is_out(row.reason) or self._may_go_on(row, event):
             return False
         if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):
             return True
         # For a trial that begins anew at each rung, this may be no more than its rung.
         return row.reason != f"{event.sections / self.per_epoch:g} epochs"
+
+    def _may_go_on(self, row: TrialResult, event: Proposed | None) -> bool:
+        """Return whether a trial came to the end of a shorter search, and not to that of its own rule as well."""
+        own = None if event is None else event.own_epochs
+        ended = own is not None and sections_in(own, self.per_epoch) <= sections_in(row.epochs, self.per_epoch)
+        return row.epochs < self.epochs and row.reason in self.earlier and not ended
 
 
 def _first_comparison(told: Told) -> float | None:

@@ -51,13 +51,10 @@ CONSTRAINTS = "constraints"
 """Attribute under which samplers look for what the constraints say of a trial."""
 GOOD, MOST_GOOD, CANDIDATES = 0.35, 25, 128
 """Of several objectives: share of the trials that count as good ones, the most of them, and proposals of which one is taken."""
-INDEPENDENT = (
-    optuna.samplers.RandomSampler,
-    optuna.samplers.QMCSampler,
-    optuna.samplers.GridSampler,
-    optuna.samplers.BruteForceSampler,
-)
+INDEPENDENT = (optuna.samplers.RandomSampler, optuna.samplers.QMCSampler)
 """Samplers that propose the same whatever trials have reached."""
+GRIDS = (optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler)
+"""Samplers that propose each point once, of which they ask the study and draw under one seed."""
 STARTUP = "n_startup_trials"
 """What samplers call the number of trials that they draw at random first."""
 PLAIN = (bool, int, float, str, type(None))
@@ -240,16 +237,15 @@ class Sampling:
         self.modes = modes
         """Of each objective."""
         self.seed = seed
-        self.first = first
-        """Parameters of the first trials, or some of them."""
+        self.waiting: dict[int, Mapping[str, Any]] = dict(enumerate(first))
+        """Parameters, or some of them, that no trial has yet, and that those to come have first; by place in what was enqueued."""
         self.sampler: Callable[..., Any] = sampler or optuna.samplers.RandomSampler
-        if len(modes) > 1 and _is_of(self.sampler, optuna.samplers.CmaEsSampler):
-            raise StudyError(
-                "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
-            )
+        _check_sampler(self.sampler, len(modes))
         self.can_learn: bool = not _is_of(self.sampler, *INDEPENDENT)
         """Whether what the sampler proposes depends on what trials have reached."""
         self.learns: bool = self.can_learn and not grid
+        self.in_sequence: bool = not grid and _is_of(self.sampler, optuna.samplers.QMCSampler)
+        """Whether trials are the points of one sequence, of which each trial takes one, also where its parameters are known."""
         self._shown = Shown()
         with _quietly():
             self.study: optuna.Study = optuna.create_study(
@@ -266,18 +262,18 @@ class Sampling:
         if self.points is not None:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
-        number = len(self._trials)
-        return self._enqueued(number) if number < len(self.first) else self._ask()
+        place = next(iter(self.waiting), None)
+        return self._ask() if place is None else self._enqueued(place)
 
-    def _enqueued(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
-        given = dict(self.first[number])
+        given = dict(self.waiting[place])
         found, built_from = self._given(
-            given, lambda why: StudyError(f"enqueue[{number}] is {given}, and {why}. Give values of the space.")
+            given, lambda why: StudyError(f"enqueue[{place}] is {given}, and {why}. Give values of the space.")
         )
         if lacking := [name for name in given if name not in found]:
             raise StudyError(
-                f"enqueue[{number}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
+                f"enqueue[{place}] has {lacking[0]!r}, for which the space does not ask; it asks for {', '.join(found)}. Leave it out."
             )
         return found, built_from
 
@@ -288,16 +284,22 @@ class Sampling:
         return found.default if found is not None and isinstance(found.default, int) else 0
 
     def _take_sampler(self) -> None:
-        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart."""
+        """Take a sampler under a seed of the next trial's own, so that it is the same after a restart; a sequence keeps its seed."""
         seed = random.Random(f"{self.seed}/{len(self._trials)}").getrandbits(32)
-        self.study.sampler = self.sampler(seed=seed)
+        if self.in_sequence:
+            # What is not of the sequence, as the first trial, is drawn for each trial by itself.
+            bound = {"independent_sampler": optuna.samplers.RandomSampler(seed=seed), **_bound(self.sampler)}
+            self.study.sampler = self.sampler(**{**bound, "seed": self.seed})
+        else:
+            self.study.sampler = self.sampler(seed=seed)
 
     def again(self, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the same for a trial with known parameters; raises RunError where the space has others.
 
-        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does.
+        A sampler that learns is asked all the same: it may keep with a trial what the next ones follow from, as CMA-ES does. One of
+        a sequence counts its points.
         """
-        if self.learns:
+        if self.learns or self.in_sequence:
             self._take_sampler()
         else:
             self.study.sampler = optuna.samplers.RandomSampler(seed=self.seed)
@@ -375,7 +377,14 @@ class Sampling:
                 f"space: a trial's parameters must be numbers, texts, bools or None; found {strange or 'none at all'}. "
                 "Suggest a name or a number, and look up in build what it stands for."
             )
+        self._wait_no_more(trial.params)
         return trial.params, dict(trial.params if built_from is None else built_from)
+
+    def _wait_no_more(self, parameters: Mapping[str, Any]) -> None:
+        """Strike out the first of what waits that a trial with these parameters is."""
+        place = next((place for place, given in self.waiting.items() if given.items() <= parameters.items()), None)
+        if place is not None:
+            del self.waiting[place]
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
         """Return Optuna's next trial, and what the space makes of it where that is a function."""
@@ -384,16 +393,33 @@ class Sampling:
             built_from = self.space(trial)
         else:
             trial, built_from = self.study.ask(dict(self.space)), None
-        if self.learns:
+        # The first trial takes no point of a sequence, which knows the space from that trial.
+        if self.learns or (self.in_sequence and self._trials):
             # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from.
             _ = trial.relative_params
         return trial, built_from
+
+
+def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
+    if objectives > 1 and _is_of(sampler, optuna.samplers.CmaEsSampler):
+        raise StudyError(
+            "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
+        )
+    if _is_of(sampler, *GRIDS):
+        raise StudyError(
+            f"sampler: {_name(sampler)} would repeat points and leave out others, as each trial has a sampler and a seed of its own; "
+            'give scheduler="grid", which trains every point of the space once, and leave the sampler out.'
+        )
 
 
 def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
     while isinstance(sampler, functools.partial):
         sampler = sampler.func
     return isinstance(sampler, type) and issubclass(sampler, kinds)
+
+
+def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
+    return sampler.keywords if isinstance(sampler, functools.partial) else {}
 
 
 def _name(sampler: Callable[..., Any]) -> str:

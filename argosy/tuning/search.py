@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from argosy.described import described
@@ -81,7 +82,8 @@ class Search:
     objectives in waves one that takes more trials for good ones, with schedulers ``hyperband``, ``asha`` and ``median``, if there are enough trials
     to learn from; else random, as ``RandomSampler`` is always."""
     enqueue: Sequence[Mapping[str, Any]] = ()
-    """Parameters of the first trials, as ``[{"lr": 0.01}]``: what is known to be good, or to be beaten. What one leaves out is sampled."""
+    """Parameters of the first trials, as ``[{"lr": 0.01}]``: what is known to be good, or to be beaten. What one leaves out is sampled.
+    In a search that goes on, those that no trial has are next."""
     seed: int = 0
     """What parameters, the order of samples and networks follow from."""
     validations_per_epoch: int = 1
@@ -111,6 +113,7 @@ class Search:
         self._check_enqueued()
         if self.sampler is not None:
             check_callable("sampler", self.sampler, "a class of optuna.samplers, or a partial of one")
+            self._check_seed()
         self._check_scheduler()
 
     def _check_numbers(self) -> None:
@@ -179,6 +182,15 @@ class Search:
         if unknown:
             raise StudyError(
                 f"enqueue has {unknown[0]!r}{meant(unknown[0], space)}, which is not in the space; choose from {', '.join(space)}."
+            )
+
+    def _check_seed(self) -> None:
+        """Raise StudyError where the sampler has a seed that would be replaced by those of the trials."""
+        bound = self.sampler.keywords.get("seed") if isinstance(self.sampler, partial) else None
+        if bound is not None:
+            raise StudyError(
+                f"sampler has seed={bound!r}, and seeds of samplers follow from that of the search; leave it out, and give the search "
+                f"seed={bound!r}."
             )
 
     def _check_scheduler(self) -> None:

@@ -5,6 +5,7 @@ import copy
 import inspect
 import pickle
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pandas import Categorical, DataFrame
+from pandas import Categorical, CategoricalDtype, DataFrame, Series
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -25,6 +26,7 @@ from torch.optim import AdamW
 import argosy
 from argosy.errors import StudyError
 from argosy.estimators import bagging, scikit
+from argosy.estimators.columns import Columns
 from argosy.estimators.tabular import Shape
 
 RANDOM = np.random.RandomState(0)
@@ -115,9 +117,52 @@ def test_words_and_what_is_missing_are_learnt_from() -> None:
     members = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
     found = argosy.Classifier(members, folds=3, random_state=0).fit(x[:200], y[:200])
     assert found.score(x[200:], y[200:]) > 0.95
-    assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
+    with pytest.warns(UserWarning, match=r"^no word of column 'colour' was there in fit: .*\.$") as warned:
+        assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
+    assert [warning.filename for warning in warned] == [__file__]
     with pytest.raises(ValueError, match="feature names"):
         found.predict(x[["size", "colour", "kind", "note"]])
+
+
+WHOLE = CategoricalDtype(range(6))
+
+
+@pytest.mark.parametrize("missing", [[], [7], [399]], ids=["none", "in training", "in prediction"])
+def test_categories_of_whole_numbers_are_the_same_words_beside_a_missing_one(missing: list[int]) -> None:
+    codes = np.random.RandomState(0).randint(6, size=400)
+    x = DataFrame({"code": Series(codes, dtype=WHOLE), "noise": RANDOM.normal(size=400)})
+    x.loc[missing, "code"] = None
+    found = argosy.Classifier(SMALL, folds=2, random_state=0).fit(x[:300], codes[:300] % 2)
+    assert found.columns_.words[0] == tuple("012345") + ("<missing>",) * (missing == [7])
+    assert found.score(x[300:], codes[300:] % 2) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (Categorical([1.0, 2.5, None]), {"1", "2.5", "<missing>"}),
+        (Categorical([2**53 + 1, None]), {str(2**53 + 1), "<missing>"}),
+        (Categorical([True, None]), {"True", "<missing>"}),
+        (np.array([1, 1.0, np.float32(1), "1", "a"], object), {"1", "a"}),
+        (np.array([float("inf"), "a"], object), {"inf", "a"}),
+    ],
+)
+def test_a_word_is_spelt_in_one_way(values: Any, words: set[str]) -> None:
+    assert Columns.of(DataFrame({"word": values})).words == (tuple(sorted(words)),)
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.parametrize("kind", ["datetime64", "timedelta64"])
+@pytest.mark.parametrize("form", [None, object, "category"], ids=str)
+def test_dates_and_durations_are_refused_in_every_unit(unit: str, kind: str, form: Any) -> None:
+    values = Series(np.array([None, 3, 4], f"{kind}[{unit}]"))
+    with pytest.raises(StudyError, match=r"column 'day' holds .*which is neither a number nor a word"):
+        Columns.of(DataFrame({"day": values if form is None else values.astype(form)}))
+
+
+def test_durations_among_objects_are_refused() -> None:
+    with pytest.raises(StudyError, match="of type timedelta64"):
+        Columns.of(DataFrame({"day": Series([np.timedelta64(3, "ns"), None], dtype=object)}))
 
 
 def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
@@ -164,6 +209,15 @@ def test_weights_count() -> None:
     )
 
 
+def test_a_member_of_ones_own_without_a_loss_learns_numbers_by_their_squared_error() -> None:
+    def mine(shape: Shape) -> argosy.Member:
+        return replace(own(shape), loss=None)
+
+    y = X[:, :2] * 3 + 10
+    for targets, weights in ((y[:, 0], None), (y, None), (y, np.ones(len(y)))):
+        assert argosy.Regressor(mine, folds=2, random_state=0).fit(X, targets, weights).score(X, targets) > 0.95
+
+
 def test_it_is_a_step_of_pipelines_and_searches() -> None:
     pipeline = make_pipeline(StandardScaler(), argosy.Classifier(TINY, folds=2, random_state=0))
     assert cross_val_score(pipeline, X, WORDS, cv=2).shape == (2,)
@@ -203,6 +257,31 @@ def test_wrong_parameters_are_told_by_fit(wrong: dict[str, Any]) -> None:
     estimator = argosy.Classifier(TINY, **wrong)
     with pytest.raises(StudyError, match=next(iter(wrong))):
         estimator.fit(X, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([], "members is an empty list"),
+        (lambda shape: [], "functions returned none for Shape"),
+        (lambda shape: None, "members has None"),
+        (argosy.tabular, r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
+        ([own, argosy.tabular], r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
+    ],
+)
+def test_what_makes_no_members_is_told_by_fit(members: Any, words: str) -> None:
+    with pytest.raises(StudyError, match=words):
+        argosy.Classifier(members, folds=2).fit(X, WORDS)
+
+
+def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
+    x = DataFrame(X, columns=list("abcd"))
+    for found in (argosy.Classifier(TINY, folds=2).fit(x, WORDS), argosy.Regressor(TINY, folds=2).fit(x, X[:, 0])):
+        for rows in (x[:0], x.to_numpy()[:0]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # an array has no names
+                with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\) \(shape=\(0, 4\)\) while a min"):
+                    found.predict(rows)
 
 
 def test_processes_train_the_same() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,6 +39,10 @@ class Numbers:
 
 def rows_from(shard: str, row: int) -> Any:
     return (torch.tensor(float(n)) for n in range(row, 3 if shard == "a" else 0))
+
+
+def all_rows_of(shard: str, row: int) -> Any:
+    return (torch.tensor(float(n)) for n in range(3))
 
 
 def drawn_from(shard: str, row: int) -> Any:
@@ -70,6 +75,12 @@ def dogs() -> Path:
     return Path("photos")
 
 
+def measured() -> Path:
+    Path("photos/cat").mkdir(parents=True)
+    Image.fromarray(np.ones((4, 4), np.float32)).save("photos/cat/1.tif")
+    return Path("photos")
+
+
 def written(name: str, text: str) -> Path:
     path = Path(name)
     path.write_text(text)
@@ -90,6 +101,11 @@ def without(patch: pytest.MonkeyPatch, package: str, module: str) -> None:
     importlib.reload(importlib.import_module(module))
 
 
+def like(second: dict[str, Any], **keywords: Any) -> None:
+    first = {"x": ["red", "blue"], "y": ["a", "b"]}
+    data.table({"x": ["red"], "y": ["b"]} | second, target="y", like=data.table(first, target="y"), **keywords)
+
+
 def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "pyarrow", None)
     data.table("a.parquet", target="y")
@@ -106,6 +122,9 @@ CASES = {
     "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
     "a shard that is shorter than it was": lambda: open_sources(
         Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
+    ),
+    "shards that are read from their first rows only": lambda: open_sources(
+        Data(train=data.from_shards("ab", read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
     ),
     "a stream that draws and is not kept": lambda: open_sources(
         Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
@@ -124,6 +143,7 @@ CASES = {
     "more layers than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
     "a folder without images": lambda: data.image_folder("photos", size=8),
     "images without Pillow": lambda patch: without(patch, "PIL", "argosy.data.pillow"),
+    "images of floats": lambda: data.image_folder(measured(), size=4)[0],
     "lines of no file": lambda: data.json_lines("lines.jsonl", make=dict),
     "lines of an empty file": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
     "a table of no file": lambda: data.table("table.csv", target="y"),
@@ -131,7 +151,16 @@ CASES = {
     "a table with a short line": lambda: data.table(written("table.csv", "x,y\n1,2\n3\n"), target="y"),
     "a table without the target": lambda: data.table(written("table.csv", "x,y\n1,2\n"), target="z"),
     "a table with the target alone": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
+    "a table with two columns of a name": lambda: data.table(written("table.csv", "x,x,y\n1,2,3\n"), target="y"),
     "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
+    "a table of numbers with a slip": lambda: data.table({"x": [*"0123456789", "-"], "y": range(11)}, target="y"),
+    "a target of words that is to be numbers": lambda: data.table(
+        {"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"
+    ),
+    "a table like no table": lambda: data.table({"x": [1.0], "y": [0]}, target="y", like="train.csv"),  # type: ignore[arg-type]
+    "a table like another, with words": lambda: like({"x": ["b"]}, words=["x"]),
+    "a table with a class that the first one lacks": lambda: like({"y": ["c"]}),
+    "a table with numbers for words": lambda: like({"x": [1]}),
     "a Parquet file without pyarrow": without_pyarrow,
     "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
     "classes that are numbered otherwise": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),

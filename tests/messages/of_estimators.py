@@ -35,6 +35,8 @@ def loss(output: Any, target: Any) -> Any:
 
 CASES = {
     "a classifier of strings": lambda: classifier("mlp"),
+    "a classifier of no members": lambda: argosy.Classifier([]).fit(TABLE, LABELS),
+    "a classifier of argosy.tabular that is not called": lambda: classifier(argosy.tabular),
     "a classifier whose network does not fit the table": lambda: classifier(member(inputs=4)),
     "sample_weight, and a member with a step of its own": lambda: classifier(
         member(step=lambda model, batch: model(batch[0]).sum()), sample_weight=LABELS + 1

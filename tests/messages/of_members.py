@@ -85,6 +85,7 @@ CASES = {
     "classes in the last dimension": lambda: study_of(
         with_labels(np.zeros((40, 2), np.int64)), model=lambda: Letters(12, 10)
     ),
+    "numbers and the default loss": lambda: on_numbers(loss=None),
     "outputs and targets of two shapes": lambda: on_numbers(labels=np.zeros(40, np.float32)),
     "outputs and targets of two dtypes": lambda: on_numbers(labels=np.zeros((40, 1), np.int64)),
     "a loss without a gradient for targets of another dtype": lambda: on_numbers(
@@ -109,6 +110,7 @@ CASES = {
     "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
     "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
     "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
+    "ReduceLROnPlateau in the other direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
     "labels beyond the outputs": lambda: trained(
         studies.member("mlp", model=linear, batch_size=20), data=with_labels(np.arange(40) % 11)
     ),
@@ -122,6 +124,12 @@ CASES = {
     "sparse gradients that are to be clipped": lambda: tried(model=Words, clip_grad_norm=1.0),
     "sparse gradients and momentum": lambda: tried(model=Words),
     "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
+    "BatchNorm and a batch of one text": lambda: argosy.train(
+        texts.study(texts.member("a", model=texts.Normed, batch_size=8, batch_tokens=31), length=80),
+        directory="runs/x",
+        launcher="inline",
+        devices="cpu:1",
+    ),
     "a metric without arguments that is no factory": lambda: tried(metrics={"f1": lambda: 3}),
     "a metric of the whole set over outputs of unlike length": lambda: texts.tagged(
         Path("runs/x"), metrics={"f1": lambda output, target: 1.0}

@@ -58,6 +58,12 @@ def in_another_space(space: Any) -> None:
     tune(space, n_trials=2)
 
 
+def enqueued_too_late() -> None:
+    """More is known than trials are to come."""
+    tune()
+    tune({"lr": FloatDistribution(0.1, 0.2)}, enqueue=[{"lr": 0.2}])
+
+
 def another_owner() -> None:
     """A database that has another search of this name."""
     tune(storage="sqlite:///search.db", study_name="nets")
@@ -128,6 +134,7 @@ CASES = {
         lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, enqueue=[{"depth": 2}]
     ),
     "more trials that are enqueued than are tried": lambda: tune(enqueue=[{"lr": 0.1}, {"lr": 0.1}]),
+    "a trial that is enqueued when all are there": enqueued_too_late,
     "a trial that is enqueued beside a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,
@@ -158,6 +165,11 @@ CASES = {
     "medians under constraints": lambda: tune(scheduler="median", constraints=lambda reached: [0.0]),
     "a sampler of one objective for several": lambda: tune(
         objective={"val_loss": "min", "seconds": "min"}, sampler=optuna.samplers.CmaEsSampler
+    ),
+    "a sampler with a seed of its own": lambda: tune(sampler=partial(optuna.samplers.RandomSampler, seed=1)),
+    "a trial that is to begin anew": lambda: tune(fresh=["mlp-1"]),
+    "a sampler that is a grid": lambda: tune(
+        sampler=partial(optuna.samplers.GridSampler, {"lr": [0.1, 0.2]}), n_trials=2
     ),
     "constraints that are no function": lambda: tune(constraints={"seconds": 60}),
     "constraints of two arguments": lambda: tune(constraints=lambda reached, parameters: [0.0]),

@@ -102,6 +102,9 @@ CASES = {
     "a seed too large": lambda: studies.member("mlp", seed=2**63),
     "an average that is a number": lambda: studies.member("mlp", average=0.999),
     "an average that never moves": lambda: argosy.EMA(1.0),
+    "an average that begins after the end": lambda: study(
+        data=VALIDATED, members=[studies.member("mlp", average=argosy.SWA(from_epoch=20))], stop=argosy.MaxEpochs(10)
+    ),
     "an average beside an objective of training": lambda: study(members=[studies.member("mlp", average=argosy.EMA())]),
     "clip_grad_norm below 0": lambda: studies.member("mlp", clip_grad_norm=-1.0),
     "drop_last is a number": lambda: studies.member("mlp", drop_last=1),

@@ -93,6 +93,27 @@ def test_a_member_that_draws_from_numpy_and_random_equals_itself_alone(tmp_path:
     assert evidence.results(tmp_path / "alone")["noisy"] == evidence.results(tmp_path / "beside")["noisy"]
 
 
+class Warming:
+    """An augmentation that goes by the number of its calls."""
+
+    calls = 0
+
+    def __call__(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        return batch[0] * (1 + self.calls / 100), batch[1]
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_members_that_share_an_augmentation_with_a_state_equal_each_alone_inline(tmp_path: Path, devices: str) -> None:
+    shared = Warming()
+    fleet = [studies.member(name, augment=shared, batch_size=size) for name, size in (("a", 20), ("b", 33))]
+    settings: dict[str, Any] = {"launcher": "inline", "devices": devices, "numerics": "exact"}
+    for name, members in {"a": fleet[:1], "b": fleet[1:], "both": fleet}.items():
+        argosy.train(studies.study(fleet=members, epochs=3), directory=tmp_path / name, **settings)
+    both = evidence.results(tmp_path / "both")
+    assert {name: evidence.results(tmp_path / name)[name] for name in ("a", "b")} == both
+
+
 def draw_from_everything(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """An augmentation with Python's, NumPy's and torch's generators."""
     import random

@@ -14,6 +14,7 @@ import pytest
 import studies
 import torch
 from optuna.distributions import CategoricalDistribution
+from torch.utils.data import Subset
 
 import argosy
 from argosy.errors import MemberFailed, RunError
@@ -241,8 +242,52 @@ def test_other_samples_of_either_split_are_found_as_soon_as_the_data_is_open(tmp
         return studies.study(data=data, fleet=[studies.member()], epochs=epochs)
 
     train(asked(epochs=1), tmp_path)
-    assert "Data.train: its first or its last sample is another one than there" in refused(asked(train=1.0), tmp_path)
-    assert "Data.val: its first or its last sample is another one than there" in refused(asked(val=1.0), tmp_path)
+    assert "Data.train: its samples or labels are others than there" in refused(asked(train=1.0), tmp_path)
+    assert "Data.val: its samples or labels are others than there" in refused(asked(val=1.0), tmp_path)
+
+
+class Labelled(studies.Vectors):
+    """Samples whose labels are kept in a list."""
+
+    def __init__(self, labels: list[int]) -> None:
+        super().__init__(len(labels), noise=0.0)
+        self.labels = labels
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(index)[0], self.labels[index]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "Dataset", "Subset"])
+def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
+    """Not the first one, not the last, and none that is probed."""
+
+    def asked(label: int, epochs: int) -> argosy.Study:
+        labels = [index % 10 for index in range(40)]
+        labels[7] = label
+        if kind == "arrays":
+            data = argosy.Data(arrays=(torch.zeros(40, 12), torch.tensor(labels)))
+        else:
+            whole = Labelled(labels)
+            data = argosy.Data(train=Subset(whole, range(1, 39)) if kind == "Subset" else whole)
+        return studies.study(data=data, fleet=[studies.member()], epochs=epochs, objective="train_loss")
+
+    train(asked(7, 1), tmp_path)
+    assert "Data.train: its samples or labels are others than there" in refused(asked(3, 2), tmp_path)
+    assert train(asked(7, 2), tmp_path).status == "done"
+
+
+@pytest.mark.parametrize("launcher", ["inline", "processes"])
+def test_validation_on_training_samples_is_told(tmp_path: Path, launcher: str) -> None:
+    whole = Labelled([index % 10 for index in range(40)])
+    fleet = [studies.member()]
+    halves = argosy.Data(train=Subset(whole, range(25)), val=Subset(whole, range(20, 40)))
+    with pytest.warns(UserWarning, match=r"Data\.val: 5 of its 20 samples are training samples as well") as told:
+        argosy.train(studies.study(data=halves, fleet=fleet, epochs=1), directory=tmp_path / "a", launcher=launcher)
+    assert [Path(one.filename).name for one in told] == [Path(__file__).name]
+    noisy = studies.Vectors(40)
+    augmented = argosy.Data(train=noisy, val=noisy)
+    with pytest.warns(UserWarning, match="members are validated on augmented samples"):
+        argosy.train(studies.study(data=augmented, fleet=fleet, epochs=1), directory=tmp_path / "b", launcher=launcher)
 
 
 def broken(batch: Any) -> Any:

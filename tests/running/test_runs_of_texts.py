@@ -11,8 +11,10 @@ import pytest
 import splits
 import texts
 import torch
+from torch.nn import functional
 
 import argosy
+from argosy.errors import MemberFailed
 from argosy.protocol.events import Saved
 from argosy.results.fold import RunState
 from argosy.running.directory.audit import audit
@@ -142,3 +144,24 @@ def test_work_on_the_device_passes_on_what_is_ragged(tmp_path: Path) -> None:
         accuracy = report.member("a").metrics["val_accuracy"]
         assert float(right) == pytest.approx(accuracy if on_device is None else 1 - accuracy)
     assert evidence.results(tmp_path / "shifted") != evidence.results(tmp_path / "as-they-are")
+
+
+def by_itself(model: Any, batch: Any) -> Any:
+    text, label = batch
+    return functional.cross_entropy(model(text), label)
+
+
+def test_a_batch_of_one_text_for_batch_norm_ends_the_member_with_a_sentence(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"model": texts.Normed, "batch_size": 8, "batch_tokens": 31}
+    own = replace(texts.member("own", **how), step=by_itself, metrics={})
+    fleet = [texts.member("norm", **how), own, texts.member("sound")]
+    with pytest.warns(MemberFailed):
+        report = argosy.train(
+            texts.study(*fleet, length=80), directory=tmp_path, launcher="inline", devices="cpu:1", progress=False
+        )
+    assert {row.name: row.status for row in report.rows} == {"norm": "failed", "own": "failed", "sound": "done"}
+    for name in ("norm", "own"):
+        assert report.member(name).reason == (
+            f"StudyError: member {name!r}: a batch came to BatchNorm with 1 sample (batch_tokens=31 may leave a long one alone), and it needs "
+            "at least 2 to train. Give the network LayerNorm or GroupNorm instead, or leave out batch_tokens."
+        )

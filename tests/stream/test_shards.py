@@ -243,6 +243,22 @@ def shrinking(lengths: Iterator[int], shard: int, row: int) -> Iterator[Any]:
     return (torch.tensor(float(number)) for number in range(row, next(lengths)))
 
 
+def from_the_first(shard: int, row: int) -> Iterator[Any]:
+    return (torch.tensor(float(number)) for number in range(9))
+
+
+def of_one_value(shard: int, row: int) -> Iterator[Any]:
+    return (torch.zeros(()) for _ in range(row, 9))
+
+
+@pytest.mark.parametrize("lengths", [None, (9, 9), (1, 9)])
+def test_a_shard_that_is_read_from_its_first_row_whatever_is_asked_for_is_refused(lengths: Any) -> None:
+    with pytest.raises(StudyError, match=r"Let read\(shard, row\) begin at sample `row`"):
+        opened(from_shards([0, 1], read=from_the_first, lengths=lengths))
+    assert opened(from_shards([0, 1], read=of_one_value)).length == 18
+    assert opened(from_shards([0, 1], read=from_the_first, lengths=(1, 1))).length == 2, "none begins at another row"
+
+
 def test_what_cannot_be_read_again_is_said() -> None:
     with pytest.raises(StudyError, match="gives another sample 0 when it is read again, so that what it gives depends"):
         opened(from_shards([0, 1], read=drawing))

@@ -56,6 +56,51 @@ def test_an_own_generator_is_refused_by_name() -> None:
         source(OwnGenerator(10))
 
 
+class Flips(studies.Vectors):
+    """Flips few samples, by a generator among its transforms."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, noise=0.0)
+        self.transforms = [{"flip": np.random.default_rng(0)}]
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (-x if self.transforms[0]["flip"].random() < 0.01 else x), y
+
+
+def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
+    with pytest.raises(StudyError, match=r"Flips\) draws for sample 0 from a generator of its own"):
+        source(Flips(30))
+
+
+class Derived(Flips):
+    """Seeds its generator for each sample."""
+
+    def __getitem__(self, index):
+        self.transforms[0]["flip"] = np.random.default_rng(index)
+        return super().__getitem__(index)
+
+
+def test_an_own_generator_whose_seed_is_that_of_the_sample_is_none() -> None:
+    assert source(Derived(30)).length == 30
+
+
+class Rare(studies.Vectors):
+    """Draws for few samples, none of which is probed."""
+
+    def __getitem__(self, index):
+        x = torch.full((2,), float(index))
+        return (x + torch.rand(2) if index % 20 == 7 else x), index % 10
+
+
+def test_lists_of_samples_of_which_few_draw_are_other_ones_in_each_epoch() -> None:
+    lists, singly = source(Subset(Rare(60), range(60))), source(Rare(60))
+    for epoch in range(2):
+        wanted = fill(singly, [6, 7, 8], epoch=epoch)[0]
+        assert torch.equal(fill(lists, [6, 7, 8], epoch=epoch)[0], wanted)
+        assert wanted[1, 0] != 7
+
+
 class Ragged(studies.Vectors):
     """Sample 17 is longer than the others."""
 

@@ -71,6 +71,7 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
         no_optimizer=member("no_optimizer", model=linear, optimizer=list),
         other=member("other", model=linear, schedule=lambda _: StepLR(OTHER, 1)),
         watching=member("watching", model=linear, schedule=ReduceLROnPlateau, schedule_per="step"),
+        upwards=member("upwards", model=linear, schedule=partial(ReduceLROnPlateau, mode="max")),
     )
     assert "returned 6 parameters that were there before the call" in reasons["older"]
     assert "Build the network inside the factory, or return copy.deepcopy of it." in reasons["on_older"]
@@ -81,6 +82,7 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
     assert "its optimizer factory returned list" in reasons["no_optimizer"]
     assert "its schedule is that of another optimizer" in reasons["other"]
     assert "ReduceLROnPlateau watches the objective" in reasons["watching"]
+    assert "has mode='max' and follows the study's objective, whose mode is 'min'" in reasons["upwards"]
     for name, reason in reasons.items():
         assert reason.startswith(f"StudyError: member {name!r}: "), "one sentence, no traceback"
         assert "\n" not in reason

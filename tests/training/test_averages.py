@@ -24,6 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 import argosy
 from argosy import EMA, SWA, LastK
+from argosy.errors import StudyError
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.choice.measure import LATE, state_bytes
@@ -335,6 +336,17 @@ def test_before_there_is_an_average_it_is_not_a_number_and_never_chosen() -> Non
     _, history = packs.alone([member(average=SWA(from_epoch=3))], 4, dtype=torch.float32)
     assert [row["average_val_loss"] == row["average_val_loss"] for row in history["m"]] == [False, False, True, True]
     assert [row["averaged"] for row in history["m"]][:2] == [0.0, 0.0]
+
+
+def test_an_average_that_begins_after_the_member_has_ended_is_refused() -> None:
+    late, data = studies.member(average=SWA(from_epoch=4)), studies.study().data
+    for rule in (argosy.MaxEpochs(3.5), argosy.MaxEpochs(3) | argosy.Plateau("val_loss", patience=9)):
+        with pytest.raises(StudyError, match="begins at the end of epoch 4, and its stopping rule ends it after 3"):
+            argosy.Study(data=data, members=[late], stop=rule)
+        own = replace(late, stop=argosy.MaxEpochs(4))
+        assert argosy.Study(data=data, members=[own], stop=rule)
+    for rule in (argosy.MaxSteps(9), argosy.MaxEpochs(3) & argosy.Plateau("val_loss", patience=9)):
+        assert argosy.Study(data=data, members=[late], stop=rule), "it may come to train so long"
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,11 +1,13 @@
 """A fused program gives each of its members what it gets alone."""
 
 import math
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import packs
 import pytest
 import torch
@@ -35,6 +37,7 @@ from argosy.stream.blocks import Block
 from argosy.study import Member
 from argosy.training.choice.admission import admit
 from argosy.training.member import checkpoint
+from argosy.training.member.copied import own_augment
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import obstacle
@@ -108,6 +111,53 @@ def test_fused_equals_alone(model: str) -> None:
         assert difference(without_noise(one, model), without_noise(other, model)) <= EXACT, one.member.name
     assert difference(history, found) <= EXACT
     assert found["m2"][-1]["val_loss"] < found["m2"][0]["val_loss"]
+
+
+class Warming:
+    """An augmentation that goes by its calls, and draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.calls, self.generator = 0, np.random.default_rng(0)
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        return batch[0] * (1 + self.calls / 50) + 0.1 * self.generator.normal(), batch[1]
+
+    def called(self, batch: Any) -> Any:
+        return self(batch)
+
+
+def held(bank: Tensor, batch: Any, *, first: Any) -> Any:
+    """An augmentation of another one."""
+    x, y = first(batch)
+    return x + bank, y
+
+
+@pytest.mark.parametrize("form", ["an object", "a method", "a partial"])
+def test_members_that_share_an_augmentation_with_a_state_each_move_their_own(form: str) -> None:
+    shared, bank = Warming(), torch.randn(16, dtype=torch.float64)
+    forms: dict[str, Any] = {
+        "an object": shared,
+        "a method": shared.called,
+        "a partial": partial(held, bank, first=shared),
+    }
+    members = [member(f"m{n}", augment=forms[form], optimizer=partial(SGD, lr=0.1 + n / 10)) for n in range(3)]
+    (lives, history), (fused, found) = (run(members, 2) for run in (alone, together))
+    assert difference([state(one) for one in lives], [state(other) for other in fused]) <= EXACT
+    assert difference(history, found) <= EXACT
+    (only,), _ = alone(members[-1:], 2)
+    assert difference(state(only), state(lives[-1])) == 0.0
+    assert shared.calls == 0
+
+
+def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_copied() -> None:
+    bank, shared = torch.zeros(16), Warming()
+    own = own_augment(partial(held, bank, first=shared))
+    assert isinstance(own, partial)
+    assert own.args[0] is bank and own.keywords["first"] is not shared
+    shared.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert own_augment(shared) is shared
+    assert own_augment(None) is None
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -503,7 +553,7 @@ def test_code_that_is_made_for_it_does_not_run_before_labels_could_be_compared()
 def test_labels_of_members_that_augment_are_not_compared() -> None:
     lives, (_, later) = meeting("train")
     for one in lives:
-        one.member = replace(one.member, augment=lambda batch: (batch[0], batch[1].clamp(max=3)))
+        one.augment = lambda batch: (batch[0], batch[1].clamp(max=3))
     go(Fused.of(lives), later)
 
 

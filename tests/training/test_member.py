@@ -88,9 +88,14 @@ def outcome(live: LiveMember) -> str:
     return evidence.fingerprint({key: state[key] for key in state if key not in ("seconds", "best")})
 
 
+WATCHING = partial(ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs")
+"""The first value is the best; each later one is no better by the threshold."""
+
+
+@pytest.mark.parametrize("schedule", [partial(StepLR, step_size=1, gamma=0.5), WATCHING])
 @pytest.mark.parametrize(("sections", "size"), [(1, 7), (1, 100), (4, 23), (16, 5), (100, 1)])
-def test_weights_do_not_depend_on_sections_nor_on_blocks(sections: int, size: int) -> None:
-    one, many = start(), start()
+def test_weights_do_not_depend_on_sections_nor_on_blocks(sections: int, size: int, schedule: Any) -> None:
+    one, many = (start(studies.member(schedule=schedule, batch_size=16)) for _ in range(2))
     whole, rows = run(one, 3), run(many, 3, sections=sections, size=size)
     assert outcome(many.live) == outcome(one.live)
     assert rows[sections - 1 :: sections] == whole
@@ -114,11 +119,9 @@ def test_training_means_are_over_the_epoch_so_far_and_samples_of_the_section() -
     assert (solo.live.epoch, solo.live.section, solo.live.position) == (1, 0, 0)
 
 
-def test_a_schedule_that_watches_a_metric_moves_at_every_section() -> None:
-    watching = partial(ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs")
-    rows = run(start(studies.member(schedule=watching)), 1, sections=4)
-    # The first value is the best; each later one is no better by the threshold.
-    assert [row["lr"] for row in rows] == pytest.approx([0.05, 0.05, 0.005, 0.0005])
+def test_a_schedule_that_watches_a_metric_moves_at_the_end_of_an_epoch() -> None:
+    rows = run(start(studies.member(schedule=WATCHING)), 3, sections=4)
+    assert [row["lr"] for row in rows] == pytest.approx([0.05] * 8 + [0.005] * 4)
 
 
 def resumed(state: dict[str, Any], folder: Path, member: Member | None = None) -> tuple[Solo, int]:

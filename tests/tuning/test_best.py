@@ -167,6 +167,45 @@ def test_a_trial_that_ends_by_its_own_rule_is_complete(tmp_path: Path) -> None:
     agreed(report)
 
 
+def test_a_trial_that_its_own_rule_ended_where_the_search_did_keeps_its_place_in_a_longer_one(tmp_path: Path) -> None:
+    def short(parameters: dict[str, Any]) -> argosy.Member:
+        rule = None if parameters["number"] % 2 else argosy.MaxEpochs(3)
+        return replace(foretold(parameters, doomed=0, steps=0), stop=rule)
+
+    terms = {"space": numbered, "build": short, "scheduler": "random", "n_trials": 4, "objective": "val_score"}
+    terms |= {"mode": "max", "numerics": "exact"}
+    once = tune(tmp_path / "once", max_epochs=6, **terms)
+    tune(tmp_path / "run", max_epochs=3, **terms)
+    report = tune(tmp_path / "run", max_epochs=6, **terms)
+    found, wanted = ([(row.name, row.status, row.epochs) for row in one.rows] for one in (report, once))
+    assert found == wanted
+    assert found[:2] == [("net-0", "done", 3), ("net-1", "done", 6)]
+    agreed(report)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("scheduler", ["hyperband", "asha", "random"])
+def test_a_search_whose_rule_was_changed_in_the_middle_comes_to_its_end(
+    tmp_path: Path, scheduler: str, warm: bool
+) -> None:
+    def ruled(epochs: int) -> Callable[..., argosy.Member]:
+        return lambda parameters: replace(build(parameters), stop=argosy.MaxEpochs(epochs))
+
+    terms = {"n_trials": 9, "scheduler": scheduler, "warm": warm or scheduler == "random", "numerics": "exact"}
+    tune(tmp_path, build=ruled(2), **terms)
+    lines = (tmp_path / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    ended = [number for number, line in enumerate(lines) if b'"MemberEnded"' in line and b'"2 epochs"' in line]
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(lines[: ended[len(ended) // 2] + 1]))
+    report = tune(tmp_path, build=ruled(5), **terms)
+    assert report.run.status == "done"
+    trials = stored(tmp_path).trials
+    assert all(trial.state.is_finished() for trial in trials)
+    complete = {trial.number for trial in trials if trial.state == TrialState.COMPLETE}
+    last = {number: max(rows, key=lambda row: row.epochs) for number, rows in rows_of(report).items()}
+    assert complete == {number for number, row in last.items() if row.status == "done"}
+    agreed(report)
+
+
 def test_a_trial_that_a_person_stopped_is_not_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     living.trusting(monkeypatch)

@@ -15,9 +15,10 @@ from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from searches import DATA, SPACE, build, outcome, tune
 
-from argosy.errors import StudyError
+from argosy.errors import RunError, StudyError
 from argosy.protocol.events import SearchBegan
 from argosy.running.control import measuring
+from argosy.running.search.terms import check_terms
 from argosy.running.search.tuner import Tuner
 from argosy.tuning.search import Search
 
@@ -192,6 +193,24 @@ def test_a_search_goes_on_with_the_sampler_that_it_began_with() -> None:
         found = Tuner.of(goes_on, [SearchBegan(terms=began.terms)])
         assert found.terms["sampler"] == began.terms["sampler"]
         assert began.sampling.learns == found.sampling.learns
+
+
+def test_other_waves_are_another_search_where_the_sampler_learns(tmp_path: Path) -> None:
+    terms = {"scheduler": "random", "n_trials": 6, "max_epochs": 1}
+    tune(tmp_path / "learns", sampler=Watching, at_once=2, **terms)
+    with pytest.raises(RunError, match="at_once: 2 there, 3 here"):
+        tune(tmp_path / "learns", sampler=Watching, at_once=3, **terms)
+    with pytest.raises(RunError, match="at_once: 2 there, None here"):
+        tune(tmp_path / "learns", sampler=Watching, **terms)
+    tune(tmp_path / "draws", sampler=RandomSampler, at_once=2, **terms)
+    assert tune(tmp_path / "draws", sampler=RandomSampler, at_once=3, **terms).run.status == "done"
+
+
+def test_a_directory_that_does_not_say_its_waves_goes_on(tmp_path: Path) -> None:
+    """As those of before."""
+    search = Search(build=build, space=SPACE, data=DATA, max_epochs=1, sampler=Watching, at_once=2)
+    terms = Tuner(search).terms
+    check_terms({name: value for name, value in terms.items() if name != "at_once"}, terms)
 
 
 def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -101,6 +101,15 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
     assert [later.ask()[0] for _ in range(2)] == found[2:]
 
 
+def test_trials_that_are_enqueued_alike_are_as_many_after_a_restart() -> None:
+    first = [{"x": 0.5}, {"x": 0.5}, {"x": 0.25}]
+    whole, later = (Sampling(TWO, modes=["min"], seed=3, sampler=None, first=first) for _ in range(2))
+    found = [whole.ask()[0] for _ in range(4)]
+    assert [one["x"] for one in found[:3]] == [0.5, 0.5, 0.25]
+    later.again(found[0])
+    assert [later.ask()[0] for _ in range(3)] == found[1:]
+
+
 @pytest.mark.parametrize(
     ("space", "first", "match"),
     [
@@ -111,3 +120,38 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
 def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, Any], match: str) -> None:
     with pytest.raises(StudyError, match=match):
         Sampling(space, modes=["min"], seed=3, sampler=None, first=[first]).ask()
+
+
+@pytest.mark.parametrize(
+    "sampler", [partial(optuna.samplers.GridSampler, {"units": [1, 2]}), optuna.samplers.BruteForceSampler]
+)
+def test_samplers_that_are_grids_are_refused_for_the_scheduler_that_is_one(sampler: Any) -> None:
+    with pytest.raises(StudyError, match=r'would repeat points .*; give scheduler="grid"'):
+        Sampling({"units": IntDistribution(1, 2)}, modes=["min"], seed=3, sampler=sampler)
+
+
+def sequence(**bound: Any) -> Sampling:
+    sampler = partial(optuna.samplers.QMCSampler, **bound)
+    return Sampling({"x": FloatDistribution(0.0, 1.0)}, modes=["min"], seed=3, sampler=sampler)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("bound", [{}, {"scramble": True}, {"qmc_type": "halton", "scramble": True}], ids=str)
+def test_a_quasi_random_sequence_is_one_for_the_whole_search_and_goes_on_where_it_was(bound: dict[str, Any]) -> None:
+    whole, later = sequence(**bound), sequence(**bound)
+    found = [whole.ask()[0] for _ in range(17)]
+    assert len({int(one["x"] * 16) for one in found[1:]}) == 16
+    assert [later.again(one)[0] for one in found[:5]] == found[:5]
+    assert [later.ask()[0] for _ in range(12)] == found[5:]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_what_is_outside_of_a_quasi_random_sequence_is_drawn_for_each_trial() -> None:
+    def suggest(trial: optuna.Trial) -> None:
+        trial.suggest_float("x", 0.0, 1.0)
+        if trial.number:
+            trial.suggest_float("y", 0.0, 1.0)
+
+    sampler = partial(optuna.samplers.QMCSampler, warn_independent_sampling=False)
+    sampling = Sampling(suggest, modes=["min"], seed=3, sampler=sampler)
+    assert len({sampling.ask()[0].get("y") for _ in range(8)}) == 8

@@ -294,6 +294,25 @@ def test_a_grid_that_has_grown_trains_what_it_lacks(tmp_path: Path) -> None:
     assert report.epochs == 6
 
 
+def test_what_is_enqueued_later_is_next_and_once(tmp_path: Path) -> None:
+    rest = {"scheduler": "random", "max_epochs": 1}
+    known = [{"lr": 0.05}, {"lr": 0.06, "batch_size": 8}]
+
+    def found(trials: int, enqueue: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        report = tune(tmp_path, n_trials=trials, enqueue=enqueue, **rest)
+        return [dict(report.parameters[f"net-{number}"]) for number in range(trials)]
+
+    drawn = found(2, [])
+    first = found(3, known[:1])
+    assert first[:2] == drawn and first[2]["lr"] == 0.05
+    second = found(6, known)
+    assert second[:3] == first and second[3] == known[1]
+    assert [one["lr"] for one in second].count(0.05) == 1
+    assert found(6, known) == second
+    with pytest.raises(StudyError, match="the directory lacks 1, and 0 trials are to come"):
+        found(6, [*known, {"lr": 0.07}])
+
+
 def test_a_parameter_is_told_under_its_name_and_what_a_metric_of_that_name_was_beside_it(tmp_path: Path) -> None:
     def halved(parameters: dict[str, Any]) -> argosy.Member:
         return replace(build(parameters), schedule=partial(LambdaLR, lr_lambda=lambda _: 0.5))
@@ -368,6 +387,8 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     )
     refused(r"build is .*, which cannot be called with 1 argument \(.*'width'\)", build=lambda lr, width, epochs: None)
     refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
+    refused("sampler has seed=1, .* give the search seed=1", sampler=partial(optuna.samplers.RandomSampler, seed=1))
+    refused(r"fresh is \['net-1'\]; of a search it must be True or False", fresh=["net-1"])
     refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
     for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
         with pytest.raises(

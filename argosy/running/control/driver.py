@@ -16,6 +16,7 @@ from typing import Any
 
 from argosy.cluster import Cluster
 from argosy.errors import StudyError
+from argosy.errors.warned import warn_caller
 from argosy.planning.policy import NamedPolicy
 from argosy.protocol.events import (
     BeganAnew,
@@ -295,6 +296,8 @@ class Driver:
         """The data is open: the directory is this study's from here on."""
         run, launching = self.run, self.run.launching
         run.lengths = opened.lengths
+        for doubt in opened.doubts:
+            warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
         launching.preparation_seconds = opened.seconds_per_sample
         launching.samples_per_epoch = run.measuring.samples_per_epoch = opened.lengths["train"]

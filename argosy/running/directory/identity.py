@@ -31,7 +31,7 @@ LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """Keys that are known only once the data is open and the networks are built."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "ragged")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
-"""Digest of two prepared samples of each split, and the data's name in messages."""
+"""Digest of values, or of a few samples and the labels, of each split, and the data's name in messages."""
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "average", "parameter_shapes", "subset", "val_subset")
 MOST_NAMED = 3
 """Most members, or changed things, that a line names."""
@@ -169,7 +169,7 @@ class Identity:
         yield from _other_values(found["process"], here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
-                yield f"{split}: its first or its last sample is another one than there"
+                yield f"{split}: its samples or labels are others than there"
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device", "then")))
 
     def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:

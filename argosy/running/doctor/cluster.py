@@ -235,7 +235,7 @@ def _samples(study_file: Path) -> Samples:
         return Samples(lengths={}, fingerprints={}, problem=str(error))
     return Samples(
         lengths={split: one.length for split, one in facts.items()},
-        fingerprints={split: one.fingerprint for split, one in facts.items()},
+        fingerprints={split: one.identity for split, one in facts.items()},
     )
 
 

@@ -25,7 +25,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import check_files, files_of
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.shards import ShardMarks
-from argosy.stream.sources import DatasetSource, Filled, keep, open_sources
+from argosy.stream.sources import DatasetSource, Filled, keep, open_sources, opened
 from argosy.stream.standby import cache_for
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
@@ -208,15 +208,7 @@ class _InlineFeeder:
         self.orders = Orders(study.seed, lengths, shards=self.sources["train"].facts.shards)
         block_size = settings.block_size or choose_block_size(self.sources["train"].layout)
         self.course = Course(lengths, per_epoch=study.validations_per_epoch, block_size=block_size)
-        return Opened(
-            lengths=lengths,
-            fingerprints={split: source.facts.fingerprint for split, source in self.sources.items()},
-            block_size=block_size,
-            seconds_per_sample=self.sources["train"].facts.seconds_per_sample,
-            opening_seconds=time.monotonic() - began,
-            keeping={split: source.facts.keeping for split, source in self.sources.items() if source.facts.keeping},
-            shards={split: source.facts.shards for split, source in self.sources.items() if source.facts.shards},
-        )
+        return opened(self.sources, block_size=block_size, seconds=time.monotonic() - began)
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:
         source = self.sources[place.split]

@@ -12,16 +12,19 @@ from argosy.tuning.search import Search
 __all__ = ["check_terms", "terms_of"]
 
 TOTALS = ("max_epochs", "n_trials")
+AT_ONCE = "at_once"
+"""Term that follows from the sampler, and that directories of earlier versions do not have."""
 ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """Address of a function or an object that a sampler holds, different in every process."""
 
 
-def terms_of(search: Search, trials: int, *, brackets: Brackets) -> dict[str, Any]:
-    """Return the terms of a search of `trials` trials with brackets in this order."""
+def terms_of(search: Search, trials: int, *, brackets: Brackets, in_waves: bool = False) -> dict[str, Any]:
+    """Return the terms of a search of `trials` trials with brackets in this order; `in_waves` where its sampler learns."""
     objectives = search.objectives
     _, *others = objectives.modes
     # What a search does not have is no term of it.
     more = {
+        **({AT_ONCE: search.at_once} if in_waves else {}),
         **({"others": {name: objectives.modes[name] for name in others}} if others else {}),
         **({"constraints": _spelled(search.constraints)} if search.constraints is not None else {}),
     }
@@ -49,6 +52,7 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     """Raise RunError if a search with the terms `here` cannot continue one with the terms `there`."""
     if there is None:
         raise RunError("the directory holds a run that is not a search of `argosy tune`; choose another directory.")
+    there = {AT_ONCE: here.get(AT_ONCE), **there}
     # In a larger population the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.results.fold import MemberState, RunState
-from argosy.stopping import better
+from argosy.stopping import Either, better
 from argosy.study import Member
 from argosy.tuning.objectives import Objectives, reached
 
@@ -50,6 +50,13 @@ class Trial:
     def names(self) -> tuple[str, ...]:
         """Names of its members."""
         return tuple(member.name for member in self.members)
+
+    @property
+    def own_epochs(self) -> float | None:
+        """Epochs after which a rule of its members' own ends it at the latest; None where they have none, or it knows no bound."""
+        # The search has put its limit behind the rule of a member.
+        rules = (member.stop.first for member in self.members if isinstance(member.stop, Either))
+        return min((rule.max_epochs for rule in rules if rule.max_epochs is not None), default=None)
 
     def here(self, state: RunState) -> list[MemberState]:
         """Return the state of each member."""

@@ -33,7 +33,7 @@ from argosy.tuning.objectives import Objectives
 from argosy.tuning.packing import Candidate, make_packing
 from argosy.tuning.pbt import Pbt
 from argosy.tuning.sampling import Copy, Outcome, Sampling, default_sampler
-from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.scheduler import Scheduler, is_out
 from argosy.tuning.search import Search, Store
 from argosy.tuning.waves import groups, part, waves, why_nothing_is_learnt
 
@@ -135,7 +135,8 @@ class Tuner:
     @property
     def terms(self) -> dict[str, Any]:
         """Terms that must be equal, or grow, in every driver of one search."""
-        return terms_of(self.search, self.total, brackets=self.brackets)
+        in_waves = self.sampling.learns and self.population is None
+        return terms_of(self.search, self.total, brackets=self.brackets, in_waves=in_waves)
 
     @property
     def study(self) -> Study:
@@ -206,6 +207,15 @@ class Tuner:
             self._tell(trial, state)
         self._sweep(state)
 
+    def check_enqueued(self) -> None:
+        """Raise StudyError where more parameters wait for a trial than trials are to come."""
+        waiting, room = len(self.sampling.waiting), max(self.total - len(self.trials), 0)
+        if waiting > room:
+            raise StudyError(
+                f"of what is in enqueue the directory lacks {waiting}, and {room} trials are to come; give more n_trials, or leave out "
+                "what would never be tried."
+            )
+
     def show(self, directory: Path, store: Store) -> None:
         """Let Optuna's storage show the search from here on."""
         self.copy = Copy(directory, store, modes=self.sampling.modes)
@@ -231,11 +241,11 @@ class Tuner:
         why = trial.ends_with_others(here, state)
         if why is not None:
             return Verdict(Fate.END, why)
+        if member in self._ended and here.status == "done":
+            return Verdict(Fate.END, self._ended[member])
         if trial.sections is not None:
             # The member's own rule ends it; the trial continues as another member.
             return self._on(trial, max(trial.sections - len(here.history), 1))
-        if member in self._ended and here.status == "done":
-            return Verdict(Fate.END, self._ended[member])
         left = self.scheduler.budget(trial.number) - len(here.history)
         if left > 0:
             return self._on(trial, left)
@@ -369,6 +379,7 @@ class Tuner:
             parameters=trial.parameters,
             sections=trial.sections,
             in_step=self.learns or self.search.in_step,
+            own_epochs=trial.own_epochs,
         )
         return Newcomer(members=trial.members, proposed=proposed)
 
@@ -462,9 +473,10 @@ class Tuner:
         if wrong is None:
             self._ended.update((one.name, one.reason) for one in here)
             over = trial.ends_with(here) is not None
+            # Where neither the scheduler has ended it nor a rule speaks, its rule was another one then: that has ended it.
+            out = self.scheduler.out(trial.number) is not None or is_out(here[0].reason)
             # If a trial begins anew at each rung, its last member's rule is that of the rung.
-            out = trial.sections is not None and self.scheduler.out(trial.number) is not None
-            outcome = "complete" if over and not out else "pruned"
+            outcome = "pruned" if out and (trial.sections is not None or not over) else "complete"
         elif len(here) > 1:
             trial.failed = f"{wrong.name} {wrong.status}"
         if outcome == "complete":

@@ -159,6 +159,11 @@ class Finishing:
     def __call__(self, index: int) -> Any:
         return self._finished(index, self.preparing, 0)
 
+    @property
+    def then(self) -> Callable[[Any], Any] | None:
+        """Implement `Sampler.then`."""
+        return self.preparing.then
+
     def elsewhere(self, index: int) -> Any:
         return self._finished(index, self.preparing.elsewhere, 1)
 

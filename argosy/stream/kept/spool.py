@@ -30,6 +30,7 @@ from argosy.stream.kept.readers import Found, Grown, Read, by_readers
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.witnesses import RECORDER, Witnesses
 from argosy.stream.order import OPENING, sample_seed
+from argosy.stream.own_generators import states_of_own
 from argosy.stream.padding import given
 from argosy.stream.probing import Facts, fingerprint_of
 from argosy.stream.samples import THROWN, generator_states, refusal, seed_everything
@@ -181,6 +182,7 @@ class Spool:
         self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
     ) -> "_Part":
         """Write the samples of one shard into files, one for each leaf."""
+        own = states_of_own(given(self.stream))
         with contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
             part = _Part(shard=shard)
@@ -194,7 +196,7 @@ class Spool:
                 for column, leaf in zip(columns, leaves, strict=True):
                     column.write(bytes_of(leaf))
                 part.samples, part.last = row + 1, leaves
-        if self._drew() and not self._equal(part, heartbeat):
+        if (self._drew() or states_of_own(given(self.stream)) != own) and not self._equal(part, heartbeat):
             raise StudyError(
                 f"Data.{self.split}: the {self._kind} draws random numbers, which would be the same in each epoch, as it is read once. "
                 "Let Data(then=...) do what draws, and leave shuffling to the study."

@@ -36,7 +36,7 @@ NUMBERS, STEPS = 8000, 16
 
 def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
     """Whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
-    train = any(live.member.augment is not None for live in lives) or _differ(
+    train = any(live.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
     )
     return train, _differ([(live.val_cutter, live.member.val_subset) for live in lives])

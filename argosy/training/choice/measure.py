@@ -119,8 +119,8 @@ def _try_loss(trial: Solo, block: Block) -> bool:
     member = trial.live.member
     batch = _Shown(block, member.batch_size)
     with trial.active():
-        if member.augment:
-            data = member.augment(batch.data)
+        if trial.live.augment:
+            data = trial.live.augment(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
             return trial.try_loss(batch.data, batch.rows, batch_of(block.leaves, block.tree))

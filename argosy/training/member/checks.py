@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
+from argosy.stopping import Mode
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.running_average import norms_of
@@ -101,8 +102,8 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
         )
 
 
-def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step."""
+def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any, mode: Mode) -> None:
+    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it the wrong way."""
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
             f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
@@ -110,8 +111,14 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
         )
     if isinstance(schedule, ReduceLROnPlateau) and member.schedule_per == "step":
         raise StudyError(
-            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of a section and not "
+            f"member {member.name!r}: ReduceLROnPlateau watches the objective, which is there at the end of an epoch and not "
             "at a step. Leave out schedule_per='step'."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
+        raise StudyError(
+            f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r} and follows the study's objective, whose mode is "
+            f"{mode!r}: it would lower the learning rate where the member becomes better. Give it the study's, as "
+            f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
         )
 
 
@@ -161,9 +168,17 @@ def wants_classes(loss: Any) -> bool:
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``. Waits for the device."""
+    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``, and for numbers where there is one output.
+
+    Waits for the device.
+    """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return
+    if target.is_floating_point() and output.shape[1:2].numel() == 1:
+        raise StudyError(
+            f"member {member.name!r}: its network has one output, targets are floats, and its loss is cross-entropy, a member's default, by "
+            "which a single output learns nothing. Give it a loss for numbers, as loss=nn.MSELoss(), or BCEWithLogitsLoss() where they are 0 and 1."
+        )
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
     classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)

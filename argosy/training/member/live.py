@@ -7,7 +7,7 @@ size, the device's other work, or where it was interrupted.
 import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
-from argosy.training.member.copied import copies_of
+from argosy.training.member.copied import copies_of, own_augment
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
@@ -101,6 +101,8 @@ class LiveMember:
     randomness: Randomness
     objective: str
     mode: Mode
+    augment: Callable[[Any], Any] | None
+    """Its own copy of the member's."""
     epoch: int = 0
     """Finished epochs."""
     section: int = 0
@@ -302,7 +304,7 @@ class LiveMember:
         """
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
-        if ends_epoch or isinstance(self.schedule, ReduceLROnPlateau):
+        if ends_epoch:
             self.move_schedule(metrics[self.objective])
         if self.average is not None:
             self._choose(metrics)
@@ -317,7 +319,8 @@ class LiveMember:
         return metrics
 
     def move_schedule(self, objective: float) -> None:
-        """Step the schedule, unless it is stepped with every batch."""
+        """Step the schedule at an epoch's end, unless it is stepped with every batch. Sections before the last do not: weights would
+        depend on their number."""
         if self.schedule is None or self.member.schedule_per == "step":
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
@@ -409,7 +412,15 @@ class LiveMember:
         """Return a copy; its steps leave this member unchanged."""
         model, optimizer, schedule = copies_of(self.model, self.optimizer, self.schedule)
         copied = LiveMember(
-            self.member, self.backend, model, optimizer, schedule, self.randomness.copy(), self.objective, self.mode
+            self.member,
+            self.backend,
+            model,
+            optimizer,
+            schedule,
+            self.randomness.copy(),
+            self.objective,
+            self.mode,
+            own_augment(self.augment),
         )
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:
@@ -488,17 +499,21 @@ def build(
             model = member.model()
         check_network(member, model)
         model = model.to(backend.device)
-        optimizer, schedule = _optimizer(member, model) if member.optimizers is None else own_optimizers(member, model)
+        optimizer, schedule = (
+            _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
+        )
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
     check_average_of(member, model)
-    live = LiveMember(member, backend, model, optimizer, schedule, randomness, objective, mode, answering=answering)
+    augment = own_augment(member.augment)
+    trained = model, optimizer, schedule, randomness
+    live = LiveMember(member, backend, *trained, objective, mode, augment, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live
 
 
-def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
+def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
     made = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
@@ -508,7 +523,7 @@ def _optimizer(member: Member, model: nn.Module) -> tuple[Any, Any]:
         check_optimizer(member, model, part)
     optimizer = parts[0] if len(parts) == 1 else OptimizerList(parts)
     schedule = None if member.schedule is None else member.schedule(optimizer)
-    check_schedule(member, optimizer, schedule)
+    check_schedule(member, optimizer, schedule, mode)
     return optimizer, schedule
 
 

@@ -13,11 +13,12 @@ from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.member.checks import wants_classes
 
-__all__ = ["explain_forward", "explain_loss", "same_shape", "shown"]
+__all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape", "shown"]
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
-    """Raise StudyError where samples and weights differ in dtype; else add the failing layer and its input to the error's notes."""
+    """Raise StudyError for BatchNorm of one sample, or samples and weights that differ in dtype; else note the failing layer and its input."""
+    explain_lone_sample(member, error)
     dtypes = sorted({leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)}, key=_wholes_last)
     weights = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     other = [dtype for dtype in dtypes if dtype not in weights]
@@ -30,6 +31,17 @@ def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Except
     layer = _layer_of(model, error)
     if layer and layer not in getattr(error, "__notes__", ()):
         error.add_note(layer)
+
+
+def explain_lone_sample(member: Member, error: Exception) -> None:
+    """Raise StudyError where BatchNorm raised because a batch is one sample: by its lengths, or as the others are broken, as no plan foresees."""
+    if not str(error).startswith("Expected more than 1 value per channel"):
+        return
+    cut = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long one alone)"
+    raise StudyError(
+        f"member {member.name!r}: a batch came to BatchNorm with 1 sample{cut}, and it needs at least 2 to train. Give the network LayerNorm or "
+        f"GroupNorm instead{', or leave out batch_tokens' if cut else ''}."
+    )
 
 
 def _wholes_last(dtype: torch.dtype) -> bool:

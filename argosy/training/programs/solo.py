@@ -14,14 +14,14 @@ from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
 from argosy.stream.trees import map_leaves
-from argosy.study import Member
+from argosy.study import IGNORED, Member
 from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
 from argosy.training.member.checks import check_gradients, check_labels, wants_classes
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
-from argosy.training.member.mistakes import explain_forward, explain_loss
+from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
 from argosy.training.member.precision import LossScale, autocast, widened
 from argosy.training.member.tally import per_sample
 from argosy.training.member.validation import Validation
@@ -243,7 +243,7 @@ class Solo:
 
     def augmented(self, data: Any) -> Any:
         """Return the samples as the member augments them for a step."""
-        augment = self.live.member.augment
+        augment = self.live.augment
         return augment(data) if augment else data
 
     def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
@@ -327,7 +327,11 @@ class Solo:
     def _losses_of(self, data: Any) -> tuple[torch.Tensor, Any, Any]:
         member = self.live.member
         if member.step is not None:
-            return self._of_step(member.step(self.live.model, data))
+            try:
+                return self._of_step(member.step(self.live.model, data))
+            except ValueError as error:
+                explain_lone_sample(member, error)
+                raise
         inputs, target = pair_of(member, data)
         output = self._output(inputs)
         self._foreseen.check_output(output)
@@ -378,5 +382,12 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the default loss per sample ``[B]``, of output ``[B, classes]`` and class numbers ``[B]``."""
-    return functional.cross_entropy(output, target, reduction="none")
+    """Return the default loss per sample ``[B]``, of output ``[B, classes, …]`` and class numbers ``[B, …]``.
+
+    A sample of several class numbers, as of tokens or pixels, has the mean over those that are not `IGNORED`, however far it is padded.
+    """
+    losses = functional.cross_entropy(output, target, reduction="none")
+    if losses.dim() == 1 or target.is_floating_point():
+        return losses
+    counted = (target != IGNORED).flatten(1).sum(1).clamp(min=1)
+    return losses.flatten(1).sum(1) / counted

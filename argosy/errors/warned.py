@@ -1,0 +1,19 @@
+"""Warnings of a run, at the line of the caller's code that began it."""
+
+import sys
+import warnings
+from pathlib import Path
+
+from argosy.errors.wording import visible
+
+__all__ = ["warn_caller"]
+
+PACKAGE = f"{Path(__file__).parents[1]}/"
+
+
+def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called Argosy, each time: a notebook's cell that is run again warns again."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    warnings.warn_explicit(visible(text), category, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -1,0 +1,99 @@
+"""What is seen of data without preparing samples: values of arrays, numbers that a Dataset has for its samples, samples of both splits."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from argosy.stream.blocks import bytes_of
+
+__all__ = ["digest_of_arrays", "digest_of_labels", "doubt"]
+
+WHOLE_BYTES = 64 * 2**20
+"""An array of so many bytes is read as a whole, a few hundredths of a second."""
+ROWS = 4096
+"""Of a larger one so many rows are read, evenly spread, or as many as make up as many bytes."""
+DEEP = 4
+"""Datasets that choose from one another, as `torch.utils.data.Subset` does."""
+
+
+def digest_of_arrays(arrays: Iterable[Any]) -> str:
+    """Return the SHA-256 over the values of arrays or tensors, or over rows of those that are large."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        rows = array if isinstance(array, torch.Tensor) else np.asarray(array)
+        if array.nbytes > WHOLE_BYTES:
+            row_bytes = array.nbytes // len(array)
+            count = min(len(array), ROWS, max(WHOLE_BYTES // row_bytes, 2))
+            rows = array[np.linspace(0, len(array) - 1, count, dtype=np.int64)]
+        digest.update(bytes_of(rows) if isinstance(rows, torch.Tensor) else np.ascontiguousarray(rows).tobytes())
+    return digest.hexdigest()
+
+
+def digest_of_labels(dataset: Any, length: int) -> str:
+    """Return the SHA-256 over the attributes of a Dataset that have one number for each of its samples, such as labels.
+
+    Those of a Dataset that it chooses from count as well. Empty where there are none.
+    """
+    digest, found = hashlib.sha256(), False
+    for name, numbers in _labels(dataset, length, DEEP):
+        digest.update(f"{name} {numbers.dtype}".encode() + np.ascontiguousarray(numbers).tobytes())
+        found = True
+    return digest.hexdigest() if found else ""
+
+
+def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        numbers = _numbers(value, length)
+        if numbers is not None:
+            yield name, numbers
+        elif deep and name == "dataset" and hasattr(value, "__len__"):
+            yield from _labels(value, len(value), deep - 1)
+
+
+def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
+    """Return so many numbers; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
+        value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).detach().numpy()
+    if isinstance(value, list | tuple) and len(value) == length and isinstance(value[0], int | float | np.number):
+        try:
+            value = np.asarray(value)
+        except ValueError:  # of unlike shapes
+            return None
+    fits = isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind in "biuf"
+    return value if fits else None
+
+
+def doubt(train: Any, val: Any, *, drawn: bool) -> str:
+    """Return why what members reach on these validation samples may say little; empty where nothing speaks against them.
+
+    `drawn` tells whether random numbers are drawn for validation samples.
+    """
+    if val is train:
+        return _AUGMENTED if drawn else ""
+    if not (isinstance(train, Subset) and isinstance(val, Subset) and _alike(train.dataset, val.dataset)):
+        return ""
+    both = len(np.intersect1d(np.asarray(train.indices), np.asarray(val.indices)))
+    return _SHARED.format(both, len(val)) if both else ""
+
+
+_AUGMENTED = (
+    "Data.val is the training Dataset, which draws random numbers: members are validated on augmented samples, on others in each epoch. Let "
+    "Data(then=...) augment, which works on training samples alone."
+)
+_SHARED = (
+    "Data.val: {:,} of its {:,} samples are training samples as well. Where random_split makes both, once for each, give it a generator: "
+    "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))."
+)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two Datasets are one, or have as many samples and the same labels."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    lengths = [len(dataset) for dataset in (one, other)]
+    labels = [digest_of_labels(dataset, length) for dataset, length in zip((one, other), lengths, strict=True)]
+    return lengths[0] == lengths[1] and labels[0] == labels[1]
