@@ -257,7 +257,7 @@ def test_folds_of_different_splits_are_no_pairs(tmp_path: Path) -> None:
     one, other = studies.member("one"), studies.member("other")
     folds = [*argosy.kfold(one, 3, samples=60), *argosy.kfold(other, 3, samples=60)]
     elsewhere = argosy.kfold(studies.member("elsewhere"), 3, samples=60, seed=3)
-    samples = studies.Vectors(60)
+    samples = studies.Vectors(60, noise=0)
     study = argosy.Study(
         data=argosy.Data(train=samples, val=samples), members=[*folds, *elsewhere], stop=argosy.MaxEpochs(1)
     )

@@ -138,7 +138,7 @@ class Late(nn.Module):
 
 def behind_a_trunk() -> argosy.Report:
     """A run of heads on what a frozen network makes."""
-    heads = argosy.data.features(studies.Vectors(40), nn.Linear(12, 5))
+    heads = argosy.data.features(studies.Vectors(40, noise=0), nn.Linear(12, 5))
     return report(member(model=partial(nn.Linear, 5, 10)), data=argosy.Data(train=heads, val=heads))
 
 
