@@ -220,7 +220,7 @@ PLANTED = (
         "os.fdatasync(descriptor)",
         "pass",
         "",
-        238,
+        336,
     ),
     Planted(
         "a command that comes while blocks are kept makes a trainer forget them",
