@@ -85,6 +85,7 @@ CASES = {
     "classes in the last dimension": lambda: study_of(
         with_labels(np.zeros((40, 2), np.int64)), model=lambda: Letters(12, 10)
     ),
+    "samples without a label and the default loss": lambda: study_of(with_labels(np.where(np.arange(40) % 3, 1, -100))),
     "numbers and the default loss": lambda: on_numbers(loss=None),
     "outputs and targets of two shapes": lambda: on_numbers(labels=np.zeros(40, np.float32)),
     "outputs and targets of two dtypes": lambda: on_numbers(labels=np.zeros((40, 1), np.int64)),

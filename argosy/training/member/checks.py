@@ -16,7 +16,7 @@ from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stopping import Mode
 from argosy.stream.trees import flatten
-from argosy.study import Member
+from argosy.study import IGNORED, Member
 from argosy.training.member.running_average import norms_of
 
 __all__ = [
@@ -31,9 +31,6 @@ __all__ = [
     "registering",
     "wants_classes",
 ]
-
-IGNORED = -100
-"""The label that torch's cross-entropy leaves out by default."""
 
 
 @contextlib.contextmanager
@@ -168,7 +165,8 @@ def wants_classes(loss: Any) -> bool:
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``, and for numbers where there is one output.
+    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``, for samples without one under the default loss, and
+    for numbers where there is one output.
 
     Waits for the device.
     """
@@ -182,6 +180,12 @@ def check_labels(member: Member, output: Any, target: Any) -> None:
     if output.dim() < 2 or target.is_floating_point() or target.dim() < 1 or target.shape[1:] != output.shape[2:]:
         return
     classes, ignored = output.shape[1], getattr(member.loss, "ignore_index", IGNORED)
+    unlabelled = int((target == IGNORED).sum()) if member.loss is None and target.dim() == 1 else 0
+    if unlabelled:
+        raise StudyError(
+            f"member {member.name!r}: {unlabelled} of {len(target)} samples have the label {IGNORED}, which cross-entropy ignores: in a mean over "
+            "samples, as the default loss is one, they would count as samples without loss. Leave them out, by subset= and val_subset=, or give loss=nn.CrossEntropyLoss()."
+        )
     outside = target[((target < 0) | (target >= classes)) & (target != ignored)]
     if len(outside):
         raise StudyError(
