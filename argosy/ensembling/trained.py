@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from argosy.ensembling.select import How
 from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice
 from argosy.errors.spelling import meant
+from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
 from argosy.results.fold import MemberState, RunState
 from argosy.results.member import MemberResult
@@ -76,11 +76,9 @@ class Trained:
         epoch, section, value, *_ = best.get("best") or (best["epoch"], best["section"], best["value"])
         if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):
             objective = study.objective
-            warnings.warn(
+            warn_caller(
                 f"member {name!r}: the best weights saved are those of epoch {epoch + 1}, with {objective} {value:.4g}; those of "
                 f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
-                UserWarning,
-                stacklevel=5,
             )
         member = study.member(name)
         return opened(member, best["model"], seed_of(member, study.seed)), (epoch, section)
@@ -282,11 +280,7 @@ def _with_gaps(predicted: Predicted) -> Any:
             f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}), and the network returns whole numbers, which "
             "have no NaN to stand for them. Leave these samples out of what is predicted."
         )
-    warnings.warn(
-        f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}); their rows are NaN.",
-        UserWarning,
-        stacklevel=5,
-    )
+    warn_caller(f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}); their rows are NaN.")
     rows = [leaf.new_full((predicted.length, *leaf.shape[1:]), torch.nan) for leaf in leaves]
     return unflatten(
         [row.index_copy_(0, predicted.indices, leaf) for row, leaf in zip(rows, leaves, strict=True)], tree

@@ -1,6 +1,5 @@
 """The columns of a table as one array of numbers: what they are called and which words they hold, and nothing learnt from values."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from argosy.errors import StudyError
 from argosy.errors.labels import is_missing
+from argosy.errors.warned import warn_caller
 
 __all__ = ["Columns", "is_table"]
 
@@ -48,9 +48,8 @@ class Columns:
         found = [_codes(*column) for column in zip(names, columns, self.words, strict=True)]
         unknown = [repr(name) for name, *column in zip(names, columns, found, strict=True) if _is_unknown(*column)]
         if unknown:
-            warnings.warn(
+            warn_caller(
                 f"no word of column {', '.join(unknown)} was there in fit: all count as unknown. See that words are spelt as they were.",
-                stacklevel=4,  # the caller of predict
             )
         return np.stack(found, axis=1)
 

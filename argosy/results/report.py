@@ -3,7 +3,6 @@
 import itertools
 import math
 import shlex
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
+from argosy.errors.warned import warn_caller
 from argosy.errors.wording import differing, last_line, lasting
 from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
@@ -227,10 +227,8 @@ class Report:
             told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {', '.join(row.name for row in lost)}"
             if len(lost) == len(found):
                 raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
-            warnings.warn(
-                f"{told}; rows of samples that they alone held out are NaN. Train them further with retry_failed=True.",
-                UserWarning,
-                stacklevel=3,
+            warn_caller(
+                f"{told}; rows of samples that they alone held out are NaN. Train them further with retry_failed=True."
             )
         return self.networks().out_of_fold([row.name for row in found if not row.failed])
 

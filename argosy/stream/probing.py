@@ -29,7 +29,7 @@ class Facts:
     length: int
     layout: Layout
     fingerprint: str
-    """SHA-256 over two prepared samples, the first and the last of those that are probed, or over the values of arrays."""
+    """SHA-256 over two prepared samples, the first and the last of those that are probed; empty of arrays."""
     labels: str = ""
     """SHA-256 over the numbers that a Dataset has for its samples, such as labels; empty where it has none."""
     gathers: bool = False

@@ -28,7 +28,7 @@ from argosy.stream.mapped import files_in
 from argosy.stream.order import OPENING, Indices, sample_seed
 from argosy.stream.padding import PaddedThen, given, padding
 from argosy.stream.probing import Facts, confirm, probe
-from argosy.stream.samples import THROWN, Preparing, generator_states, reason, refusal, seed_everything
+from argosy.stream.samples import THROWN, Preparing, reason, refusal, seed_everything
 from argosy.stream.shards import Shards
 from argosy.study import Data
 
@@ -70,6 +70,11 @@ class Source(ABC):
     """Prepared samples that are kept."""
     heartbeat: Heartbeat
     """Beats with every sample. A process that inherits a source puts its own here."""
+
+    @property
+    def identity(self) -> str:
+        """Digest by which a study's data is known again, on another node and on disk."""
+        return self.facts.identity
 
     @property
     def length(self) -> int:
@@ -115,9 +120,14 @@ class ArraySource(Source):
         self.facts: Facts = Facts(
             length=len(self.arrays[0]),
             layout=Layout.of(self._sample(0)),
-            fingerprint=digest_of_arrays(self.arrays),
+            fingerprint="",  # see `identity`
             files=files_in(self.arrays),
         )
+
+    @property
+    def identity(self) -> str:
+        """Implement `Source.identity`: of all values, which are read when it is asked for, and not where samples are opened to be predicted."""
+        return digest_of_arrays(self.arrays)
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
         """Gather these rows into the block; no sample can be broken."""
@@ -222,7 +232,7 @@ class DatasetSource(Source):
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
         _ = self.preparing.dataset  # an error while it opens belongs to no sample
-        ready = self._gather(indices) if self.gathers else None
+        ready = self._gather(indices, block.place.epoch) if self.gathers else None
         holes = []
         with self.heartbeat.busy(self.doing):
             for row, index in enumerate(indices.tolist()):
@@ -230,17 +240,18 @@ class DatasetSource(Source):
                 holes += self._fill(block, low + row, index, partial(self._sample, block.place.epoch, found))
         return holes
 
-    def _gather(self, indices: Indices) -> Sequence[Any] | None:
+    def _gather(self, indices: Indices, epoch: int) -> Sequence[Any] | None:
         """Return the samples; None where they must be asked for one by one, as one raises, or draws what no seed was set for."""
         doing = f"preparing {len(indices)} samples of {self.split} from {indices[0]} on"
-        before = generator_states()
+        first = int(indices[0])
+        seed_everything(sample_seed(self.preparing.seed, self.preparing.split, epoch, first))
         with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
                 samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
             except THROWN:  # the user's code: asked for the sample alone, it raises again
                 return None
         # Those that were probed drew nothing. From here on none is asked for twice.
-        self.gathers = generator_states() == before
+        self.gathers = not self.preparing.drew(first, epoch)
         # A Dataset that leaves out broken samples would give others in their place.
         return samples if self.gathers and len(samples) == len(indices) else None
 
@@ -314,7 +325,7 @@ def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) ->
     facts = {split: source.facts for split, source in sources.items()}
     return Opened(
         lengths={split: source.length for split, source in sources.items()},
-        fingerprints={split: one.identity for split, one in facts.items()},
+        fingerprints={split: source.identity for split, source in sources.items()},
         block_size=block_size,
         seconds_per_sample=facts["train"].seconds_per_sample,
         opening_seconds=seconds,
@@ -412,6 +423,8 @@ def probed_splits(
     found: dict[str, Source] = {}
     for name, split in splits.items():
         source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)
+        if isinstance(source, DatasetSource):
+            source.facts = replace(source.facts, labels=digest_of_labels(given(split), source.length))
         if name != "train":
             train, facts = splits["train"], source.facts
             why = doubt(given(train), given(split), drawn=isinstance(source, DatasetSource) and not facts.constant)
@@ -429,7 +442,6 @@ def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, he
     # Opaque: what a dataset does once, it does for its first samples.
     with heartbeat.busy(_doing(split), opaque=True):
         facts = prover.facts(preparing)
-    facts = replace(facts, labels=digest_of_labels(given(opened), facts.length))
     return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 

@@ -95,10 +95,13 @@ class Rare(studies.Vectors):
 
 def test_lists_of_samples_of_which_few_draw_are_other_ones_in_each_epoch() -> None:
     lists, singly = source(Subset(Rare(60), range(60))), source(Rare(60))
+    fill(lists, [4, 5, 6])
+    assert lists.gathers
     for epoch in range(2):
         wanted = fill(singly, [6, 7, 8], epoch=epoch)[0]
         assert torch.equal(fill(lists, [6, 7, 8], epoch=epoch)[0], wanted)
         assert wanted[1, 0] != 7
+    assert not lists.gathers
 
 
 class Ragged(studies.Vectors):

@@ -230,12 +230,12 @@ def _samples(study_file: Path) -> Samples:
 
     try:
         study = load_study(study_file)
-        facts = {split: source.facts for split, source in open_sources(study.data, seed=study.seed).items()}
+        sources = open_sources(study.data, seed=study.seed)
     except ArgosyError as error:
         return Samples(lengths={}, fingerprints={}, problem=str(error))
     return Samples(
-        lengths={split: one.length for split, one in facts.items()},
-        fingerprints={split: one.identity for split, one in facts.items()},
+        lengths={split: source.length for split, source in sources.items()},
+        fingerprints={split: source.identity for split, source in sources.items()},
     )
 
 
