@@ -129,7 +129,7 @@ class FakeFeeder:
         return [] if fed is None else [fed]
 
     def _opened(self) -> Opened:
-        sizes = {"lengths": {"train": LENGTH}, "fingerprints": {"train": "none"}, "block_size": LENGTH}
+        sizes = {"lengths": {"train": LENGTH}, "fingerprints": {}, "block_size": LENGTH}
         return Opened(seconds_per_sample=0.0, opening_seconds=0.0, keeping={}, **sizes)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "open_split",
     "open_splits",
     "probed",
+    "identities_of_arrays",
     "probed_splits",
     "reopened",
     "told",
@@ -414,6 +415,16 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
     if arrays is None and dataset is not None and not is_map_style(dataset):
         return Spool(dataset, split, seed, heartbeat)
     return dataset if arrays is None else ArraySource(arrays, split, heartbeat=heartbeat)
+
+
+def identities_of_arrays(data: Data) -> dict[str, str]:
+    """Return the identities of splits that are given as arrays, or as a TensorDataset: of others only open data tell them."""
+    found: dict[str, str] = {}
+    for split, dataset, arrays in (("train", data.train, data.arrays), ("val", data.val, data.val_arrays)):
+        if arrays is not None or type(dataset) is TensorDataset:
+            source = open_split(data, split, seed=0, heartbeat=Heartbeat.private())
+            found |= {split: source.identity} if isinstance(source, ArraySource) else {}
+    return found
 
 
 def probed_splits(

@@ -24,6 +24,7 @@ from argosy.stream.blocks import Layout
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import SLOT_BYTES, WAITING, Heartbeat
+from argosy.stream.sources import identities_of_arrays
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
 from argosy.training.trainer.assigned import AssignedMember
@@ -253,7 +254,10 @@ class _Feeder(_Worker):
                 self.say(
                     Opened(
                         lengths=terms.lengths,
-                        fingerprints=dict.fromkeys(terms.lengths, "counted"),
+                        fingerprints={
+                            **dict.fromkeys(terms.lengths, "counted"),
+                            **identities_of_arrays(self.workers.job.study.data),
+                        },
                         block_size=terms.block_size,
                         seconds_per_sample=1e-5,
                         opening_seconds=0.1,

@@ -71,6 +71,7 @@ from argosy.running.watch.energy import Meter
 from argosy.running.watch.interrupts import interrupts
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
+from argosy.stream.sources import identities_of_arrays
 
 __all__ = ["Driver", "drive"]
 
@@ -115,6 +116,8 @@ class Driver:
         run.identity.check(run.study)
         self.carry_out.call()
         if not self.members.waiting:
+            # No feeder opens the data of a run with nothing to train.
+            run.identity.check(run.study, fingerprints=identities_of_arrays(run.study.data))
             self.carry_out.settle_earlier()
             run.identity.leave_out(run.study)
             if not self._more_to_come:
