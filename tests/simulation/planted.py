@@ -59,7 +59,7 @@ class Planted:
 
 PLANTED = (
     Planted(
-        "who leaves a leg whose feeder dies just then is never let go",
+        "a member that leaves a leg just when its feeder dies is never let go",
         worker.without_feeder,
         "return Unassign(members=names)",
         "return None",
@@ -91,7 +91,7 @@ PLANTED = (
         9362,
     ),
     Planted(
-        "a resting member whose measuring trainer was lost is never known",
+        "the costs of a resting member whose measuring trainer was lost are never known",
         Measurements.measure_unknown,
         "new.union(self.members.waiting)",
         "new",
@@ -99,7 +99,7 @@ PLANTED = (
         2158,
     ),
     Planted(
-        "a member that waits to be known hears nothing of one like it that was measured",
+        "a member that waits for its costs does not get those of one like it that was measured",
         Measurements.measured,
         "not unknown <= self.measuring.missing",
         "message.member in unknown",
@@ -114,7 +114,7 @@ PLANTED = (
         7,
     ),
     Planted(
-        "a trainer that was started again hears whom to step before it reads from its feeder",
+        "a trainer that was started again gets its assignment before it reads from its feeder",
         CarryOut._start,
         "self.pool.attach(leg.feeders, device)",
         "pass",
@@ -122,7 +122,7 @@ PLANTED = (
         0,
     ),
     Planted(
-        "a member that is told to stop while it waits to start is trained to its end",
+        "a member that a command stops while it waits to start is trained to its end",
         CarryOut._start,
         "if stopped:",
         "if False:",
@@ -145,7 +145,7 @@ PLANTED = (
         70,
     ),
     Planted(
-        "a hold gives credit beyond what everybody is sure to want",
+        "a hold gives credit beyond the sections that all members surely train",
         LiveLeg.held,
         "self.until = min(self.until, max(self.credit, self._certain))",
         "pass",
@@ -161,7 +161,7 @@ PLANTED = (
         50,
     ),
     Planted(
-        "a run whose driver was killed behind its last word is never said to be done",
+        "a run whose driver was killed when all was done is never reported as done",
         ending.end_run,
         "or untold",
         "",
@@ -231,7 +231,7 @@ PLANTED = (
         7,
     ),
     Planted(
-        "a member that has failed on one rank is said to train when another rank has started it",
+        "a member that has failed on one rank is reported as training when another rank has started it",
         Driver._reported,
         "if self.members.state(event.member) is not State.ENDED:",
         "if True:",
