@@ -347,7 +347,7 @@ def run_search(
         )
     if search.packs != "planned" and settings.policy != "balanced":
         raise StudyError(
-            f"packs={search.packs!r} says who trains with whom, and so does policy={settings.policy!r}; give one of them."
+            f"packs={search.packs!r} decides which trials train together, and so does policy={settings.policy!r}; give one of them."
         )
     directory = directory.absolute()  # what is searched may change the folder that this process is in
     with Hooked(_watched(view, trackers, directory), settings, directory) as watching:

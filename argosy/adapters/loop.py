@@ -396,6 +396,6 @@ def check_hooks(kind: type) -> None:
     own = [hook for hook in usual if getattr(kind, hook, None) is not getattr(lightning.LightningModule, hook)]
     if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:
         raise StudyError(
-            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which nobody calls here; called are "
+            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which Argosy does not call; called are "
             f"{', '.join(sorted(CALLED))}. Move what they do into the steps, or the constructor."
         )

@@ -173,7 +173,7 @@ def plan(
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """Explain who would share which device at which pace, on this machine or on a cluster, without training."""
+    """Show which members would share which device at which pace, on this machine or on a cluster, without training."""
     if cluster is None and (profiles or html):
         raise PlanError(
             "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "

@@ -1,4 +1,4 @@
-"""Weights of samples as multiplicities of a subset, so that who sees what how often is exact, and audited."""
+"""Weights of samples as multiplicities of a subset, so that how often a member sees each sample is exact, and audited."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -17,7 +17,7 @@ DISK = {
     errno.EROFS: "Mount the disk for writing, or choose another directory",
     errno.EACCES: "Give yourself the right to write there, or choose another directory",
     errno.EIO: "The disk fails, dmesg says how: copy the directory to a sound one",
-    errno.ENOENT: "Somebody removed it; put it back, or begin anew in another directory",
+    errno.ENOENT: "It was removed; put it back, or begin anew in another directory",
 }
 MEANS = {
     errno.EMFILE: "Allow each process more open files: ulimit -n 4096",

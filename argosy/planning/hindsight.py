@@ -43,7 +43,7 @@ class Hindsight:
         if not (state.started and state.started.devices and plans and profiled and ends):
             raise PlanError(
                 f"this run cannot be simulated: its journal has {len(profiled)} lines of profiles, {len(plans)} plans and "
-                f"{len(ends)} members that have ended. Choose a run of this version of argosy in which somebody has ended."
+                f"{len(ends)} members that have ended. Choose a run of this version of argosy in which a member has ended."
             )
         return cls(
             policy=plans[0].plan["policy"],

@@ -90,7 +90,7 @@ class Authenticated:
         if not hmac.compare_digest(_mac(self._receives, self._received, part, data), mac):
             raise WorkerError(
                 f"frame {self._received} of a connection between nodes was not sent by its other end: it was injected, changed, "
-                "repeated or left out on the way. Look who stands between the nodes, or let them talk inside TLS "
+                "repeated or left out on the way. Look what stands between the nodes, or let them talk inside TLS "
                 "(ARGOSY_CERTIFICATE), and run the same command again."
             )
 

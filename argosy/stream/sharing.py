@@ -54,9 +54,9 @@ def all_shared(nodes: int) -> Pipeline:
     The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
     long for the same bytes.
     """
-    everybody = tuple(range(nodes))
-    turns = tuple(Turn(owner=rank, hops=(Hop(group=0, root=rank),)) for rank in everybody)
-    return Pipeline(groups=(everybody,), turns=turns)
+    all_ranks = tuple(range(nodes))
+    turns = tuple(Turn(owner=rank, hops=(Hop(group=0, root=rank),)) for rank in all_ranks)
+    return Pipeline(groups=(all_ranks,), turns=turns)
 
 
 def single_broadcast(nodes: int, preparing: int) -> Pipeline:
@@ -77,9 +77,9 @@ def single_broadcast(nodes: int, preparing: int) -> Pipeline:
 
 def multi_broadcast(nodes: int, preparing: int) -> Pipeline:
     """Let the first p nodes prepare, and each broadcast its own blocks to all in a group of its own."""
-    everybody = tuple(range(nodes))
+    all_ranks = tuple(range(nodes))
     turns = tuple(Turn(owner=rank, hops=(Hop(group=rank, root=rank),)) for rank in range(preparing))
-    return Pipeline(groups=(everybody,) * preparing, turns=turns)
+    return Pipeline(groups=(all_ranks,) * preparing, turns=turns)
 
 
 PIPELINES: dict[str, Callable[[int, int], Pipeline]] = {

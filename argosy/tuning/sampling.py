@@ -179,7 +179,7 @@ class Copy:
         elif owner != self.owner:
             raise RunError(
                 f"the storage has a study {self.name!r} that is not the search in this directory, but of "
-                f"{owner or 'somebody else'}. Choose another study_name."
+                f"{owner or 'another program'}. Choose another study_name."
             )
         return study
 

@@ -463,7 +463,7 @@ class Hooked(Classifier):
 
 def test_hooks_that_nobody_would_call_are_refused() -> None:
     with pytest.raises(
-        StudyError, match="LightningModule Hooked has on_before_optimizer_step, which nobody calls here"
+        StudyError, match="LightningModule Hooked has on_before_optimizer_step, which Argosy does not call"
     ):
         argosy.from_lightning("net", Hooked, batch_size=8)
 

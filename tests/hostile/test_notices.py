@@ -122,7 +122,7 @@ def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_l
 
 @pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])
 def test_a_key_that_is_soon_guessed_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match="whoever guesses it can run code on every node"):
+    with pytest.raises(PlanError, match="anyone who guesses it can run code on every node"):
         key_in({"ARGOSY_KEY": text})
 
 

@@ -104,7 +104,7 @@ CASES = {
     "a clone with no value of a hyper-parameter": lambda: attached({"optimizer.lr": [0.1]}),
     "a setting without a value": lambda: _setting("optimizer.lr"),
     "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
-    "a clone of nobody": lambda: asked("vit"),
+    "a clone of no member": lambda: asked("vit"),
     "a clone of a member that is being added": lambda: asked(adding=["mlp"]),
     "a clone with a name that is taken": lambda: asked(name="mlp"),
     "a study without the member that a clone was made of": of_somebody_gone,

@@ -121,7 +121,7 @@ def no_agents(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    "launcher agents where nobody has started a job": lambda: place_asked("agents", {}),
+    "launcher agents where no job was started": lambda: place_asked("agents", {}),
     "a launcher's variable that is no number": lambda: place_of(SLURM | {"SLURM_PROCID": "first"}),
     "a launcher's variables that contradict each other": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
     "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
@@ -130,8 +130,8 @@ CASES = {
     "a notice that cannot be read": lambda: read("7", None, f" in {RUN}/driver.json"),
     "a certificate that is none": no_certificate,
     "a node without the job's certificate": uncertified,
-    "a cluster's doctor where nobody has started a job": lambda: place_in({}),
-    "a doctor of one machine who is given a study": lambda: doctor(Path("study.py")),
+    "a cluster's doctor where no job was started": lambda: place_in({}),
+    "a doctor of one machine that is given a study": lambda: doctor(Path("study.py")),
     "a job whose driver is not found": no_driver,
     "a notice of a driver that was damaged": damaged_notice,
     "a job whose agents do not come": lonely,

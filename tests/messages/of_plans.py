@@ -153,7 +153,7 @@ CASES = {
     "a simulation in which nothing runs": lambda: simulate(
         Idle(), Workload(profiles=(profile(),), epochs={"a": 1}, samples_per_epoch=10), TWO
     ),
-    "a simulation of a run in which nobody has ended": lambda: Hindsight.of([]),
+    "a simulation of a run in which no member has ended": lambda: Hindsight.of([]),
     "profiles of several kinds of device": lambda: explain_cluster(
         [profile("a"), replace(profile("b"), device_kind="cpu")], "1x1x80GB", epochs={}, samples_per_epoch=10
     ),

@@ -73,7 +73,7 @@ class Lit(lightning.LightningModule):
 
 
 class Hooked(Lit):
-    """Has a hook that nobody calls."""
+    """Has a hook that is not called."""
 
     def on_after_backward(self) -> None:
         """Nothing."""
@@ -197,7 +197,7 @@ CASES = {
     ),
     "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
-    "a LightningModule with a hook that nobody calls": lambda: lit(Hooked),
+    "a LightningModule with a hook that is not called": lambda: lit(Hooked),
     "classes, fitted by a network with more outputs": lambda: argosy.fit(
         ARRAYS[0],
         np.arange(40) % 2,

@@ -87,7 +87,7 @@ def lists() -> None:
 
 
 def dying_loaders() -> None:
-    """A sample that kills whoever prepares it."""
+    """A sample that kills the process that prepares it."""
     tries = {(TASK.slot, TASK.low): TRIES - 1}
     Preparation._again(SimpleNamespace(_tries=tries), TASK)
 
@@ -175,7 +175,7 @@ CASES = {
     "a dataset that fails in a loader worker": lists,
     "a sample that kills loader workers": dying_loaders,
     "a name too long to call with": lambda: dial(DRIVER, b"key", "rank 1" * 52, seconds=5),
-    "nobody answers a call": lambda: dial(DRIVER, b"key", "rank 1", seconds=5),
+    "no process answers a call": lambda: dial(DRIVER, b"key", "rank 1", seconds=5),
     "a stranger answers a call": stranger,
     "too many open files for one message": many_descriptors,
     "a message that cannot be read": lambda: said(LENGTH.pack(3) + b"abc"),

@@ -137,7 +137,7 @@ CASES = {
     "two replicates of one seed": lambda: argosy.replicate(studies.member("mlp"), seeds=[0, 1, 1]),
     "folds of what is no member": lambda: argosy.kfold("mlp", samples=10),
     "folds of a member that has a subset": lambda: argosy.kfold(studies.member("mlp", subset=[1]), samples=10),
-    "folds of nobody knows how many samples": lambda: argosy.kfold(studies.member("mlp")),
+    "folds of an unknown number of samples": lambda: argosy.kfold(studies.member("mlp")),
     "folds of too few samples of a label": lambda: argosy.kfold(studies.member("mlp"), stratify=[0] * 9 + [1]),
     "folds of too few groups": lambda: argosy.kfold(studies.member("mlp"), groups=[0] * 9 + [1]),
     "folds of samples without labels": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", None, "dog"] * 9),

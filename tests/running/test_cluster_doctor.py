@@ -168,7 +168,7 @@ def test_the_slow_link_is_named() -> None:
 def test_a_node_that_falls_silent_is_named() -> None:
     nodes = [node(0), node(1)]
     check = found("reachability", nodes, {0: Findings(links=[MeasuredLink(to=1)], samples=None)})
-    assert (check.ok, check.found) == (False, "rank 1 on host-1 has not said whom it reaches")
+    assert (check.ok, check.found) == (False, "rank 1 on host-1 has not reported which nodes it reaches")
 
 
 def test_data_that_cannot_be_opened_and_data_of_other_bytes_are_named() -> None:

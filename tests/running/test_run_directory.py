@@ -133,7 +133,7 @@ def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -
     assert run.left() == []
     (line,) = [line for line in run.errors.splitlines() if "Error" in line]
     assert line.startswith("DiskError: ")
-    assert "Somebody removed it" in run.errors
+    assert "It was removed" in run.errors
     assert "Traceback" not in run.errors
 
 

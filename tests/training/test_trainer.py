@@ -486,8 +486,8 @@ def test_files_of_some_do_not_put_off_those_of_all(monkeypatch: pytest.MonkeyPat
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     saving = Saving(checkpoint_seconds=5.0)
-    for everybody, overdue in ((False, True), (True, False)):
+    for all_members, overdue in ((False, True), (True, False)):
         now[0] += 10.0
-        with saving.timed(everybody=everybody):
+        with saving.timed(all_members=all_members):
             pass
         assert saving.overdue == overdue

@@ -90,7 +90,7 @@ class Measuring:
             self._profiles.clear()
 
     def forget(self, member: str) -> None:
-        """Nobody wants to know it any more."""
+        """Stop asking for a member's costs."""
         self.missing.discard(member)
         self._asked.pop(member, None)
         self._suspects.discard(member)

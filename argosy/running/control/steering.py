@@ -53,7 +53,7 @@ class Standing:
         for event in decisions[self.decisions :]:
             self.decisions = event.section
             if event.loss is None:
-                continue  # of sections from before the study had an ensemble: nobody could be chosen
+                continue  # of sections from before the study had an ensemble: no member could be chosen
             value = event.loss if event.held_out is None else event.held_out
             better = value < self._best - self.rule.min_delta
             self._best, self._since = (value, 0) if better else (self._best, self._since + 1)

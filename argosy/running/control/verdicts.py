@@ -4,7 +4,7 @@ A judge is one class with three answers, all functions of what is journaled: sto
 each of them after every section; a verdict to end counts before one to rest, and that before one to go on. A verdict
 counts at the barrier behind the section, where it is asked for again: what others have reached there is known by then.
 
-Who brings members (`Bringer`) may judge them as well, and need not.
+A class that brings members (`Bringer`) may judge them as well, and need not.
 """
 
 from collections.abc import Collection, Sequence
@@ -59,7 +59,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Newcomer:
-    """What is to join a run, a member or several that are one trial, and what is journaled of it before anybody else knows it."""
+    """What is to join a run, a member or several that are one trial, and what is journaled of it before any other part of the run uses it."""
 
     members: tuple[Member, ...]
     proposed: Proposed

@@ -49,7 +49,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
         raise StudyError(f"{path} is not a Python file; give one with a variable `{name}`.")
     if _is_taken(path.stem):
         raise StudyError(
-            f"{path} has the name of the module {path.stem!r}, and whoever imports that would get this file. Rename it, for "
+            f"{path} has the name of the module {path.stem!r}, and an import of that would get this file. Rename it, for "
             f"example {path.stem}_study.py."
         )
     if folder is None:

@@ -104,7 +104,7 @@ def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequen
     """Check that every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
     said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
-    said += [f"{node.name} has not said whom it reaches" for node in silent]
+    said += [f"{node.name} has not reported which nodes it reaches" for node in silent]
     mends = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
     mends += [f"on {node.host}: argosy doctor" for node in silent]
     return Check(

@@ -86,5 +86,5 @@ def check_versions(joined: Joined) -> None:
         there, here = (", ".join(f"{n} {v.get(n)}" for n in unlike) for v in (joined.versions, own))
         raise PlanError(
             f"the agent on {joined.host} has {there}, and the driver on {socket.gethostname()} has {here}; results would "
-            "depend on who trains what. Let all nodes use the same environment."
+            "depend on which node trains which member. Let all nodes use the same environment."
         )

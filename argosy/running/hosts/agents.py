@@ -109,7 +109,7 @@ class Agents:
             there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
             raise WorkerError(
                 f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes were there after {GATHER_SECONDS:g} s (ranks {there}); "
-                f"what kept the others they say themselves, and {self.directory / 'workers' / 'listener.log'} tells who was refused. "
+                f"what kept the others is in their own output, and {self.directory / 'workers' / 'listener.log'} names refused callers. "
                 "Start the job again."
             )
         self._listener.wait(POLL_SECONDS)

@@ -213,7 +213,7 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
         return None
     if len(text) < SHORTEST_KEY or len(set(text)) < FEWEST_LETTERS:
         raise PlanError(
-            f"{KEY} has {len(text)} characters, {len(set(text))} of them different; whoever guesses it can run code on every node. "
+            f"{KEY} has {len(text)} characters, {len(set(text))} of them different; anyone who guesses it can run code on every node. "
             f"Give it at least {SHORTEST_KEY} and {FEWEST_LETTERS}, as in ARGOSY_KEY=$(openssl rand -hex 32)."
         )
     return _stretched(text.encode(errors="surrogateescape"))

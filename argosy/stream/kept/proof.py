@@ -122,7 +122,7 @@ class Prover:
                 leaves, tree = sample_leaves(preparing(index))
                 layout = layout or Layout.of(unflatten(leaves, tree))
                 layout.check(leaves, tree)
-            except THROWN:  # the user's code: whoever asks for the sample hears of it
+            except THROWN:  # the user's code: raised again where the sample is asked for
                 leaves = []
             if rows is None and layout is not None and header.fits(layout):
                 rows = Rows.open(folder, layout, header.count)

@@ -182,14 +182,14 @@ class Backend(ABC):
         """Free cached memory that holds no tensor."""
 
 
-def choose_kernels(who: str) -> None:
+def choose_kernels(what: str) -> None:
     """Let torch choose its kernels for this CPU, which it does once per process, from files of the system.
 
     Raises WorkerError where no file can be opened: torch would silently choose other kernels, which round otherwise.
     """
     torch.backends.cpu.get_cpu_capability()
     if (refused := files_refused()) is not None:
-        raise means_refused(refused, who) or refused
+        raise means_refused(refused, what) or refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,13 +159,13 @@ class Saving:
         return self.wanted or self.overdue or time.monotonic() - self._last >= self.seconds / SHARE
 
     @contextlib.contextmanager
-    def timed(self, *, everybody: bool) -> Iterator[None]:
-        """Time a save inside: of the whole assignment (`everybody`), or of some members."""
+    def timed(self, *, all_members: bool) -> Iterator[None]:
+        """Time a save inside: of all members of the assignment, or of some."""
         started = time.monotonic()
         yield
         ended = time.monotonic()
         self.seconds = ended - started
-        if everybody:
+        if all_members:
             self._last = ended
 
     def write(self, drafts: Mapping[str, tuple[Files, Draft]]) -> Iterator[tuple[str, Callable[[], Checkpoint]]]:

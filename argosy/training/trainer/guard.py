@@ -138,8 +138,8 @@ class Guard:
         """Raise WorkerError where files ran out, Poisoned where the device is unusable; `names` are those whose code raised."""
         if (refused := files_refused()) is not None:
             raise means_refused(refused, self._device) or error from error  # the limit is shared by all members
-        who = " and ".join(map(repr, names)) or "its trainer"
-        self.check_device(f"{who} raised {error!r}", names)
+        subject = " and ".join(map(repr, names)) or "its trainer"
+        self.check_device(f"{subject} raised {error!r}", names)
 
     def check_device(self, since: str, names: tuple[str, ...] = ()) -> None:
         """Raise Poisoned where the device is unusable; one of `names`, whose error is being handled, is the cause if careful."""

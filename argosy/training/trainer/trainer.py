@@ -397,8 +397,8 @@ class Trainer:
 
     def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
         """Save these members, with their files flushed to the disk together."""
-        everybody = self.assigned.keys() <= set(names)
-        with self.heartbeat.busy("saving members", opaque=True), self.saving.timed(everybody=everybody):
+        all_members = self.assigned.keys() <= set(names)
+        with self.heartbeat.busy("saving members", opaque=True), self.saving.timed(all_members=all_members):
             drafts = {}
             for assigned in [self.assigned[name] for name in names if self.assigned[name].leads]:
                 name = assigned.name

@@ -95,8 +95,8 @@ class Group:
     def _join(self, store: Any) -> End | None:
         """Wait for all ranks and return torch's end; None where this rank has left."""
         store.set(f"here/{self.rank}", "")
-        everybody = [f"here/{rank}" for rank in range(self.size)]
-        while not store.check(everybody):
+        all_ranks = [f"here/{rank}" for rank in range(self.size)]
+        while not store.check(all_ranks):
             if self._left:
                 return None
             time.sleep(MEET_SECONDS)
