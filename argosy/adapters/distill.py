@@ -27,8 +27,9 @@ from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.stopping import Stop
 from argosy.stream.trees import described, flatten, map_leaves
-from argosy.study import Data, Member, Study
+from argosy.study import IGNORED, Data, Member, Study
 from argosy.training.member.answers import kind_of
+from argosy.training.programs.solo import cross_entropy
 
 __all__ = ["distill"]
 
@@ -113,7 +114,7 @@ def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
     """Return the member with this loss around its own; with a teacher, which answers while it trains, on mixed inputs."""
-    own: Callable[[Any, Any], Any] = member.loss or functional.cross_entropy
+    own: Callable[[Any, Any], Any] = member.loss or cross_entropy
     augment = None if member.augment is None else partial(_beside, member.augment)
     if teacher is not None:
         own, augment = partial(_of_both, own=own), partial(_mixed, teacher=teacher, first=augment)
@@ -238,7 +239,7 @@ def _student_loss(
     pair: tuple[Tensor, Tensor],
     *,
     own: Callable[[Any, Any], Tensor],
-    taught: Callable[[Tensor, Tensor, float], Tensor],
+    taught: Callable[[Tensor, Tensor, Any, float], Tensor],
     temperature: float,
     weight: float,
 ) -> Tensor:
@@ -252,19 +253,25 @@ def _student_loss(
     hard = own(output, target)
     hard = hard.reshape(len(hard), -1).mean(dim=1) if hard.dim() else hard
     known = ~answer.isnan().any()
-    soft = taught(output, answer.nan_to_num(0.0), temperature)
+    soft = taught(output, answer.nan_to_num(0.0), target, temperature)
     return torch.where(known, (1 - weight) * hard + weight * (soft if hard.dim() else soft.mean()), hard)
 
 
-def _classes(output: Tensor, answer: Tensor, temperature: float) -> Tensor:
-    """Return T² times the divergence of a student's logits from a teacher's, ``[B]``."""
+def _classes(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
+    """Return T² times the divergence of a student's logits from a teacher's, ``[B]``: of tokens or pixels the mean of a sample's, without those
+    whose class is `IGNORED`, as in the loss that they have without a teacher."""
     student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
-    return temperature**2 * (teacher.exp() * (teacher - student)).flatten(1).sum(dim=1)
+    parts = temperature**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
+    if parts.dim() == 1:
+        return parts
+    of_each = isinstance(target, Tensor) and target.shape == parts.shape and not target.is_floating_point()
+    counted = target != IGNORED if of_each else torch.ones_like(parts)
+    return (parts * counted).flatten(1).sum(dim=1) / counted.flatten(1).sum(dim=1).clamp(min=1)
 
 
-def _numbers(output: Tensor, answer: Tensor, temperature: float) -> Tensor:
+def _numbers(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
     """Return the squared distance of a student's numbers from a teacher's, ``[B]``."""
-    del temperature  # divides logits alone
+    del target, temperature  # logits alone have positions without a class, and are divided
     return (output - answer).square().flatten(1).mean(dim=1)
 
 

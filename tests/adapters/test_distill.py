@@ -211,3 +211,38 @@ def test_what_cannot_be_learnt_is_refused(tmp_path: Path, wrong: dict[str, Any],
     report = taught(tmp_path, "arrays")
     with pytest.raises(StudyError, match=said):
         argosy.distill(report, **{"into": member("student"), **wrong})
+
+
+def test_a_student_of_tokens_weighs_both_parts_alike_and_padding_counts_in_neither(tmp_path: Path) -> None:
+    y = torch.stack([Y, (X[:, 2] > 0).long(), torch.zeros_like(Y), Y], dim=1)
+    y[::2, 2:] = -100
+    make = partial(member, model=tagger, metrics={})
+    study = argosy.Study(data=data("arrays", y), members=[make("teacher")], stop=argosy.MaxEpochs(3))
+    teachers = argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
+    teacher = teachers.best().load()
+    study = argosy.distill(teachers, make("student"), teacher="teacher", temperature=2.0, weight=0.5)
+    report = argosy.train(
+        argosy.Study(data=study.data, members=study.members, stop=argosy.MaxEpochs(1)),
+        directory=tmp_path / "run",
+        launcher="inline",
+        quiet=True,
+        numerics="exact",
+    )
+    torch.manual_seed(member_seed(0, "student"))
+    network = tagger()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    for at in torch.from_numpy(permutation(0, 0, 80)).split(20):
+        logits, answers, known = network(X[at]), teacher(X[at]).detach(), y[at] != -100
+        soft = functional.kl_div((logits / 2).log_softmax(1), (answers / 2).softmax(1), reduction="none").sum(1)
+        hard = functional.cross_entropy(logits, y[at], reduction="none")
+        of_samples = ((0.5 * hard + 0.5 * 4 * soft) * known).sum(1) / known.sum(1)
+        optimizer.zero_grad()
+        of_samples.mean().backward()
+        optimizer.step()
+    found = report.best().load()
+    for mine, theirs in zip(found.parameters(), network.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def tagger() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 12), nn.Unflatten(1, (3, 4)))
