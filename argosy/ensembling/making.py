@@ -14,6 +14,7 @@ from argosy.ensembling.scores import disagreement, scores_of_classes, scores_of_
 from argosy.ensembling.select import How, losses_of, of_errors, of_probabilities, selected, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
+from argosy.study import IGNORED
 
 __all__ = ["Reducible", "Select", "alike", "apart", "check_classes_first", "make", "reduced", "weights_of"]
 
@@ -175,16 +176,23 @@ def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
 
 
 def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
-    """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample counts as one."""
+    """Return logits ``[M, N, classes]`` and class numbers ``[N]``; each pixel of a sample that has a class counts as one."""
     shape, wanted = outputs_MNC.shape, outputs_MNC.shape[1:2] + outputs_MNC.shape[3:]
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
-    fits = whole and outputs_MNC.dim() > 2 and target.shape == wanted
-    if not fits or target.min() < 0 or target.max() >= shape[2]:
+    if not (whole and outputs_MNC.dim() > 2 and target.shape == wanted):
         raise RunError(
             f"outputs of the members have shape {tuple(shape[1:])}, and targets of the validation samples {_shape(target)}; "
             "to combine probabilities they must be logits of classes and numbers of classes. Of numbers, say combine='mean'."
         )
-    return outputs_MNC.double().movedim(2, -1).reshape(shape[0], -1, shape[2]), target.long().reshape(-1)
+    target_N = target.long().reshape(-1)
+    known_N = target_N != IGNORED
+    outputs_MNC, target_N = outputs_MNC.movedim(2, -1).reshape(shape[0], -1, shape[2])[:, known_N], target_N[known_N]
+    if wrong := int(((target_N < 0) | (target_N >= shape[2])).sum()):
+        raise RunError(
+            f"{wrong:,} of {len(target_N):,} targets of the validation samples are none of the {shape[2]} classes that the networks tell apart, 0 to "
+            f"{shape[2] - 1}. Number classes from 0 up, and give {IGNORED} to tokens and pixels without one."
+        )
+    return outputs_MNC.double(), target_N
 
 
 def _one_output(by_network: Mapping[str, Any]) -> Tensor:

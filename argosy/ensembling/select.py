@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from argosy.ensembling.combining import Combine, said
+from argosy.training.member.answers import NO_CLASS
 
 __all__ = ["How", "Losses", "bagged", "chosen", "losses_of", "of_errors", "of_probabilities", "selected", "terms"]
 
@@ -71,8 +72,10 @@ def bagged(terms_MN: Tensor, losses: Losses, seed: int) -> list[float]:
 
 
 def of_probabilities(probability_MN: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``."""
-    return -probability_MN.log().flatten(1).mean(dim=1)
+    """Return the mean negative log-likelihood of each row of probabilities of the right class, ``[M]``, without those that are `NO_CLASS`."""
+    flat_MN = probability_MN.flatten(1)
+    known_MN = flat_MN < (1 + NO_CLASS) / 2
+    return -(flat_MN.log() * known_MN).sum(dim=1) / known_MN.sum(dim=1)
 
 
 def of_errors(error_MN: Tensor) -> Tensor:

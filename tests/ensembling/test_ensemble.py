@@ -17,6 +17,7 @@ import studies
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -690,3 +691,27 @@ def test_a_network_that_takes_no_batch_of_the_study_is_one_sentence(tmp_path: Pa
             argosy.ArgosyError, match=rf"a network {why} for a batch of 14 samples, and takes none of 32 either"
         ):
             report.predict(X[:14], network)
+
+
+def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: Path) -> None:
+    y = torch.stack([Y, Y, torch.zeros_like(Y)], dim=1)
+    y[::2, 1:] = -100
+    data = argosy.Data(arrays=(X[:900], y[:900]), val_arrays=(X[VAL], y[VAL]))
+    members = [member(name, metrics={}, model=partial(tagger, width)) for name, width in (("a", 8), ("b", 16))]
+    study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(2))
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    known = y[VAL] != -100
+    for combine in ("probabilities", "logits", "votes"):
+        ensemble = report.ensemble(select="greedy", combine=combine, calibrate=True)
+        with torch.no_grad():
+            said = ensemble(X[VAL])
+        assert ensemble.scores[0]["accuracy"] == pytest.approx(float((said.argmax(1) == y[VAL])[known].double().mean()))
+    ensemble = report.ensemble()
+    with torch.no_grad():
+        loss = functional.nll_loss(ensemble(X[VAL]).log(), y[VAL])
+    assert ensemble.scores[0]["nll"] == pytest.approx(float(loss), abs=1e-5)
+
+
+def tagger(width: int) -> nn.Module:
+    """Classes first, then tokens."""
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 30), nn.Unflatten(1, (10, 3)))

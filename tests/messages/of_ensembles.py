@@ -292,6 +292,10 @@ CASES = {
         member(loss=nn.MSELoss(), metrics={}),
         data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
     ).ensemble(combine="votes"),
+    "an ensemble of classes that networks do not tell apart": lambda: report(
+        member(loss=lambda output, target: output.mean(1) * target, metrics={}),
+        data=argosy.Data(arrays=(ROWS, torch.arange(len(ROWS))), val_arrays=(ROWS, torch.arange(len(ROWS)))),
+    ).ensemble(combine="votes"),
     "a selection among members that were validated on different samples": lambda: halves().ensemble(select="greedy"),
     "a selection without validation data": lambda: without_validation().ensemble(calibrate=True),
     "a prediction without validation data": lambda: without_validation().predict(),

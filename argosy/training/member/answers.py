@@ -15,12 +15,14 @@ from argosy.errors import StudyError
 from argosy.study import Member
 from argosy.training.device.devices import Backend, DeviceEvent
 
-__all__ = ["Answers", "Kind", "kind_of"]
+__all__ = ["NO_CLASS", "Answers", "Kind", "kind_of"]
 
 Kind = Literal["classes", "numbers"]
 OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 MOST = 4096
 """Values of one validation: of more samples, as many are taken at even distances."""
+NO_CLASS = 2.0
+"""In the place of the probability of a target without a class, as padded tokens have none."""
 LEAST = torch.finfo(torch.float32).tiny
 EACH = 16
 """Targets of a sample: of more, as the pixels of a picture, as many are taken at even distances."""
@@ -67,8 +69,8 @@ class Answers:
             if kind == "classes" and whole and output.shape[:1] + output.shape[2:] == target.shape:
                 known = target >= 0  # as the targets that cross-entropy ignores are not
                 right = output.detach().float().softmax(dim=1).gather(1, target.long().clamp(min=0)[:, None])[:, 0]
-                # One without a class adds nothing to any loss; the logarithm of one that is ruled out stays a number.
-                return _few(torch.where(known, right.clamp(min=LEAST), 1.0))
+                # The logarithm of one that is ruled out stays a number.
+                return _few(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(
             f"member {self.member.name!r}: {_said('its output', output)} and {_said('its target', target)}, and Study.ensemble is made of "
             "logits [batch, classes, …] with numbers of classes [batch, …], under cross-entropy, or of numbers and targets of one shape, "
