@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from argosy.described import takes_fields_of
-from argosy.errors import PlanError, RunError, StudyError
+from argosy.errors import DiskError, PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
 from argosy.planning import make_plan
@@ -165,7 +165,8 @@ def _script() -> str:
 def _tell(report: Report | SearchReport, *, quiet: bool) -> None:
     """Print the report of a script's run; an interpreter and a notebook show what a call returns."""
     if not quiet and hasattr(sys.modules["__main__"], "__file__"):
-        write(f"{report}")
+        with contextlib.suppress(DiskError):  # a log without room is no reason to lose what the call returns
+            write(f"{report}")
 
 
 def _launcher(launcher: Launcher | str) -> Launcher:

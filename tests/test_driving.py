@@ -168,6 +168,8 @@ REFUSED = {
     "VACUUM INTO 'mine.db'": "cannot VACUUM",
     "SELECT load_extension('mine')": "not authorized",
     "SELECT 1; SELECT 2": "one statement",
+    'SELECT "val_los" FROM members': "no such column: val_los",
+    'SELECT member FROM members WHERE "optimizer.lrr" < 1': "no such column: optimizer.lrr",
 }
 
 
@@ -189,6 +191,8 @@ def test_a_query_joins_what_members_sections_and_events_say(folder: Path) -> Non
     report = told(folder, "report", "runs/study")["members"]
     wanted = [[row["member"], 3, row["val_loss"], "done"] for row in report if row["status"] == "done"]
     assert rows == wanted
+    sql = 'SELECT member, "seed" AS "its seed", \'"x"\' FROM "members" /* "y */ LIMIT 1 -- "z"'
+    assert told(folder, "query", "runs/study", sql)["rows"] == [[report[0]["member"], report[0]["seed"], '"x"']]
     table = argosy(folder, "query", "runs/study", "SELECT member, seed FROM members LIMIT 1")
     assert table.split() == ["member", "seed", report[0]["member"], str(report[0]["seed"])]
     wide = told(

@@ -292,6 +292,7 @@ for _panel, _commands in PANELS.items():
 def main() -> None:
     """Entry of the command ``argosy``: errors become one message and their exit code."""
     open_what_is_closed()
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # an encoding may lack a member's letters
     try:
         app()
     except (ArgosyError, OSError, MemoryError) as error:

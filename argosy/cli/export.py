@@ -45,6 +45,13 @@ def export(
     asked: Any = (load_search if load(directory).is_search else load_study)(study_file)
     report = load(directory, study=asked)
     network: Any = getattr(report, "run", report).ensemble(top=top) if ensemble else member
+    before = _files(to)
     report.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
-    files = sorted(str(file) for file in to.iterdir() if file.is_file())
+    files = sorted(name for name, _ in _files(to) - before)
     write({"folder": str(to), "files": files} if as_json else "\n".join(f"Written: {file}" for file in files))
+
+
+def _files(folder: Path) -> set[tuple[str, tuple[int, int]]]:
+    """Return the files of a folder, each with what another content of it changes."""
+    there = [file for file in folder.glob("*") if file.is_file()]
+    return {(str(file), (file.stat().st_ino, file.stat().st_mtime_ns)) for file in there}

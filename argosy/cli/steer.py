@@ -1,12 +1,12 @@
 """``argosy stop``, ``add`` and ``clone``: change a run while it goes on, and wait for its answer."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from argosy.disk.json_values import parsed
 from argosy.errors import RefusedError, StudyError
 from argosy.views.output import Json, write
 
@@ -66,6 +66,6 @@ def _setting(change: str) -> tuple[str, Any]:
     if not equals:
         raise StudyError(f"--set {change!r} has no value; write it as --set optimizer.lr=0.01.")
     try:
-        return name, json.loads(text)
+        return name, parsed(text)
     except ValueError:
         return name, text

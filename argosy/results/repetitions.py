@@ -213,10 +213,11 @@ class Repetitions:
     def _values(self, configuration: str, metric: str) -> dict[str, float]:
         """Return a metric of a configuration's repetitions, by what differs between them."""
         if configuration not in self.outcomes:
-            known = ", ".join(map(repr, self.outcomes)) or "nothing"
+            known = f"{', '.join(map(repr, self.outcomes))}. Choose one of these"
+            none = "nothing. Read single members in the report, or repeat them with argosy.replicate"
             raise RunError(
                 f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}: its members of argosy.replicate and argosy.kfold repeat "
-                f"{known}. Choose one of these."
+                f"{known if self.outcomes else none}."
             )
         done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
         for metrics in done.values():

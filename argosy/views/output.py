@@ -1,6 +1,7 @@
 """What commands print and write: text for users, or one JSON object, alone on the standard output; and files."""
 
 import copy
+import errno
 import functools
 import io
 import json
@@ -14,6 +15,7 @@ import typer
 
 from argosy.disk.json_values import finite
 from argosy.errors import PlanError
+from argosy.errors.system import disk_refused
 from argosy.errors.wording import visible
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def show(table: "RenderableType") -> None:
 def write(value: str | dict[str, Any], *, every: bool = False, table: str = "") -> None:
     """Print text, or a value as JSON, with `every` row of its lists; a closed output is ignored, since the command's work is done.
 
-    Where it is a table with its rows under this key, whole rows alone are left out.
+    Raises DiskError where a disk has no room for it. Where it is a table with its rows under this key, whole rows alone are left out.
     """
     if isinstance(value, str):
         _put(visible(value), sys.stdout)
@@ -134,10 +136,13 @@ def _json(value: Any) -> str:
 
 
 def _put(text: str, stdout: TextIO) -> None:
+    encoding = stdout.encoding or "utf-8"
     try:
-        print(text, file=stdout, flush=True)
-    except OSError:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stdout, flush=True)
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise disk_refused(error, "what the command prints cannot be written, or not all of it") from error
 
 
 def to_be_written(path: Path) -> Path:

@@ -224,6 +224,8 @@ def test_the_command_exports_a_member_or_an_ensemble(tmp_path: Path) -> None:
     run = forked.command(tmp_path, ["run", "study.py", "--dir", "x", "--devices", "cpu:1", "--launcher", "inline"])
     assert run.returncode == 0, run.stderr
     names = [member.name for member in studies.members()[:2]]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()  # which is not said to be written
     for words, name in (([names[1]], names[1]), (["--top", "2"], "ensemble")):
         found = forked.command(tmp_path, ["export", "x", *words, "--format", "torch-export", "--to", "out", "--json"])
         assert found.returncode == 0, found.stderr

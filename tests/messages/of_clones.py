@@ -102,6 +102,7 @@ CASES = {
     "a warm clone with another batch size": lambda: cloned(warm=True, batch_size=10),
     "what a run refused that Python asked": refused,
     "a clone with no value of a hyper-parameter": lambda: attached({"optimizer.lr": [0.1]}),
+    "a clone with a value that is no number": lambda: attached({"optimizer.lr": float("nan")}),
     "a setting without a value": lambda: _setting("optimizer.lr"),
     "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
     "a clone of no member": lambda: asked("vit"),

@@ -268,6 +268,7 @@ CASES = {
     "an ensemble that steers, whose file was changed": steered_by_hand,
     "a prediction of unlike length": predicted_in_parts,
     "a comparison with what was not replicated": lambda: report().compare("mlp", "vit"),
+    "a comparison with a misspelt configuration": lambda: report(*argosy.replicate(member(), 2)).compare("mlp", "mpl"),
     "a comparison by what is not reported": lambda: report(*argosy.replicate(member(), 2)).compare(
         "mlp", "mlp", "val_f1"
     ),

@@ -84,7 +84,7 @@ def test_members_are_stopped_cloned_and_added_with_the_answers_of_the_commands(
         assert (done, refused.startswith("refused: ")) == ("one is saved and stops", True)
         with pytest.raises(RefusedError, match=r"no hyper-parameter 'optimizer.rate'"):
             run.clone("copy", "other", {"optimizer.rate": 0.1})
-        with pytest.raises(StudyError, match=r"clone 'other': optimizer.lr is None; give a number"):
+        with pytest.raises(StudyError, match=r"clone 'other': optimizer.lr is None; give a finite number"):
             run.clone("copy", "other", {"optimizer.lr": None})
         hurry.touch()
         report = run.wait()

@@ -39,7 +39,7 @@ def test_a_killed_driver_leaves_nothing_and_the_same_command_goes_on(
     assert repeats_at_most_one_interval(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_every_member_and_the_same_command_goes_on(
     tmp_path: Path, uninterrupted: dict[str, object], number: signal.Signals
 ) -> None:

@@ -17,7 +17,7 @@ from torch.optim import SGD
 import argosy
 from argosy.cli import report as reporting_cli
 from argosy.cli.app import main
-from argosy.errors import ArgosyError, MemberError, RunError
+from argosy.errors import ArgosyError, DiskError, MemberError, RunError
 from argosy.errors.wording import as_html, told, visible
 from argosy.views.bar import Notebook
 from argosy.views.output import as_text, console, show, write
@@ -163,3 +163,17 @@ def test_whatever_is_shown_is_visible_and_shown_once(text: str) -> None:
     assert visible(visible(text)) == visible(text)
     if text.isprintable():
         assert visible(text) == text
+
+
+def test_a_file_without_room_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(DiskError, match="what the command prints cannot be written"):
+            write("member,val_loss")
+
+
+def test_what_an_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(page, encoding="ascii"))
+    write("grün")
+    assert page.getvalue() == b"gr\\xfcn\n"

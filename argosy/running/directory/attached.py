@@ -1,5 +1,6 @@
 """A run from beside it, in another process or a notebook: where it is, and what it is asked to change."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,10 @@ class AttachedRun:
         # Numbers of NumPy and torch have a number of Python's.
         values = {key: value.item() if hasattr(value, "item") else value for key, value in changes.items()}
         for key, value in values.items():
-            if not isinstance(value, bool | int | float | str):
-                raise StudyError(f"clone {name!r}: {key} is {shown(value)}; give a number, a word, True or False.")
+            if not isinstance(value, bool | int | float | str) or value in (math.inf, -math.inf) or value != value:
+                raise StudyError(
+                    f"clone {name!r}: {key} is {shown(value)}; give a finite number, a word, True or False."
+                )
         (answer,) = self._ask({"command": "clone", "member": member, "name": name, "set": values, "warm": warm})
         return answer
 

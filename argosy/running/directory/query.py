@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ STEPS = 10_000
 """Instructions of SQLite between two looks at the clock."""
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 """What a query may do."""
+QUOTED = re.compile(r"""('(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|"((?:[^"]|"")*)\"""", re.DOTALL)
+"""Texts and comments, which stay, and names in double quotes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +72,7 @@ def _asked(database: sqlite3.Connection, sql: str) -> Answer:
     deadline = time.monotonic() + SECONDS
     database.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
     try:
-        found = database.execute(sql)
+        found = database.execute(QUOTED.sub(_as_name, sql))
         rows = found.fetchmany(MOST_ROWS + 1)
     except (sqlite3.Error, sqlite3.Warning) as error:
         if time.monotonic() > deadline:
@@ -84,9 +87,14 @@ def _asked(database: sqlite3.Connection, sql: str) -> Answer:
     return Answer(columns=tuple(column for column, *_ in found.description), rows=tuple(map(_printable, rows)))
 
 
+def _as_name(part: re.Match[str]) -> str:
+    """Return a quoted name in backticks: in double quotes SQLite takes one that no column has for a text, and compares that."""
+    return part[1] or "`{}`".format(part[2].replace('""', '"').replace("`", "``"))
+
+
 def _refused(why: str) -> RunError:
     return RunError(
-        f"the query cannot be answered: {why}. Give one SELECT over the tables {', '.join(TABLES)}; "
+        f"the query cannot be answered: {why}. Give one SELECT over the tables {', '.join(TABLES)}, with texts in single quotes; "
         "`argosy query DIR --schema` lists their columns."
     )
 

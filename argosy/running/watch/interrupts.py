@@ -8,13 +8,13 @@ from typing import Any
 
 __all__ = ["interrupts"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Schedulers such as Slurm send the last one some time before a job's end, if asked to."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Schedulers such as Slurm send SIGUSR1 some time before a job's end, if asked to; a terminal that is closed sends SIGHUP."""
 
 
 @contextmanager
 def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block, the first SIGINT, SIGTERM or SIGUSR1 calls `pause` with a reason, then the old handler.
+    """Inside the block, the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP calls `pause` with a reason, then the old handler.
 
     An ignored signal stays ignored, as a shell sets it for background jobs. Only the main thread can set handlers; in
     any other thread, signals stay as they are.
