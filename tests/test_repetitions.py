@@ -6,11 +6,13 @@ import math
 import random
 import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import evidence
 import pytest
 import studies
+import torch
 from scipy import stats
 
 import argosy
@@ -232,6 +234,15 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
         whole.ensemble(members=["bad"])
     assert "val_loss minus that of good" in shown
     assert "not distinguishable (0 ± 0)" in shown
+
+
+def test_single_members_are_among_the_configurations_by_what_they_reached(tmp_path: Path) -> None:
+    untrained = studies.member("untrained", optimizer=partial(torch.optim.SGD, lr=1e-9))
+    fleet = [*argosy.replicate(untrained, seeds=2), studies.member("one"), studies.member("two")]
+    report = argosy.train(studies.study(90, fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    assert report.leader is not None
+    first, *_, last = [row[0] for row in report.ending().rows]
+    assert (first, last) == (report.leader.name, "untrained")
 
 
 def test_seeds_that_are_asked_for_later_join_the_others(tmp_path: Path) -> None:
