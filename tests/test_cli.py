@@ -1,6 +1,7 @@
 """The command line as a user meets it: study files, scripts without a guard, functions of a notebook, exit codes."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -502,6 +503,19 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(folder: Path, small_di
     filling.unlink()
     rows = json.loads(argosy(folder, *command).stdout)["members"]
     assert {row["member"]: (row["status"], row["epochs"]) for row in rows} == {"a": ("done", 4), "b": ("done", 4)}
+
+
+def test_a_command_that_may_not_write_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "runs/.report.html.7")
+
+    monkeypatch.setattr("argosy.running.directory.loading.load", refuse)
+    monkeypatch.setattr("sys.argv", ["argosy", "report", "runs", "--html"])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert "Read-only file system: 'runs/.report.html.7'. Mount the disk for writing" in capsys.readouterr().err
 
 
 def test_a_missing_file_and_an_empty_directory(folder: Path) -> None:

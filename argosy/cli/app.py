@@ -36,7 +36,7 @@ from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, pr
 from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.errors import ArgosyError, PlanError, RunError
-from argosy.errors.system import means_refused
+from argosy.errors.system import refused
 from argosy.errors.wording import sized
 from argosy.settings import Settings
 from argosy.version import __version__
@@ -296,7 +296,7 @@ def main() -> None:
     try:
         app()
     except (ArgosyError, OSError, MemoryError) as error:
-        told = error if isinstance(error, ArgosyError) else means_refused(error, "argosy cannot start")
+        told = error if isinstance(error, ArgosyError) else refused(error, "argosy cannot go on")
         if told is None:
             raise
         # Not wrapped where no terminal is: a path is to be copied as it is.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, DiskError, WorkerError
 
-__all__ = ["disk_refused", "files_refused", "means_refused", "refusals_told"]
+__all__ = ["disk_refused", "files_refused", "means_refused", "refusals_told", "refused"]
 
 DISK = {
     errno.ENOSPC: "Free disk space",
@@ -50,6 +50,13 @@ def means_refused(error: Exception, what: str) -> WorkerError | None:
     if number not in MEANS:
         return None
     return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command goes on.")
+
+
+def refused(error: Exception, what: str) -> ArgosyError | None:
+    """Return such an error where the system refused means, or to write a file; None for any other error."""
+    if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:
+        return disk_refused(error, what)
+    return means_refused(error, what)
 
 
 @contextlib.contextmanager
