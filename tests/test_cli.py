@@ -564,6 +564,13 @@ def test_a_run_or_a_member_begins_anew_in_the_directory_of_the_studys_name(folde
     assert not (folder / "runs" / "study" / "members.old").exists()
 
 
+def test_a_run_that_its_time_limit_has_paused_is_not_done(folder: Path) -> None:
+    (folder / "study.py").write_text(STUDY)
+    words = ("run", "study.py", "--dir", "x", "--launcher", "inline")
+    assert "paused" in argosy(folder, *words, "--time-limit", "0", code=130).stdout
+    argosy(folder, *words)
+
+
 def test_a_member_that_fails_gives_exit_code_1_and_its_log(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY.replace("nn.Linear(6, hidden)", "nn.Linear(6 + (hidden == 8), hidden)"))
     found = argosy(folder, *INLINE, "--dir", "run", code=1)

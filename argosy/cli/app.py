@@ -406,5 +406,5 @@ def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
 
 def _exit_code(report: "Report") -> int:
     if report.status == "paused":
-        return 130 if "the same command goes on" in report.reason else 0
+        return 130
     return 1 if any(row.status == "failed" for row in report.rows) else 0
