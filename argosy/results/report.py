@@ -403,7 +403,9 @@ class Report:
         if means is not None:
             single = [row for row in self.rows if row.repetition is None]
             rows = [*rows, *([row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single)]
-            means_of = [getattr(one.metrics.get(self.objective), "mean", None) for one in self.repetitions.configurations]
+            means_of = [
+                getattr(one.metrics.get(self.objective), "mean", None) for one in self.repetitions.configurations
+            ]
             values = [*means_of, *(row.metrics.get(self.objective) if row.counts else None for row in single)]
             places = [rank(value, self.repetitions.mode) for value in values]
             rows = [row for _, row in sorted(zip(places, rows, strict=True), key=lambda each: each[0])]
