@@ -56,6 +56,18 @@ class Words(nn.Module):
         return self.embedding(x[:, 0].long())
 
 
+class Outside(nn.Module):
+    """A function of it refers to the network itself, also in a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+        self.act = lambda x: self.layer(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(x)
+
+
 def on_numbers(**fields: Any) -> None:
     """One member with one output, trained on numbers."""
     rest = {"model": partial(nn.Linear, 12, 1), "loss": nn.BCEWithLogitsLoss(), "metrics": {}, **fields}
@@ -105,6 +117,7 @@ CASES = {
     "accuracy of several outputs": lambda: argosy.accuracy((torch.zeros(4, 3), torch.zeros(4)), torch.zeros(4)),
     "a model factory that returns no network": lambda: tried(model=dict),
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
+    "a network of which copies compute with the original": lambda: tried(model=Outside),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),
     "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from packs import alone, difference, member, state, together
 from torch import Tensor, nn, optim
+from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -37,7 +38,7 @@ from argosy.stream.blocks import Block
 from argosy.study import Member
 from argosy.training.choice.admission import admit
 from argosy.training.member import checkpoint
-from argosy.training.member.copied import own_augment
+from argosy.training.member.copied import own_member
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fingerprint import obstacle
@@ -152,12 +153,41 @@ def test_members_that_share_an_augmentation_with_a_state_each_move_their_own(for
 
 def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_copied() -> None:
     bank, shared = torch.zeros(16), Warming()
-    own = own_augment(partial(held, bank, first=shared))
+    own = own_member(member("m", augment=partial(held, bank, first=shared))).augment
     assert isinstance(own, partial)
     assert own.args[0] is bank and own.keywords["first"] is not shared
     shared.lock = threading.Lock()  # type: ignore[attr-defined]
-    assert own_augment(shared) is shared
-    assert own_augment(None) is None
+    stuck = own_member(member("m", augment=shared, loss=(counting := Counting())))
+    assert stuck.augment is shared and stuck.loss is not counting
+
+
+class Counting(nn.Module):
+    """A loss or a step that goes by its calls, with a network that it asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.teacher = 0, nn.Linear(16, 4)
+
+    def forward(self, first: Any, second: Any) -> Tensor:
+        self.calls += 1
+        output, target = (first(second[0]), second[1]) if isinstance(first, nn.Module) else (first, second)
+        return functional.cross_entropy(output, target, reduction="none") / self.calls
+
+
+@pytest.mark.parametrize("name", ["loss", "step"])
+def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(name: str) -> None:
+    shared = Counting()
+    members = [member(f"m{n}", metrics={}, **{name: shared}) for n in range(3)]
+    lives, _ = alone(members, 2)
+    (only,), _ = alone(members[-1:], 2)
+    assert difference(state(only), state(lives[-1])) == 0.0
+    assert shared.calls == 0
+    assert getattr(only.member, name).teacher.weight is shared.teacher.weight
+    assert packs.admission(packs.pack(packs.mlp, metrics={}, **{name: shared})).alone["m0"] == (
+        f"a step changes its {name}, which is no buffer"
+    )
+    unlike = [member(f"m{n}", model=partial(packs.mlp, hidden=4 + n), metrics={}, **{name: shared}) for n in range(5)]
+    assert packs.admission(unlike).unlike == ()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -553,7 +583,7 @@ def test_code_that_is_made_for_it_does_not_run_before_labels_could_be_compared()
 def test_labels_of_members_that_augment_are_not_compared() -> None:
     lives, (_, later) = meeting("train")
     for one in lives:
-        one.augment = lambda batch: (batch[0], batch[1].clamp(max=3))
+        one.member = replace(one.member, augment=lambda batch: (batch[0], batch[1].clamp(max=3)))
     go(Fused.of(lives), later)
 
 

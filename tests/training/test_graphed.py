@@ -271,10 +271,21 @@ class Hungry(nn.CrossEntropyLoss):
         return super().forward(output, target)
 
 
+class Counted(nn.CrossEntropyLoss):
+    """Goes by its calls, later on."""
+
+    calls = 0
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(output, target) * (0.5 if self.calls > 10_000 else 1.0)
+
+
 UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "reads a value": (member("m", loss=reading), "called a synchronizing operation"),
     "runs out of memory": (member("m", loss=Hungry(reduction="none")), "no memory"),
     "notes for itself": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
+    "counts": (member("m", loss=Counted()), "a step changes its loss, on the host"),
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
     "leaves a weight alone": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
@@ -319,13 +330,16 @@ def test_a_schedule_that_changes_what_steps_are_made_of_ends_it() -> None:
     assert difference(state(single), state(found)) <= 1e-10
 
 
+CALLS: list[int] = []
+"""Of `growing`, which nothing that is watched has."""
+
+
+def growing(output: Tensor, target: Tensor) -> Tensor:
+    CALLS.append(1)
+    return functional.cross_entropy(output, target, reduction="none") * 2.0 ** len(CALLS)
+
+
 def test_a_replay_that_leads_elsewhere_is_found_before_it_counts() -> None:
-    calls = []
-
-    def growing(output: Tensor, target: Tensor) -> Tensor:
-        calls.append(1)
-        return functional.cross_entropy(output, target, reduction="none") * 2.0 ** len(calls)
-
     (found,) = on("cpu:0", [member("m", loss=growing)])
     raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), epochs=1)
     assert raised == ["replayed, its step leads elsewhere"]

@@ -491,6 +491,112 @@ def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
     )
 
 
+class Drawing(nn.Linear):
+    """Adds noise from a generator of its own, if it has one."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__(12, 10)
+        self.generator = generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(1, generator=self.generator) if isinstance(self.generator, torch.Generator) else 0.0
+        return super().forward(x) + noise
+
+
+class Counted:
+    """A loss that goes by its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),
+        ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
+        ({"loss": Counted()}, "steps change 'calls' of the loss"),
+    ],
+)
+def test_a_generator_that_draws_and_a_loss_that_counts_are_noted(fields: Any, words: str) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    solo = start(studies.member(**fields))
+    assert [note.partition(",")[0] for note in measure(solo, block, validated=30).notes] == ([words] if words else [])
+    assert getattr(solo.live.member.loss, "calls", 0) == 0, "copies have counted"
+
+
+VECTORS, STATE = torch.randn(12, 10), nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10)).state_dict()
+ARRAY = VECTORS.clone().numpy()
+
+
+class Pretrained(nn.Module):
+    """Weights made of what others have."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding.from_pretrained(values, freeze=False)
+        self.frozen = nn.Embedding.from_pretrained(VECTORS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.vectors.weight + x @ self.frozen.weight
+
+
+def assigned() -> nn.Module:
+    with torch.device("meta"):
+        network = nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10))
+    network.load_state_dict(STATE, assign=True)
+    return network
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda: Pretrained(VECTORS), lambda: Pretrained(torch.from_numpy(ARRAY)), assigned],
+    ids=["tensor", "array", "state"],
+)
+def test_members_made_of_one_tensor_each_move_their_own(model: Any) -> None:
+    before = [value.clone() for value in (VECTORS, torch.from_numpy(ARRAY), *STATE.values())]
+    alone, beside = (start(studies.member(model=model)) for _ in range(2))
+    run(alone, 1)
+    run(beside, 1)
+    assert outcome(beside.live) == outcome(alone.live)
+    assert all(map(torch.equal, before, (VECTORS, torch.from_numpy(ARRAY), *STATE.values())))
+    frozen = [weight for weight in alone.live.model.parameters() if not weight.requires_grad]
+    assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "what nothing moves is one for all"
+
+
+class Thawing(nn.Module):
+    """A layer that is trained from the tenth step on, and one until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = nn.Linear(12, 12), nn.Linear(12, 10)
+        self.early.requires_grad_(False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+            if self.count == 10:
+                self.early.requires_grad_(True)
+                self.late.bias.requires_grad_(False)
+        return self.late(torch.tanh(self.early(x)))
+
+
+def test_what_a_step_froze_or_unfroze_remains_so_behind_a_file(tmp_path: Path) -> None:
+    member = studies.member(model=Thawing, optimizer=partial(SGD, lr=0.1), batch_size=16)
+    whole, again = start(member), start(member)
+    rows, first = run(whole, 4), run(again, 2)
+    for _ in range(2):  # of a file that was written after another one as well
+        again, _ = resumed(again.live.state_dict(), tmp_path, member)
+        first += run(again, 1)
+    assert first == rows
+    assert outcome(again.live) == outcome(whole.live)
+
+
 def test_a_buffer_that_was_filled_in_training_is_there_behind_a_file(tmp_path: Path) -> None:
     member = studies.member(model=Holding)
     solo, again = start(member), start(member)

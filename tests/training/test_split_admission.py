@@ -26,6 +26,23 @@ def reason(model: Any = packs.mlp, *, dtype: torch.dtype = torch.float32, **rest
     return found
 
 
+def clamped() -> nn.Module:
+    model = packs.mlp()
+    for weight in model.parameters():
+        weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return model
+
+
+class Counted(nn.CrossEntropyLoss):
+    """Goes by its calls."""
+
+    calls = 0
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(output, target)
+
+
 class Doing(nn.Module):
     """A layer, and something with its output."""
 
@@ -79,6 +96,8 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
         ({"model": doing(lambda m, x: x - x.mean(0))}, "no mean over samples"),
         ({"model": doing(lambda m, x: x.view(16, 4))}, "on a share of a batch its step raises"),
         ({"loss": summed}, "no mean over samples"),
+        ({"loss": Counted()}, "a step changes its loss"),
+        ({"model": clamped}, "its weights have hooks"),
         ({"schedule": ReduceLROnPlateau}, "watches a metric"),
     ],
 )

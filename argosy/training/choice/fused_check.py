@@ -22,7 +22,7 @@ from argosy.training.device.devices import out_of_memory
 from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import dtype_of
-from argosy.training.programs.fused.fingerprint import attributes
+from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.several import ProgramOfSeveral
@@ -36,7 +36,7 @@ NUMBERS, STEPS = 8000, 16
 
 def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
     """Whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
-    train = any(live.augment is not None for live in lives) or _differ(
+    train = any(live.member.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
     )
     return train, _differ([(live.val_cutter, live.member.val_subset) for live in lives])
@@ -118,7 +118,9 @@ def _attempt(
         fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
-    attributed = [attributes(copied.model) for copied in alone]
+    attributed = [
+        behaviour(copied, layers=alike) for copied in alone
+    ]  # layers of unlike members do nothing beside computing
     for train, length in steps:
         own = apart[0] if train else apart[1]
         given = [filled(block, length + own, double=double) for _ in range(2)]
@@ -126,8 +128,7 @@ def _attempt(
             for copies in (alone, together):
                 cut_anew(copies, given[0], length, apart=own)
             mine = [_alone(solo, given[0], train=train) for solo in solos]
-            if alike:  # layers of unlike members do nothing beside computing
-                _check_behaviour(alone, attributed, given[0])
+            _check_behaviour(alone, attributed, given[0], alike=alike)
         except UnfitProgram as unfit:
             return Attempt(reason=str(unfit))
         except Exception as error:  # the same boundary
@@ -202,13 +203,15 @@ def _alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
     return FusedTrial(copied, gradients)
 
 
-def _check_behaviour(copies: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block) -> None:
+def _check_behaviour(
+    copies: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block, *, alike: bool
+) -> None:
     """Raise UnfitProgram for what copies do beside computing."""
     if block.touched:
         raise UnfitProgram("it writes into its input")
     for copied, held in zip(copies, before, strict=True):
         copied.model.train()
-        changed = [where for where, value in attributes(copied.model).items() if held.get(where) != value]
+        changed = [where for where, value in behaviour(copied, layers=alike).items() if held.get(where) != value]
         if changed:
             raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
 

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
+from argosy.stream.own_generators import states_of_own
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.training.choice.split_check import NO_SHARE, why_whole
@@ -26,6 +28,7 @@ from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
+from argosy.training.member.copied import CALLED
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
@@ -40,7 +43,8 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer, by register_buffer"
+MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer of the network, by register_buffer"
+DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
 
 def measuring(
@@ -81,9 +85,10 @@ def measuring(
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
-    unsaved = _in_no_file(trial.live.model)  # after the first step: lazily filled values are no change
+    _check_apart(live)
+    unsaved = _in_no_file(trial.live)  # after the first step: lazily filled values are no change
     seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
-    moving = [where for where, value in _in_no_file(trial.live.model).items() if unsaved.get(where) != value]
+    moving = [where for where, value in _in_no_file(trial.live).items() if unsaved.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
@@ -94,7 +99,7 @@ def measuring(
     trial.live.move_schedule(1.0)
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
     unusual[LATE] = live.average is not None and live.average.waits
-    unusual |= {COUPLED: coupled and samples > size, **{MOVING.format(where): True for where in moving[:1]}}
+    unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(moving[:1], True)}
     held = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
@@ -119,8 +124,8 @@ def _try_loss(trial: Solo, block: Block) -> bool:
     member = trial.live.member
     batch = _Shown(block, member.batch_size)
     with trial.active():
-        if trial.live.augment:
-            data = trial.live.augment(batch.data)
+        if trial.live.member.augment:
+            data = trial.live.member.augment(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
             return trial.try_loss(batch.data, batch.rows, batch_of(block.leaves, block.tree))
@@ -260,16 +265,38 @@ def _norms(model: nn.Module) -> Iterator[list[bool]]:
             handle.remove()
 
 
-def _in_no_file(model: nn.Module) -> dict[str, Any]:
-    """Return tokens of layers' numbers and leaf tensors that no checkpoint has; a pass computes other tensors anew."""
+def _check_apart(live: LiveMember) -> None:
+    """Raise StudyError where a copy's step has reached the member's own network."""
+    reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
+    if reached:
+        raise StudyError(
+            f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function does that "
+            "refers to `self` from outside: self.act = lambda x: self.layer(x). So its steps could not be tried beforehand. Make it a method."
+        )
+
+
+def _in_no_file(live: LiveMember) -> dict[str, Any]:
+    """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
     found = {}
-    for name, module in model.named_modules():
-        buffers = {key: module._buffers.get(key) for key in module._non_persistent_buffers_set}
-        for key, value in {**vars(module), **buffers}.items():
-            is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
-            if is_tensor or type(value) in (bool, int, float):
-                found[f"{key!r} of {f'layer {name!r}' if name else 'the network'}"] = token(value)
+    for what, part in {"network": live.model, **{name: getattr(live.member, name) for name in CALLED}}.items():
+        held = getattr(part, "__self__", part)
+        found[DRAWING.format(f"its {what}")] = states_of_own(held)
+        for name, module in held.named_modules() if isinstance(held, nn.Module) else [("", held)]:
+            where = f"layer {name!r}" if name else f"the {what}"
+            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what)}
     return found
+
+
+def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:
+    buffers = getattr(holder, "_buffers", {})
+    saved = getattr(holder, "_non_persistent_buffers_set", ()) if what == "network" else buffers
+    for key, value in {
+        **getattr(holder, "__dict__", {}),
+        **{key: buffers[key] for key in saved if key in buffers},
+    }.items():
+        is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
+        if is_tensor or type(value) in (bool, int, float):
+            yield key, token(value)
 
 
 def state_bytes(live: LiveMember) -> int:

@@ -21,7 +21,7 @@ from argosy.stream.trees import flatten, map_leaves
 from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import dtype_of
-from argosy.training.programs.fused.fingerprint import attributes
+from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
 from argosy.training.programs.solo import Solo
 
 __all__ = ["NO_SHARE", "why_whole"]
@@ -38,6 +38,8 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         return "its schedule watches a metric, which its first device alone would know"
     if any(isinstance(module, _BatchNorm) for module in live.model.modules()):
         return "its BatchNorm would see the statistics of a share"
+    if any(map(has_hooks, live.model.parameters())):
+        return "its weights have hooks, which would see the gradient of a share"
     if rows < 2:
         return "its batch is one sample"
     reason = ""
@@ -75,7 +77,7 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
         copied.model.double()
     if nudged:
         nudge(copied.model.parameters(), dtype_of(live.member))
-    solo, before, buffers = Solo(copied), attributes(copied.model), copy.deepcopy(dict(copied.model.named_buffers()))
+    solo, before, buffers = Solo(copied), behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
     with solo.active():
@@ -85,7 +87,7 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
             losses.append(solo.gradients(part, stop - start, of=bounds[-1]))
     gradients = {name: p.grad for name, p in copied.model.named_parameters() if p.grad is not None}
     moved = (f"the buffer {n!r}" for n, b in copied.model.named_buffers() if not _equal(buffers.get(n), b))
-    other = (what for what, value in attributes(copied.model).items() if before.get(what) != value)
+    other = (what for what, value in behaviour(copied).items() if before.get(what) != value)
     changed = next(itertools.chain(moved, other), "")
     return Tried(live=copied, gradients=gradients, loss=torch.cat(losses).double().mean(), changed=changed)
 

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["copies_of", "own_augment"]
+__all__ = ["CALLED", "copies_of", "own_member", "own_memory"]
 
-Augment = Callable[[Any], Any]
+CALLED = ("loss", "step", "validate", "augment")
+"""Fields of a member that are called as it trains, and may count, or draw."""
 
 
 def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
@@ -30,25 +33,64 @@ def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Modul
     return made
 
 
-def own_augment(augment: Augment | None) -> Augment | None:
-    """Return a member's own copy of its augmentation, so that no neighbour moves what it counts, or draws from. Functions are as they are.
+def own_member(member: Member) -> Member:
+    """Return the member with copies of its own of what it calls, so that no neighbour moves what these count, or draw from. Functions are as they
+    are.
 
-    What cannot be copied stays shared.
+    What cannot be copied stays shared, and so do weights.
     """
-    # What a partial binds as a tensor, an array or a network is data, as a bank of noise or a teacher: one for all members, as it may be large.
-    memo = {id(value): value for value in _bound(augment) if isinstance(value, Tensor | np.ndarray | nn.Module)}
-    try:
-        return copy.deepcopy(augment, memo)
-    except Exception:  # boundary to a user's object, which may hold an open file or a lock
-        return augment
+    own, memo = copy.copy(member), dict[int, Any]()
+    for name in CALLED:
+        called = getattr(member, name)
+        tried = memo | {id(value): value for value in _data_of(called)}
+        try:
+            object.__setattr__(own, name, copy.deepcopy(called, tried))
+            memo = tried  # two methods of one object remain two of one
+        except Exception:  # boundary to a user's object, which may hold an open file or a lock
+            continue
+    return own
 
 
-def _bound(augment: Any) -> Iterator[Any]:
-    """Yield what partials bind, those in partials too."""
-    if isinstance(augment, functools.partial):
-        for value in (augment.func, *augment.args, *augment.keywords.values()):
-            yield from _bound(value)
-        yield from (*augment.args, *augment.keywords.values())
+def own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
+    """Give trained weights, and buffers beside them, memory of their own where the factory makes them of tensors that are there before.
+
+    Every member would move these, as those of `Embedding.from_pretrained(vectors, freeze=False)` and `load_state_dict(state, assign=True)`.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if not any(map(_is_lent, weights)):
+        return
+    again = build()
+    places = {_address(tensor) for tensor in (*again.parameters(), *again.buffers())} - {0}
+    for weight in weights:
+        if _address(weight) in places:
+            weight.data = weight.data.clone()
+    copies = {id(buffer): buffer.clone() for buffer in model.buffers() if _address(buffer) in places}
+    for module in model.modules():
+        module._buffers.update({key: copies.get(id(buffer), buffer) for key, buffer in module._buffers.items()})
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _is_lent(tensor: Tensor) -> bool:
+    """Whether other tensors, or an array, may have its memory."""
+    storage = tensor.untyped_storage()
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count > 2 or not storage.resizable()  # its tensor, and `storage`
+
+
+def _data_of(called: Any) -> Iterator[Any]:
+    """Yield what is one for all members, as it may be large: tensors, arrays and networks that partials bind, as a bank of noise or a teacher, and
+    weights of other networks."""
+    if isinstance(called, functools.partial):
+        for value in (called.func, *called.args, *called.keywords.values()):
+            yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else _data_of(value)
+        return
+    held = getattr(called, "__self__", called)
+    for network in (held, *getattr(held, "__dict__", {}).values()):
+        if isinstance(network, nn.Module):
+            yield from network.parameters()
 
 
 def _several(optimizer: Any) -> list[Any]:

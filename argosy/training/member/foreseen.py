@@ -39,7 +39,7 @@ class Foreseen:
             return
         sharing: dict[int, tuple[Cutter, list[LiveMember]]] = {}
         for live, cutter in zip(self._lives, cutters, strict=True):
-            if not (augment and live.augment):
+            if not (augment and live.member.augment):
                 sharing.setdefault(id(cutter), (cutter, []))[1].append(live)
         self._labels += [(alike, torch.from_numpy(cutter.labels(block))) for cutter, alike in sharing.values()]
 

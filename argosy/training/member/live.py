@@ -7,7 +7,7 @@ size, the device's other work, or where it was interrupted.
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
-from argosy.training.member.copied import copies_of, own_augment
+from argosy.training.member.copied import copies_of, own_member, own_memory
 from argosy.training.member.own import own_optimizers, restore
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
@@ -92,6 +92,7 @@ class LiveMember:
     """One network in training."""
 
     member: Member
+    """With copies of its own of what it calls."""
     backend: Backend
     """Device that it is on."""
     model: nn.Module
@@ -101,8 +102,6 @@ class LiveMember:
     randomness: Randomness
     objective: str
     mode: Mode
-    augment: Callable[[Any], Any] | None
-    """Its own copy of the member's."""
     epoch: int = 0
     """Finished epochs."""
     section: int = 0
@@ -143,6 +142,8 @@ class LiveMember:
     _stream_epoch: int = 0
     _carried: Carried | None = None
     """Loaded part of a batch, until the epoch begins."""
+    _frozen: frozenset[str] = field(init=False)
+    """Names of weights that are not trained, as it was built."""
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
     """Whether the weights are those of the best section, and not in a file yet."""
@@ -151,6 +152,7 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
+        self._frozen = _frozen(self.model)
         self.train = Tally(self.backend)
         self.loss_scale, rule = scale_of(self.member), self.member.average
         self.average = None if rule is None else RunningAverage(rule, self.model)
@@ -412,7 +414,7 @@ class LiveMember:
         """Return a copy; its steps leave this member unchanged."""
         model, optimizer, schedule = copies_of(self.model, self.optimizer, self.schedule)
         copied = LiveMember(
-            self.member,
+            own_member(self.member),
             self.backend,
             model,
             optimizer,
@@ -420,7 +422,6 @@ class LiveMember:
             self.randomness.copy(),
             self.objective,
             self.mode,
-            own_augment(self.augment),
         )
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:
@@ -435,6 +436,7 @@ class LiveMember:
         gathered = None if self.cutter is None or not carried else self.cutter.carried
         return {
             "model": self.model.state_dict(),
+            "turned": sorted(self._frozen ^ _frozen(self.model)),
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "random": self.randomness.state_dict(),
@@ -456,6 +458,9 @@ class LiveMember:
         """Load a saved state into the same member, just built; returns its position for `begin_epoch`."""
         fill_buffers(self.model, state["model"], self.backend.device)
         self.model.load_state_dict(state["model"])
+        for name in state.get("turned", ()):  # frozen, or no longer, by a step
+            weight = self.model.get_parameter(name)
+            weight.requires_grad_(not weight.requires_grad)
         restore(self.optimizer, state["optimizer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
@@ -504,10 +509,10 @@ def build(
         )
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
+        own_memory(model, member.model)
     check_average_of(member, model)
-    augment = own_augment(member.augment)
     trained = model, optimizer, schedule, randomness
-    live = LiveMember(member, backend, *trained, objective, mode, augment, answering=answering)
+    live = LiveMember(own_member(member), backend, *trained, objective, mode, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live
@@ -539,6 +544,11 @@ def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: 
             found = weights.get(f"{name}.{key}" if name else key)
             if buffer is None and found is not None:
                 module._buffers[key] = torch.empty_like(found, device=device)
+
+
+def _frozen(model: nn.Module) -> frozenset[str]:
+    """Return the names of weights that are not trained."""
+    return frozenset(name for name, weight in model.named_parameters() if not weight.requires_grad)
 
 
 def _carried_state(carried: Carried) -> dict[str, Any]:

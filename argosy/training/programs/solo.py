@@ -243,7 +243,7 @@ class Solo:
 
     def augmented(self, data: Any) -> Any:
         """Return the samples as the member augments them for a step."""
-        augment = self.live.augment
+        augment = self.live.member.augment
         return augment(data) if augment else data
 
     def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LRScheduler
 
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
-__all__ = ["Fingerprint", "attributes", "obstacle", "token"]
+__all__ = ["Fingerprint", "behaviour", "has_hooks", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
 """Attributes of every module that are compared elsewhere, or that programs set themselves."""
@@ -97,7 +97,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     numbers = set(map(id, stepped))
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        if has_hooks(parameter):
             yield f"the weight {name!r} has hooks, which would never be called"
         elif id(parameter) not in numbers:
             yield f"the weight {name!r} wants a gradient and is in no group of the optimizer"
@@ -111,6 +111,11 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
         yield f"its schedule {type(schedule).__name__} is none of torch's, and could change more than learning rates"
     if live.private:
         yield "it writes into its input"
+
+
+def has_hooks(weight: Tensor) -> bool:
+    """Whether functions are called with a weight's gradient; a copy has none of them."""
+    return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
 # ---- aspects
@@ -128,6 +133,12 @@ def attributes(model: nn.Module) -> dict[str, Any]:
         held = {key: value for key, value in vars(module).items() if key not in skipped and not key.endswith("_hooks")}
         found |= {f"{key!r} of {where}": token(value, seen) for key, value in held.items()}
     return found
+
+
+def behaviour(live: LiveMember, *, layers: bool = True) -> dict[str, Any]:
+    """Return tokens of what steps may change beside weights and buffers: of its loss or own step, and of its `layers`."""
+    own = {"its loss": token(live.member.loss), "its step": token(live.member.step)}
+    return {**(attributes(live.model) if layers else {}), **own}
 
 
 def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:

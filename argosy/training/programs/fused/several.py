@@ -43,7 +43,7 @@ class ProgramOfSeveral(ABC):
         self._lives = tuple(lives)
         self._lengths = lengths
         """Batches that are one pass; those of any length without."""
-        self._augment = any(live.augment for live in lives)
+        self._augment = any(live.member.augment for live in lives)
         self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
         self.made: Made = Made(self._lives)
@@ -209,7 +209,7 @@ class ProgramOfSeveral(ABC):
         return PackInputs.of([batch.data for batch in batches], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
-        augment = self._lives[row].augment
+        augment = self._lives[row].member.augment
         if augment is None:
             return data
         with self._states[row].active():

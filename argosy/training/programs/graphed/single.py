@@ -17,7 +17,7 @@ from argosy.training.member.running_average import Statistics
 from argosy.training.member.tally import total_of
 from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.parameter_buffer import ParameterBuffer
-from argosy.training.programs.fused.fingerprint import attributes
+from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.made import Made
@@ -126,13 +126,13 @@ class Single:
             self._live.average.step()
 
     def watch(self) -> EffectCheck:
-        """Watch attributes, buffers and draws on the host."""
+        """Watch attributes, the loss, buffers and draws on the host."""
         model, host = self._live.model, torch.default_generator
-        before = attributes(model), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
+        before = behaviour(self._live), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
 
         def again() -> None:
             held, buffers, drawn = before
-            changed = [words for words, value in attributes(model).items() if held.get(words) != value]
+            changed = [words for words, value in behaviour(self._live).items() if held.get(words) != value]
             changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
             if changed:
                 raise Uncaptured(f"a step changes {changed[0]}, on the host")
