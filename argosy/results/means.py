@@ -28,6 +28,12 @@ class Means:
         less = {each.first: each.told for each in repetitions.comparisons}
         difference = [f"{objective} minus that of {found[0].name}"] if less else []
         pairs = " Differences are taken pair by pair." if less else ""
+        same = [each.name for each in found if each.metrics and all(value.half == 0 for value in each.metrics.values())]
+        alike = (
+            f" Repetitions of {', '.join(same)} are equal in every figure, as where a factory sets its own seed."
+            if same
+            else ""
+        )
         return cls(
             columns=["configuration", objective, *difference, "done", *others],
             rows=[
@@ -39,5 +45,5 @@ class Means:
                 ]
                 for each in found
             ],
-            text=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}",
+            text=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}{alike}",
         )

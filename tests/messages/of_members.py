@@ -68,6 +68,17 @@ class Outside(nn.Module):
         return self.act(x)
 
 
+def twice(batch: Any) -> Any:
+    """Two views of each sample, one behind the other."""
+    return torch.cat([batch[0], -batch[0]]), torch.cat([batch[1], batch[1]])
+
+
+def training(model: nn.Module, batch: Any) -> torch.Tensor:
+    """As copied from a script."""
+    model.train()
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 def on_numbers(**fields: Any) -> None:
     """One member with one output, trained on numbers."""
     rest = {"model": partial(nn.Linear, 12, 1), "loss": nn.BCEWithLogitsLoss(), "metrics": {}, **fields}
@@ -117,6 +128,8 @@ CASES = {
     "accuracy of several outputs": lambda: argosy.accuracy((torch.zeros(4, 3), torch.zeros(4)), torch.zeros(4)),
     "a model factory that returns no network": lambda: tried(model=dict),
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
+    "an augmentation to more samples, and micro-batches": lambda: tried(augment=twice, accumulate=2, metrics={}),
+    "a step that sets train()": lambda: tried(step=training, metrics={}),
     "a network of which copies compute with the original": lambda: tried(model=Outside),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),

@@ -514,15 +514,59 @@ class Counted:
         return nn.functional.cross_entropy(output, target)
 
 
+class Slow(SGD):
+    """Its slow weights follow at every second step."""
+
+    def __init__(self, weights: Any, **rest: Any) -> None:
+        super().__init__(weights, **rest)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps += 1
+
+
+class Around(SGD):
+    """Lets another one make its steps."""
+
+    def __init__(self, weights: Any, *, saves: bool, **rest: Any) -> None:
+        super().__init__(weights, **rest)
+        self.inner = SGD(self.param_groups, **rest)
+        if saves:
+            self.state = self.inner.state
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class Tempered(nn.CrossEntropyLoss):
+    """Has a weight of its own."""
+
+    def __init__(self, *, frozen: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=not frozen)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return super().forward(output * self.scale, target)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"optimizer": partial(Slow, lr=0.1)}, "steps change 'steps' of its optimizer Slow"),
+        (
+            {"optimizer": partial(Around, saves=False, lr=0.1, momentum=0.9)},
+            "steps change 'inner' of its optimizer Around",
+        ),
+        ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
+        ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),
+        ({"loss": Tempered(frozen=True)}, ""),
         ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
     ],
 )
-def test_a_generator_that_draws_and_a_loss_that_counts_are_noted(fields: Any, words: str) -> None:
+def test_what_else_is_in_no_file_or_not_trained_is_noted(fields: Any, words: str) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     solo = start(studies.member(**fields))
     assert [note.partition(",")[0] for note in measure(solo, block, validated=30).notes] == ([words] if words else [])

@@ -23,12 +23,13 @@ from argosy.stream.order import Selection
 from argosy.stream.own_generators import states_of_own
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
+from argosy.study import Member
 from argosy.training.choice.split_check import NO_SHARE, why_whole
 from argosy.training.device.devices import Backend, out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
-from argosy.training.member.copied import CALLED
+from argosy.training.member.copied import CALLED, optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
@@ -43,7 +44,8 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-MOVING = "steps change {}, which is in no file and begins anew behind one: let it be a buffer of the network, by register_buffer"
+MOVING = "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, or in an optimizer's state"
+UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
 DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
 
@@ -100,6 +102,10 @@ def measuring(
     unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(moving[:1], True)}
+    for what, part in _called(live.member).items():
+        unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
+            p.requires_grad for p in part.parameters()
+        )
     held = state_bytes(trial.live)
     return Measured(
         member=live.member.name,
@@ -278,13 +284,29 @@ def _check_apart(live: LiveMember) -> None:
 def _in_no_file(live: LiveMember) -> dict[str, Any]:
     """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
     found = {}
-    for what, part in {"network": live.model, **{name: getattr(live.member, name) for name in CALLED}}.items():
-        held = getattr(part, "__self__", part)
-        found[DRAWING.format(f"its {what}")] = states_of_own(held)
-        for name, module in held.named_modules() if isinstance(held, nn.Module) else [("", held)]:
+    for what, part in {"network": live.model, **_called(live.member)}.items():
+        found[DRAWING.format(f"its {what}")] = states_of_own(part)
+        for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what)}
+    for optimizer in optimizers_of(live.optimizer):
+        held = [*_unsaved(optimizer, "optimizer"), *_unsaved_inside(optimizer)]
+        found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
+
+
+def _called(member: Member) -> dict[str, Any]:
+    """Return the objects that are called, or whose methods are, as a member trains."""
+    return {name: getattr(getattr(member, name), "__self__", getattr(member, name)) for name in CALLED}
+
+
+def _unsaved_inside(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield versions of the state of optimizers within one, which it leaves out of its own `state_dict`."""
+    saved = {id(leaf) for leaf in flatten(optimizer.state_dict())[0]}
+    for key, value in vars(optimizer).items():
+        if isinstance(value, torch.optim.Optimizer):
+            leaves = [leaf for leaf in flatten(value.state_dict()["state"])[0] if isinstance(leaf, torch.Tensor)]
+            yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
 
 
 def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:

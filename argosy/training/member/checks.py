@@ -23,6 +23,7 @@ __all__ = [
     "check_average_of",
     "check_gradients",
     "check_labels",
+    "check_modes",
     "check_network",
     "check_optimizer",
     "check_own",
@@ -145,6 +146,16 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
         raise StudyError(
             f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
             "Embedding(sparse=True) has them. Leave out one of them."
+        )
+
+
+def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
+    """Raise StudyError where a validation has put parts of the network into another mode than they had, as into train()."""
+    if [module.training for module in model.modules()] != modes:
+        raise StudyError(
+            f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} calls train() of its network, in validation as well, so "
+            "that it would be validated with dropout, and validation samples would move its statistics. Leave that out: the network is "
+            "in train() or eval() when it is called."
         )
 
 

@@ -13,7 +13,7 @@ from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "copies_of", "own_member", "own_memory"]
+__all__ = ["CALLED", "copies_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""
@@ -26,7 +26,7 @@ def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Modul
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     # Torch's optimizers copy only what a file needs, and none of their other attributes.
-    for original, copied in zip(_several(optimizer), _several(made[1]), strict=True):
+    for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
         # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
@@ -93,7 +93,8 @@ def _data_of(called: Any) -> Iterator[Any]:
             yield from network.parameters()
 
 
-def _several(optimizer: Any) -> list[Any]:
+def optimizers_of(optimizer: Any) -> list[Any]:
+    """Return torch's optimizers that are behind a member's."""
     if isinstance(optimizer, OwnOptimizers):
         return list(optimizer.by_name.values())
     return [optimizer, *optimizer.parts] if isinstance(optimizer, OptimizerList) else [optimizer]

@@ -13,12 +13,12 @@ from argosy.errors import StudyError
 from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest
-from argosy.stream.trees import map_leaves
+from argosy.stream.trees import flatten, map_leaves
 from argosy.study import IGNORED, Member
 from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
-from argosy.training.member.checks import check_gradients, check_labels, wants_classes
+from argosy.training.member.checks import check_gradients, check_labels, check_modes, wants_classes
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -179,10 +179,11 @@ class Solo:
     def try_validation(self, data: Any, rows: int) -> None:
         """Run a validation of one batch, from the metrics' first call to their values."""
         live = self.live
-        live.model.eval()
+        modes = [module.training for module in live.model.eval().modules()]
         with torch.no_grad():
             output, target = self._validate(Batch(data, rows, Digest()), live.val)
             live.val.end()
+            check_modes(live.member, live.model, modes)
             with self._autocast():
                 live.val.check(rows, output, target)
         live.val.values()
@@ -253,8 +254,15 @@ class Solo:
         return torch.cat([self._backward(part, count, of) for part, count in self._parts(data, rows)])
 
     def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
-        """Yield micro-batches, each with its number of samples."""
-        size = -(-rows // self.live.member.accumulate)
+        """Yield micro-batches, each with its number of samples. Raises StudyError where an augmentation has changed that of the batch."""
+        member = self.live.member
+        if member.accumulate > 1 and any(len(leaf) != rows for leaf in flatten(data)[0]):
+            raise StudyError(
+                f"member {member.name!r}: its augment makes of {rows} samples a batch of another length, and accumulate={member.accumulate} "
+                "cuts batches into as many parts. Leave accumulate out, or let augment return as many samples as it is given, as with both "
+                "views of a sample in one tensor [samples, views, …]."
+            )
+        size = -(-rows // member.accumulate)
         for start in range(0, rows, size):
             part = slice(start, start + size)
             yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
