@@ -514,6 +514,27 @@ class Counted:
         return nn.functional.cross_entropy(output, target)
 
 
+def annealed() -> Any:
+    calls = 0
+
+    def loss(scale: float, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return scale * nn.functional.cross_entropy(output, target)
+
+    return partial(loss, 1.0)
+
+
+class Kept(Holding):
+    """Its file has what it counts."""
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+
 class Slow(SGD):
     """Its slow weights follow at every second step."""
 
@@ -550,6 +571,7 @@ class Tempered(nn.CrossEntropyLoss):
         return super().forward(output * self.scale, target)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -559,6 +581,9 @@ class Tempered(nn.CrossEntropyLoss):
             "steps change 'inner' of its optimizer Around",
         ),
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
+        ({"loss": annealed()}, "steps change 'calls' of the loss"),
+        ({"model": partial(Kept, "count")}, ""),
+        ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),
         ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),

@@ -2,12 +2,15 @@
 
 import contextlib
 import hashlib
+import inspect
 import statistics
 import sys
 import time
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ FEW = 8
 """Samples on which a step is checked that validates no batches."""
 STEPS = 5
 SECONDS = 0.030
+NUMBERS = (bool, int, float)
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
@@ -274,7 +278,8 @@ def _norms(model: nn.Module) -> Iterator[list[bool]]:
 def _check_apart(live: LiveMember) -> None:
     """Raise StudyError where a copy's step has reached the member's own network."""
     reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
-    if reached:
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())
+    if reached and not scripted:  # of which torch's copies have their own values, and the original's gradients
         raise StudyError(
             f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function does that "
             "refers to `self` from outside: self.act = lambda x: self.layer(x). So its steps could not be tried beforehand. Make it a method."
@@ -287,6 +292,8 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
+            if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
+                continue  # it saves what it likes
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what)}
     for optimizer in optimizers_of(live.optimizer):
@@ -296,8 +303,14 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
 
 
 def _called(member: Member) -> dict[str, Any]:
-    """Return the objects that are called, or whose methods are, as a member trains."""
-    return {name: getattr(getattr(member, name), "__self__", getattr(member, name)) for name in CALLED}
+    """Return the functions and objects that are called, or whose methods are, as a member trains."""
+    found = {}
+    for name in CALLED:
+        called = getattr(member, name)
+        while isinstance(called, partial):
+            called = called.func
+        found[name] = getattr(called, "__self__", called)
+    return found
 
 
 def _unsaved_inside(optimizer: Any) -> Iterator[tuple[str, Any]]:
@@ -310,14 +323,18 @@ def _unsaved_inside(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:
-    buffers = getattr(holder, "_buffers", {})
-    saved = getattr(holder, "_non_persistent_buffers_set", ()) if what == "network" else buffers
-    for key, value in {
-        **getattr(holder, "__dict__", {}),
-        **{key: buffers[key] for key in saved if key in buffers},
-    }.items():
+    """Yield tokens of the numbers and leaf tensors that an object holds, and of the numbers that a function finds around it, by their names."""
+    if isinstance(holder, FunctionType):
+        around = inspect.getclosurevars(holder)
+        held = {key: value for key, value in {**around.globals, **around.nonlocals}.items() if type(value) in NUMBERS}
+    else:
+        held = dict(getattr(holder, "__dict__", {}))
+    if isinstance(holder, nn.Module):
+        names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
+        held |= {key: holder._buffers.get(key) for key in names}
+    for key, value in held.items():
         is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
-        if is_tensor or type(value) in (bool, int, float):
+        if is_tensor or type(value) in NUMBERS:
             yield key, token(value)
 
 
