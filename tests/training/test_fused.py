@@ -166,7 +166,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls, self.teacher = 0, nn.Linear(16, 4)
+        self.calls, self.teacher, self.bank = 0, nn.Linear(16, 4), torch.zeros(1 << 18, dtype=torch.float64)
 
     def forward(self, first: Any, second: Any) -> Tensor:
         self.calls += 1
@@ -182,7 +182,8 @@ def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(na
     (only,), _ = alone(members[-1:], 2)
     assert difference(state(only), state(lives[-1])) == 0.0
     assert shared.calls == 0
-    assert getattr(only.member, name).teacher.weight is shared.teacher.weight
+    own = getattr(only.member, name)
+    assert own.teacher.weight is shared.teacher.weight and own.bank is shared.bank
     assert packs.admission(packs.pack(packs.mlp, metrics={}, **{name: shared})).alone["m0"] == (
         f"a step changes its {name}, which is no buffer"
     )

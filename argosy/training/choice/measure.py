@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import inspect
 import statistics
 import sys
 import time
@@ -34,7 +33,7 @@ from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, optimizers_of
 from argosy.training.member.live import LiveMember
-from argosy.training.programs.fused.fingerprint import token
+from argosy.training.programs.fused.fingerprint import content_of, token
 from argosy.training.programs.solo import Solo
 
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
@@ -296,8 +295,9 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
                 continue  # it saves what it likes
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what)}
+    saved = {id(leaf) for leaf in flatten(live.optimizer.state_dict())[0]}
     for optimizer in optimizers_of(live.optimizer):
-        held = [*_unsaved(optimizer, "optimizer"), *_unsaved_inside(optimizer)]
+        held = [*_unsaved(optimizer, "optimizer"), *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
 
@@ -313,20 +313,24 @@ def _called(member: Member) -> dict[str, Any]:
     return found
 
 
-def _unsaved_inside(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield versions of the state of optimizers within one, which it leaves out of its own `state_dict`."""
-    saved = {id(leaf) for leaf in flatten(optimizer.state_dict())[0]}
+def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield versions of the state of optimizers within one that is not among what is `saved`, by id."""
     for key, value in vars(optimizer).items():
         if isinstance(value, torch.optim.Optimizer):
-            leaves = [leaf for leaf in flatten(value.state_dict()["state"])[0] if isinstance(leaf, torch.Tensor)]
+            leaves = [
+                leaf for state in value.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)
+            ]
             yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
 
 
 def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers and leaf tensors that an object holds, and of the numbers that a function finds around it, by their names."""
     if isinstance(holder, FunctionType):
-        around = inspect.getclosurevars(holder)
-        held = {key: value for key, value in {**around.globals, **around.nonlocals}.items() if type(value) in NUMBERS}
+        code, enclosed = holder.__code__, map(content_of, holder.__closure__ or ())
+        around = {name: holder.__globals__.get(name) for name in code.co_names} | dict(
+            zip(code.co_freevars, enclosed, strict=True)
+        )
+        held = {key: value for key, value in around.items() if type(value) in NUMBERS}
     else:
         held = dict(getattr(holder, "__dict__", {}))
     if isinstance(holder, nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
@@ -17,6 +18,8 @@ __all__ = ["CALLED", "copies_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""
+LARGE = 1 << 20
+"""Bytes above which a tensor is data."""
 
 
 def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
@@ -81,16 +84,18 @@ def _is_lent(tensor: Tensor) -> bool:
 
 
 def _data_of(called: Any) -> Iterator[Any]:
-    """Yield what is one for all members, as it may be large: tensors, arrays and networks that partials bind, as a bank of noise or a teacher, and
-    weights of other networks."""
+    """Yield what is one for all members, as it may be large: tensors, arrays and networks that partials bind, as a bank of noise or a teacher;
+    weights of other networks; datasets, and large tensors and arrays, that are attributes."""
     if isinstance(called, functools.partial):
         for value in (called.func, *called.args, *called.keywords.values()):
             yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else _data_of(value)
         return
     held = getattr(called, "__self__", called)
-    for network in (held, *getattr(held, "__dict__", {}).values()):
-        if isinstance(network, nn.Module):
-            yield from network.parameters()
+    for value in (held, *getattr(held, "__dict__", {}).values()):
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+        elif isinstance(value, Dataset) or (isinstance(value, Tensor | np.ndarray) and value.nbytes > LARGE):
+            yield value
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
