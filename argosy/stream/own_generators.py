@@ -1,15 +1,18 @@
-"""Random generators that a Dataset has of its own: no seed is set for what it draws from them."""
+"""Random generators of one's own, which a Dataset or a function of a member has: no seed is set for what is drawn from them."""
 
+import contextlib
+import dis
+import functools
 import pickle
 import random
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["states_of_own"]
+__all__ = ["generators_of", "states_of_own"]
 
 MOST = 2000
 """Objects that are looked at."""
@@ -23,6 +26,42 @@ CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 def states_of_own(*parts: Any) -> list[bytes]:
     """Return the states of the generators that are found among attributes of these, theirs, and in lists and dicts of these."""
     return [_state(found) for found in _found(parts) if not any(found is one for one in SEEDED)]
+
+
+def generators_of(function: Any) -> list[Any]:
+    """Return the generators that a function, a class or a callable object may draw from, but for the seeded ones.
+
+    They are found among its attributes, and where a partial binds them, or its code names them: as globals, or as names of a function around it.
+    """
+    found: list[Any] = []
+    todo = [function]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, functools.partial):
+            todo.append(one.func)
+            found += [value for value in (*one.args, *one.keywords.values()) if isinstance(value, GENERATORS)]
+        elif isinstance(one, MethodType):
+            todo += [one.__func__, one.__self__]
+        elif isinstance(one, FunctionType):
+            found += [value for value in _named(one) if isinstance(value, GENERATORS)]
+        else:
+            kind, calls = (one, ("__init__",)) if isinstance(one, type) else (type(one), ("__call__", "forward"))
+            found += [] if kind is one else _found((one,))
+            todo += [code for name in calls if isinstance(code := getattr(kind, name, None), FunctionType)]
+    return [one for one in found if not any(one is seeded for seeded in SEEDED)]
+
+
+def _named(function: FunctionType) -> Iterator[Any]:
+    """Yield what the code of a function, and of those that it defines, names outside of itself."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing has that name yet
+            yield cell.cell_contents
+    todo = [function.__code__]
+    while todo:
+        code = todo.pop()
+        todo += [value for value in code.co_consts if isinstance(value, CodeType)]
+        names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+        yield from (function.__globals__[name] for name in names & function.__globals__.keys())
 
 
 def _found(parts: tuple[Any, ...]) -> Iterator[Any]:

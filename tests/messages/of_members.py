@@ -97,6 +97,14 @@ class Letters(nn.Linear):
         return super().forward(x).view(len(x), 2, 5)
 
 
+GENERATOR = np.random.default_rng(0)
+
+
+def shifted(batch: Any) -> Any:
+    """An augmentation that draws from a generator of all members."""
+    return batch[0] + GENERATOR.normal(), batch[1]
+
+
 CASES = {
     "samples of another dtype than weights": lambda: study_of(argosy.Data(arrays=(ARRAYS[0].astype(float), ARRAYS[1]))),
     "flat outputs and cross-entropy": lambda: study_of(
@@ -132,6 +140,7 @@ CASES = {
     "a step that sets train()": lambda: tried(step=training, metrics={}),
     "a network of which copies compute with the original": lambda: tried(model=Outside),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
+    "a generator of one's own in an augmentation": lambda: tried(augment=shifted),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),
     "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),
     "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),

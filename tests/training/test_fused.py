@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import packs
 import pytest
 import torch
@@ -115,14 +114,14 @@ def test_fused_equals_alone(model: str) -> None:
 
 
 class Warming:
-    """An augmentation that goes by its calls, and draws from a generator of its own."""
+    """An augmentation that goes by its calls."""
 
     def __init__(self) -> None:
-        self.calls, self.generator = 0, np.random.default_rng(0)
+        self.calls = 0
 
     def __call__(self, batch: Any) -> Any:
         self.calls += 1
-        return batch[0] * (1 + self.calls / 50) + 0.1 * self.generator.normal(), batch[1]
+        return batch[0] * (1 + self.calls / 50), batch[1]
 
     def called(self, batch: Any) -> Any:
         return self(batch)

@@ -15,12 +15,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stopping import Mode
+from argosy.stream.own_generators import generators_of
 from argosy.stream.trees import flatten
 from argosy.study import IGNORED, Member
 from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
+    "check_generators",
     "check_gradients",
     "check_labels",
     "check_modes",
@@ -43,6 +45,19 @@ def registering() -> Iterator[set[int]]:
         yield found
     finally:
         hook.remove()
+
+
+def check_generators(member: Member) -> None:
+    """Raise StudyError where a function of the member draws from a generator that other members move too, and that no checkpoint has."""
+    for what in ("model", "loss", "augment", "step"):
+        found = generators_of(getattr(member, what))
+        if found:
+            kind = type(found[0])
+            raise StudyError(
+                f"member {member.name!r}: its {what} has a generator of its own, a {kind.__module__.partition('.')[0]} {kind.__name__}. Other members would move "
+                "it as well, and a run that goes on would not have its state. Draw from torch, numpy.random or random themselves, which are seeded for "
+                "each member."
+            )
 
 
 def check_network(member: Member, model: Any) -> None:

@@ -29,6 +29,7 @@ from argosy.training.member.answers import Answers
 from argosy.training.member.checkpoint import plain
 from argosy.training.member.checks import (
     check_average_of,
+    check_generators,
     check_network,
     check_optimizer,
     check_own,
@@ -497,6 +498,7 @@ def build(
 
     With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
+    check_generators(member)
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     with kept_by(member.name), randomness.building():

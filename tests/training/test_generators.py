@@ -1,0 +1,104 @@
+"""A function of a member that draws from a generator of its own is refused: neighbours would move it, and no file has its state."""
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import studies
+import torch
+from torch import Tensor, nn
+
+from argosy.errors import StudyError
+from argosy.study import Member
+from argosy.training.device.devices import backend_of
+from argosy.training.member.live import build
+
+NUMPY, TORCH = np.random.default_rng(0), torch.Generator().manual_seed(0)
+
+
+def noisy(batch: Any) -> Any:
+    return batch[0] + torch.from_numpy(NUMPY.normal(size=batch[0].shape)), batch[1]
+
+
+def indirect(batch: Any) -> Any:
+    def noise(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=TORCH)
+
+    return batch[0] + noise(batch[0]), batch[1]
+
+
+def bound(generator: Any, batch: Any) -> Any:
+    return batch[0] * generator.random(), batch[1]
+
+
+def around() -> Any:
+    generator = random.Random(0)
+    return lambda batch: (batch[0] * generator.random(), batch[1])
+
+
+class Transform:
+    """Draws from an attribute."""
+
+    def __init__(self, generator: Any) -> None:
+        self.inner = [{"generator": generator}]
+
+    def __call__(self, batch: Any) -> Any:
+        return bound(self.inner[0]["generator"], batch)
+
+    def called(self, batch: Any) -> Any:
+        return self(batch)
+
+
+class Net(nn.Module):
+    """Is initialised from a generator of all networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+        nn.init.normal_(self.layer.weight, generator=TORCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Noisy(nn.CrossEntropyLoss):
+    """A loss that draws where it is computed."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, target) * float(NUMPY.random())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("augment", noisy, "numpy Generator"),
+        ("augment", indirect, "torch.* Generator"),
+        ("augment", partial(bound, np.random.RandomState(0)), "numpy RandomState"),
+        ("augment", around(), "random Random"),
+        ("augment", Transform(NUMPY), "numpy Generator"),
+        ("augment", Transform(NUMPY).called, "numpy Generator"),
+        ("model", Net, "torch.* Generator"),
+        ("loss", Noisy(), "numpy Generator"),
+    ],
+)
+def test_a_generator_of_ones_own_is_refused(field: str, value: Any, kind: str) -> None:
+    with pytest.raises(
+        StudyError, match=rf"member 'a': its {field} has a generator of its own, a {kind}\. .* seeded for each member"
+    ):
+        built(studies.member("a", **{field: value}))
+
+
+def drawing(batch: Any) -> Any:
+    own = np.random.default_rng(int(batch[1].sum()))  # of the batch alone
+    return batch[0] * random.random() + np.random.normal() + torch.rand(1) * own.random(), batch[1]
+
+
+def test_the_seeded_generators_and_those_of_a_call_are_none() -> None:
+    built(studies.member("a", augment=drawing))
+    built(studies.member("a", augment=partial(bound, random)))
+
+
+def built(member: Member) -> None:
+    build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
