@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["generators_of", "states_of_own"]
+__all__ = ["GENERATORS", "generators_of", "states_of_own"]
 
 MOST = 2000
 """Objects that are looked at."""
@@ -56,12 +56,15 @@ def _named(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # nothing has that name yet
             yield cell.cell_contents
-    todo = [function.__code__]
-    while todo:
-        code = todo.pop()
-        todo += [value for value in code.co_consts if isinstance(value, CodeType)]
-        names = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-        yield from (function.__globals__[name] for name in names & function.__globals__.keys())
+    names = _globals_of(function.__code__)
+    yield from (function.__globals__[name] for name in names & function.__globals__.keys())
+
+
+@functools.lru_cache(maxsize=1000)
+def _globals_of(code: CodeType) -> frozenset[str]:
+    """Return the names of globals in code, and in that of functions that it defines."""
+    inner = (_globals_of(value) for value in code.co_consts if isinstance(value, CodeType))
+    return frozenset({one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}).union(*inner)
 
 
 def _found(parts: tuple[Any, ...]) -> Iterator[Any]:

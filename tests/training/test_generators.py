@@ -63,6 +63,16 @@ class Net(nn.Module):
         return self.layer(x)
 
 
+class Dropping(nn.Linear):
+    """Draws in each pass from a generator of all networks."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * float(NUMPY.random())
+
+
 class Noisy(nn.CrossEntropyLoss):
     """A loss that draws where it is computed."""
 
@@ -88,6 +98,11 @@ def test_a_generator_of_ones_own_is_refused(field: str, value: Any, kind: str) -
         StudyError, match=rf"member 'a': its {field} has a generator of its own, a {kind}\. .* seeded for each member"
     ):
         built(studies.member("a", **{field: value}))
+
+
+def test_a_generator_in_a_pass_is_refused() -> None:
+    with pytest.raises(StudyError, match=r"member 'a': its forward has a generator of its own, a numpy Generator\."):
+        built(studies.member("a", model=lambda: nn.Sequential(Dropping())))
 
 
 def drawing(batch: Any) -> Any:

@@ -47,10 +47,10 @@ def registering() -> Iterator[set[int]]:
         hook.remove()
 
 
-def check_generators(member: Member) -> None:
-    """Raise StudyError where a function of the member draws from a generator that other members move too, and that no checkpoint has."""
-    for what in ("model", "loss", "augment", "step"):
-        found = generators_of(getattr(member, what))
+def check_generators(member: Member, **functions: Any) -> None:
+    """Raise StudyError where one of these functions of the member draws from a generator that other members move too, and that no checkpoint has."""
+    for what, function in functions.items():
+        found = generators_of(function)
         if found:
             kind = type(found[0])
             raise StudyError(

@@ -498,13 +498,15 @@ def build(
 
     With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
-    check_generators(member)
+    check_generators(member, model=member.model, loss=member.loss, augment=member.augment, step=member.step)
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     with kept_by(member.name), randomness.building():
         with registering() as registered:
             model = member.model()
         check_network(member, model)
+        for kind in {type(layer) for layer in model.modules()}:
+            check_generators(member, forward=kind.forward)
         model = model.to(backend.device)
         optimizer, schedule = (
             _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
