@@ -3,6 +3,7 @@
 import contextlib
 import dis
 import functools
+import inspect
 import pickle
 import random
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ def generators_of(function: Any) -> list[Any]:
         else:
             kind, calls = (one, ("__init__",)) if isinstance(one, type) else (type(one), ("__call__", "forward"))
             found += [] if kind is one else _found((one,))
-            todo += [code for name in calls if isinstance(code := getattr(kind, name, None), FunctionType)]
+            todo += [
+                code for name in calls if isinstance(code := inspect.getattr_static(kind, name, None), FunctionType)
+            ]
     return [one for one in found if not any(one is seeded for seeded in SEEDED)]
 
 

@@ -6,6 +6,7 @@ size, the device's other work, or where it was interrupted.
 
 import contextlib
 import copy
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -506,7 +507,7 @@ def build(
             model = member.model()
         check_network(member, model)
         for kind in {type(layer) for layer in model.modules()}:
-            check_generators(member, forward=kind.forward)
+            check_generators(member, forward=inspect.getattr_static(kind, "forward"))
         model = model.to(backend.device)
         optimizer, schedule = (
             _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
