@@ -6,16 +6,16 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from argosy.cluster import Cluster
 from argosy.described import takes_fields_of
 from argosy.errors import DiskError, PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
-from argosy.planning import make_plan
 from argosy.planning.forecast import Forecast, explain_cluster
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
@@ -26,12 +26,12 @@ from argosy.results.report import Report
 from argosy.running.control.clone import inherit
 from argosy.running.control.costs import Costs
 from argosy.running.control.driver import drive
-from argosy.running.control.profiling import measure
+from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import begin_anew, set_aside
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal, timeline
 from argosy.running.launch.inline import Inline
-from argosy.running.launch.launcher import Job, Launcher
+from argosy.running.launch.launcher import Job, Launcher, Workers
 from argosy.running.launch.limits import only_cores, usable_cores
 from argosy.running.launch.processes import Processes
 from argosy.running.search.loading import load
@@ -39,7 +39,7 @@ from argosy.running.watch.apart import Apart
 from argosy.running.watch.hooks import Hooked
 from argosy.running.watch.view import Silent, View
 from argosy.settings import Settings, Sharing
-from argosy.stopping import Mode
+from argosy.stopping import Mode, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tracking import Tracker, named
 from argosy.tuning.hyperband import Brackets
@@ -393,12 +393,13 @@ def run_search(
 
 @known_keywords("argosy.plan")
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
-    """Measure the members on this machine and say which would share which device at which pace, without training."""
-    settings, launcher = settings or Settings(), launcher or Processes()
-    cluster = launcher.discover(settings)
-    costs = profile(study, settings=settings, launcher=launcher)
-    made = make_plan(costs.profiles, cluster.devices, policy=settings.policy)
-    return replace(made, notes=costs.notes)
+    """Measure the members on this machine and say which would share which device at which pace, without training.
+
+    It is the plan with which a run of the same study and settings begins. Members that wait, and those that others leave behind, are placed
+    while it goes on.
+    """
+    with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
+        return first_plan(*measured)
 
 
 def profile(
@@ -413,7 +414,15 @@ def profile(
     With `node_devices`, members are measured as by FLEET (48 batches, the last 20 count), and groups of up to M_t devices
     as well: by the steps of one of their shards here, and an all-reduce at the speed of a usual link.
     """
-    settings, launcher = settings or Settings(), launcher or Processes()
+    with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
+        return measure(*measured, node_devices=node_devices)
+
+
+@contextlib.contextmanager
+def _only_measured(
+    study: Study, settings: Settings, launcher: Launcher
+) -> Iterator[tuple[Job, Cluster, Workers, Journal]]:
+    """What there is to measure members with, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="argosy-profile-") as folder:
         directory = Path(folder)
         with (
@@ -423,8 +432,7 @@ def profile(
             Journal(directory / "journal.jsonl") as journal,
         ):
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            cluster = launcher.discover(settings)
-            return measure(job, cluster, launcher.open(job), journal, node_devices=node_devices)
+            yield job, launcher.discover(settings), launcher.open(job), journal
 
 
 def forecast_cluster(
@@ -451,11 +459,17 @@ def forecast_cluster(
     core = costs.preparation_seconds_per_sample
     most = usable_cores()
     rates = tuple((cores, cores / core) for cores in sorted({1, most})) if core else ()
+    rules, per_epoch = {member.name: study.stop_of(member) for member in study.members}, study.validations_per_epoch
+    limits = {name: rule.max_epochs for name, rule in rules.items() if rule.max_epochs is not None}
+    sure = [
+        name for name, limit in limits.items() if rules[name].certain((), per_epoch) >= sections_in(limit, per_epoch)
+    ]
     return explain_cluster(
         carried or costs.profiles,
         cluster,
-        epochs={member.name: math.ceil(study.stop_of(member).max_epochs or 1) for member in study.members},
+        epochs={name: math.ceil(limit) for name, limit in limits.items()},
         samples_per_epoch=costs.lengths["train"],
+        epochs_known=study.ensemble is None and len(sure) == len(rules),
         policy=settings.policy,
         preparation=PreparationRates(samples_per_second=rates) if rates else None,
         profiles_from="carried" if carried else "measured here",

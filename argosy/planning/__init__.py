@@ -4,7 +4,7 @@ A policy is one file with one class that answers the two questions of ``policy.P
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from argosy.cluster import Device
 from argosy.errors import PlanError
@@ -62,16 +62,20 @@ def make_plan(
     *,
     policy: str = "balanced",
     preparation_samples_per_second: float | None = None,
+    epochs_left: Mapping[str, int] | None = None,
+    samples_per_epoch: int = 1,
 ) -> Plan:
     """Decide what to start on these devices, all of which are free; members without a place are in ``Plan.waiting``.
 
-    A member is split only if its profile says that it may be.
+    A member is split only if its profile says that it may be. `epochs_left` has those of members with a limit.
     """
     situation = Situation(
         waiting=tuple(profiles),
         free=tuple(devices),
         devices=tuple(devices),
         preparation_samples_per_second=preparation_samples_per_second,
+        epochs_left=epochs_left or {},
+        samples_per_epoch=samples_per_epoch,
     )
     return Plan.of(policy, policy_called(policy).launch(situation), profiles, devices)
 

@@ -1,8 +1,9 @@
 """What a cluster would do with a study, before there is one: plan, makespan, bottleneck, and what more devices would buy."""
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from argosy.cluster import Cluster
@@ -53,7 +54,7 @@ class Forecast:
             self.plan.explain(),
             f"split over several devices: {', '.join(split) or 'none'}",
             f"waiting for memory or a device: {', '.join(self.plan.waiting) or 'none'}",
-            f"predicted makespan {_duration(run.makespan_seconds)} (no plan can be under {_duration(run.bound_seconds)}), "
+            f"predicted makespan {_duration(run.makespan_seconds)} without validation (no plan can be under {_duration(run.bound_seconds)}), "
             f"{run.flotillas} flotilla(s), {run.moves} move(s), devices idle {run.idle_share:.0%}",
             f"bottleneck: {self.bottleneck}",
         ]
@@ -81,6 +82,7 @@ def forecast(
     *,
     epochs: Mapping[str, int],
     samples_per_epoch: int,
+    epochs_known: bool = True,
     policy: str = "balanced",
     preparation: PreparationRates | None = None,
     moving: Moving | None = None,
@@ -88,19 +90,39 @@ def forecast(
 ) -> Forecast:
     """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores.
 
-    Larger clusters that the policy has no plan for are left out: ``exact`` solves small cases only.
+    All train to the limits in ``epochs``, and policies know these alone where not ``epochs_known``. A member without one counts with one epoch,
+    as a note of the plan says. Larger clusters that the policy has no plan for are left out: ``exact`` solves small cases only.
     """
-    workload = Workload(profiles=tuple(profiles), epochs=epochs, samples_per_epoch=samples_per_epoch)
+    unlimited = [profile.member for profile in profiles if profile.member not in epochs]
+    known = epochs_known and not unlimited
+    workload = Workload(
+        profiles=tuple(profiles),
+        epochs={**dict.fromkeys(unlimited, 1), **epochs},
+        samples_per_epoch=samples_per_epoch,
+        epochs_known=known,
+        limits=epochs,
+    )
 
     def simulated(times: int) -> Simulation:
         grown = cluster.times(times)
         charges = Charges(moving=moving or TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
-        if policy == "balanced":
+        if policy == "balanced" and known:
             return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEARLY)
         return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
 
     simulation, prepared = simulated(1), _prepared(cluster, preparation)
-    plan = make_plan(profiles, cluster.devices, policy=simulation.policy, preparation_samples_per_second=prepared)
+    plan = make_plan(
+        profiles,
+        cluster.devices,
+        policy=simulation.policy,
+        preparation_samples_per_second=prepared or math.inf,
+        epochs_left=epochs,
+        samples_per_epoch=samples_per_epoch,
+    )
+    if unlimited:
+        plan = replace(
+            plan, notes=(f"{', '.join(unlimited)}: no rule limits their epochs, and one of each is counted",)
+        )
     growth = []
     for times in MORE_DEVICES:
         with contextlib.suppress(PlanError):
@@ -121,6 +143,7 @@ def explain_cluster(
     *,
     epochs: Mapping[str, int],
     samples_per_epoch: int,
+    epochs_known: bool = True,
     policy: str = "balanced",
     preparation: PreparationRates | None = None,
     profiles_from: str = "measured here",
@@ -135,6 +158,7 @@ def explain_cluster(
         Cluster.parse(cluster, kind=kinds[0]),
         epochs=epochs,
         samples_per_epoch=samples_per_epoch,
+        epochs_known=epochs_known,
         policy=policy,
         preparation=preparation,
         profiles_from=f"{profiles_from}, on one {kinds[0]}",

@@ -120,6 +120,33 @@ def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
     assert found.to_json()["plan"]["flotillas"][0]["placements"][0]["member"] == "a"
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("epochs", [{"a": 4, "b": 4, "c": 4}, {"a": 2, "b": 10, "c": 2}])
+def test_the_plan_is_that_with_which_the_simulation_begins(known: bool, epochs: dict[str, int]) -> None:
+    members = [profile("a", 20.0), profile("b", 30.0), profile("c", 60.0)]
+    found = explain_cluster(members, "1x2x80GB", epochs=epochs, samples_per_epoch=1000, epochs_known=known)
+    begins = {(one.device, one.members) for one in found.simulation.timeline if one.start_seconds == 0}
+    planned = {(device, tuple(p.member for p in f.pack(device))) for f in found.plan.flotillas for device in f.devices}
+    assert planned == begins and found.plan.policy == found.simulation.policy
+
+
+def test_another_policy_is_foreseen_only_where_epochs_are_sure() -> None:
+    members = [profile("a", 20.0), profile("b", 30.0), profile("c", 60.0), profile("d", 90.0)]
+    limits = {"epochs": {"a": 2, "b": 10, "c": 2, "d": 2}, "samples_per_epoch": 1000}
+    slow = PreparationRates(samples_per_second=((16, 50.0),))
+    policies = [
+        explain_cluster(members, "1x2x16GB", preparation=slow, epochs_known=known, **limits).plan.policy
+        for known in (True, False)
+    ]
+    assert policies == ["solo", "balanced"]
+
+
+def test_members_without_a_limit_count_with_one_epoch_and_a_note() -> None:
+    found = explain_cluster([profile("a", 10.0), profile("b", 10.0)], "1x2x80GB", epochs={}, samples_per_epoch=1000)
+    assert found.simulation.makespan_seconds == pytest.approx(100.0)
+    assert "a, b: no rule limits their epochs, and one of each is counted" in found.explain()
+
+
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
     found = explain_cluster([profile("a", 5.0), profile("b", 40.0)], "1x2x80GB", **LIMITS)
     write_timeline(found.simulation, tmp_path / "t.html")

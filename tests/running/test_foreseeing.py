@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import splits
 import studies
 from planning.cases import profile
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES
+from argosy.planning import POLICIES, Situation
+from argosy.plans import Plan
 from argosy.running.control.launching import Launching
-from argosy.running.launch.inline import InlineWorkers
+from argosy.running.launch.inline import Inline, InlineWorkers
+from argosy.settings import Settings
 
 
 @pytest.mark.parametrize(("preparation_seconds", "policy"), [(0.0, "solo"), (0.02, "balanced")])
@@ -47,6 +50,24 @@ def test_only_epochs_that_are_sure_are_known(
     study = studies.study(fleet=fleet)
     argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:2", numerics="exact")
     assert seen == foreseen
+    argosy.plan(study, settings=Settings(devices="cpu:2", numerics="exact"), launcher=Inline())
+    assert seen == 2 * foreseen, "a plan is made as a run makes it"
+
+
+@pytest.mark.parametrize(("numerics", "splittable"), [("equivalent", True), ("exact", False)])
+def test_a_plan_knows_whether_a_run_would_split(
+    monkeypatch: pytest.MonkeyPatch, numerics: str, splittable: bool
+) -> None:
+    seen: list[bool] = []
+
+    def launch(launching: Launching, situation: Situation, *rest: object) -> Plan:
+        seen.extend(profile.splittable for profile in situation.waiting)
+        return launched(launching, situation, *rest)
+
+    launched = Launching.launch
+    monkeypatch.setattr(Launching, "launch", launch)
+    argosy.plan(splits.study("whole"), settings=Settings(devices="cpu:2", numerics=numerics))
+    assert seen == [splittable]
 
 
 def test_a_policy_that_starts_one_flotilla_at_a_time_is_asked_until_all_devices_train(tmp_path: Path) -> None:

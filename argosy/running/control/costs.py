@@ -49,7 +49,6 @@ class Costs:
     """What members and preparation cost."""
 
     profiles: tuple[Profile, ...]
-    notes: tuple[str, ...]
     lengths: dict[str, int]
     preparation_seconds_per_sample: float
     """Seconds of one core; 0 where nothing is prepared."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from argosy.cluster import Cluster, Node
 from argosy.planning import SKIPPING, Situation
-from argosy.plans import Flotilla
+from argosy.plans import Flotilla, Plan
 from argosy.protocol.events import Split
 from argosy.protocol.feeder import Leg, Probed
 from argosy.running.control.barriers import assignments_of
@@ -90,15 +90,7 @@ class LegStarts:
             return
         if not self.legs.live and self.decisions.more_come_back:
             return  # No member trains meanwhile, and the policy is to choose among all that are left.
-        profiles = self.decisions.profiles(self.decisions.to_start())
-        self.carry_out.record(*self.predictions.profiled(profiles))
-        situation = self.decisions.situation(profiles, {})
-        with self.predictions.planning():
-            self._foresee(situation)
-            found = self.launching.launch(situation, tuple(self.splits.values()))
-        plan = replace(
-            found, notes=(*run.measuring.notes, *run.choices.unknown(profile.member for profile in profiles))
-        )
+        plan = self.plan()
         self.members.catch_up(plan.waiting)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
             return
@@ -109,6 +101,18 @@ class LegStarts:
             idle = len(set(self.legs.devices)) < len(self.pool.devices)
             run.wants_plan = bool(self.members.waiting) and idle
             self.carry_out.publish(plan)
+
+    def plan(self) -> Plan:
+        """What the policy starts on the devices that are free."""
+        run = self.run
+        profiles = self.decisions.profiles(self.decisions.to_start())
+        self.carry_out.record(*self.predictions.profiled(profiles))
+        situation = self.decisions.situation(profiles, {})
+        with self.predictions.planning():
+            self._foresee(situation)
+            found = self.launching.launch(situation, tuple(self.splits.values()))
+        notes = *run.measuring.notes, *run.choices.unknown(profile.member for profile in profiles)
+        return replace(found, notes=notes)
 
     def _foresee(self, situation: Situation) -> None:
         """Before its first plan ``balanced`` is told how far all train, where none may end sooner or come later."""

@@ -68,13 +68,13 @@ class Measurements:
         self._fail_unfit(waiting)
         waiting = self.members.waiting
         check_batch_norm(map(run.study.member, waiting), run.lengths, self.measuring.measured)
-        if self.only_measure:
-            if self.measuring.needs_groups(waiting):
-                self.measure()
-            else:
-                run.phase = Phase.OVER
+        if self.only_measure and self.measuring.needs_groups(waiting):
+            self.measure()
             return
         if self._time_sums():
+            return
+        if self.only_measure:
+            run.phase = Phase.OVER
             return
         run.write_study()
         self.train()

@@ -1,19 +1,24 @@
-"""A run that only measures: what the members of a job cost, and preparation."""
+"""A run that only measures: what the members of a job cost, and preparation, and where they would begin to train."""
+
+import contextlib
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError
 from argosy.errors.wording import last_line
+from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.control.costs import ASSUMED_LINK, Costs
 from argosy.running.control.driver import Driver
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.run import Run
+from argosy.running.control.splitting import measuring_of_run
+from argosy.running.control.steering import Steering
 from argosy.running.control.verdicts import Rules
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.view import Silent
 
-__all__ = ["measure"]
+__all__ = ["first_plan", "measure"]
 
 
 def measure(
@@ -25,9 +30,27 @@ def measure(
     """
     kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
     measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
-    run = Run(job, cluster, workers, journal, RunState(), Silent(), measuring, judges=(Rules(),))
+    run = _measured(job, cluster, workers, journal, measuring).run
+    return Costs(
+        profiles=tuple(measuring.profiles(run.members.waiting, run.study)),
+        lengths=dict(run.lengths),
+        preparation_seconds_per_sample=run.data.seconds_per_sample if run.data else 0.0,
+    )
+
+
+def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
+    """The plan with which a run of the job would begin, by what it would measure; raises PlanError as `measure` does."""
+    measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
+    return _measured(job, cluster, workers, journal, measuring).starts.plan()
+
+
+def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: Measuring) -> Driver:
+    """A driver that knows all members of a job, and has begun none."""
+    rule = job.study.ensemble
+    steering = None if rule is None else Steering(job.study, rule, job.directory)
+    run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring), judges=(Rules(),), steering=steering)
     driver = Driver(run, only_measure=True)
-    with workers:
+    with contextlib.nullcontext() if steering is None else contextlib.closing(steering), workers:
         try:
             driver.drive()
         finally:
@@ -40,9 +63,4 @@ def measure(
             f"{len(ended)} of {len(run.study.members)} members could not be measured: {reasons}. Mend what they raised, or leave "
             "them out of the study."
         )
-    return Costs(
-        profiles=tuple(measuring.profiles(waiting, run.study)),
-        notes=measuring.notes,
-        lengths=dict(run.lengths),
-        preparation_seconds_per_sample=run.data.seconds_per_sample if run.data else 0.0,
-    )
+    return driver
