@@ -2,6 +2,7 @@
 
 import csv
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,16 +118,20 @@ def read_networks(path: Path) -> "list[Network]":
     from argosy.planning.replay import Network
 
     try:
-        with path.open(newline="") as file:
-            return [
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            networks = [
                 Network(
                     name=row["name"],
                     samples_per_second=float(row["samples_per_second"]),
                     epochs=int(row["epochs"]),
                     model_bytes=int(float(row["model_mb"]) * 1e6),
                 )
-                for row in csv.DictReader(file, restval="")
+                for row in csv.DictReader(file, restval="", skipinitialspace=True)
             ]
+        names = Counter(network.name for network in networks)
+        if wrong := [network.name for network in networks if network.epochs < 1 or names[network.name] > 1]:
+            raise ValueError(f"{wrong[0]!r} is there twice, or has less than 1 epoch")
+        return networks
     except (OSError, KeyError, ValueError) as error:
         raise PlanError(
             f"cannot read the table {path} ({error!r}); give it the columns name, samples_per_second, epochs, model_mb."
@@ -136,8 +141,11 @@ def read_networks(path: Path) -> "list[Network]":
 def read_scaling(path: Path) -> list[list[float]]:
     """Curves of rates on 1, 2, … devices, one a row under a header."""
     try:
-        with path.open(newline="") as file:
-            return [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            curves = [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]
+        if not curves or min(map(min, curves)) <= 0:
+            raise ValueError(f"{len(curves)} curves, of which each needs rates above 0")
+        return curves
     except (OSError, ValueError) as error:
         raise PlanError(f"cannot read the scaling curves {path} ({error!r}); give it a header, then rates.") from error
 
@@ -153,7 +161,11 @@ def _policies(text: str) -> Sequence[str]:
     from argosy.planning import POLICIES
 
     # ``exact`` solves only small cases.
-    names = tuple(name for name in POLICIES if name != "exact") if text == "all" else tuple(text.split(","))
+    names = (
+        tuple(name for name in POLICIES if name != "exact")
+        if text == "all"
+        else tuple(name.strip() for name in text.split(","))
+    )
     if unknown := [name for name in names if name not in POLICIES]:
         raise PlanError(
             f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or some of {', '.join(POLICIES)}."

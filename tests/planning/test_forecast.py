@@ -90,11 +90,26 @@ def test_simulate_refuses_with_what_to_do(tables: Path, changes: list[str], says
     assert says in found.stderr and "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("row", ["n6,80", "   ", "n6,80,9,", "n6,fast,9,90"])
+@pytest.mark.parametrize("row", ["n6,80", "   ", "n6,80,9,", "n6,fast,9,90", "n5,80,9,90", "n6,80,0,90"])
 def test_simulate_names_the_columns_that_every_row_needs(tables: Path, row: str) -> None:
     (tables / "networks.csv").write_text(f"{NETWORKS}{row}\n")
     found = simulate(tables, "networks.csv")
     assert found.returncode == 2 and "give it the columns name, samples_per_second" in found.stderr
+
+
+@pytest.mark.parametrize("curve", ["0,0", "20,-37", ""])
+def test_curves_are_rates_above_zero(tables: Path, curve: str) -> None:
+    (tables / "curves.csv").write_text(f"r1,r2\n{curve}\n")
+    found = simulate(tables, "networks.csv", "--scaling", "curves.csv")
+    assert found.returncode == 2 and "each needs rates above 0" in found.stderr
+
+
+def test_tables_of_other_programs_are_read(tables: Path) -> None:
+    before = simulate(tables, "networks.csv", "--policy", "solo, balanced", "--json").stdout
+    (tables / "networks.csv").write_text(NETWORKS.replace(",", ", "), encoding="utf-8-sig")
+    after = simulate(tables, "networks.csv", "--policy", "solo, balanced", "--json").stdout
+    seconds = [[row["makespan_seconds"] for row in json.loads(text)["runs"]] for text in (before, after)]
+    assert seconds[0] == seconds[1]
 
 
 def test_blank_lines_of_tables_are_passed_over(tables: Path) -> None:
