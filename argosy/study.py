@@ -1,6 +1,7 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
 import functools
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -233,9 +234,12 @@ class Member:
     step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
     repetition: Repetition | None = None
     """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
+    _read: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
+    """By factory: scalars of outer variables that it reads when it is called, as they were when the member was made."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        object.__setattr__(self, "_read", {name: _outer_scalars(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
         _check_functions(self)
         _check_steps(self)
@@ -350,6 +354,7 @@ class Study:
 
     def _check_member(self, member: Member) -> None:
         """Raise StudyError where a member and the study do not agree."""
+        _check_outer_scalars(member)
         self._check_tokens(member)
         reported = member.reported(has_val=self.data.has_val)
         if self.objective not in reported:
@@ -459,6 +464,27 @@ class Study:
     def stop_of(self, member: Member) -> Stop:
         """Return the member's own rule, or the study's."""
         return self.stop if member.stop is None else member.stop
+
+
+def _outer_scalars(factory: Any) -> dict[str, Any]:
+    """Return the scalars of outer variables that a function reads when it is called, as a lambda in a loop does."""
+    if not inspect.isfunction(factory):
+        return {}
+    outer = inspect.getclosurevars(factory)
+    variables = {**outer.globals, **outer.nonlocals}
+    return {name: value for name, value in variables.items() if isinstance(value, bool | int | float | str)}
+
+
+def _check_outer_scalars(member: Member) -> None:
+    """Raise StudyError where a factory would read another value than that of when its member was made."""
+    for part, before in member._read.items():
+        now = _outer_scalars(getattr(member, part))
+        for name, value in before.items():
+            if repr(now.get(name, value)) != repr(value):
+                raise StudyError(
+                    f"member {member.name!r}: its {part} reads {name} when it is called, and that is {now[name]!r} by now; it was {value!r} when "
+                    f"the member was made. Bind it, as functools.partial(SGD, lr=lr), or as a default of the function, {name}={name}."
+                )
 
 
 def _listed(indices: Sequence[int] | None) -> list[int] | None:

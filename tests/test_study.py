@@ -313,6 +313,17 @@ def test_a_study_file_with_the_name_of_a_module_is_refused_and_hides_nothing(tmp
         assert sys.path == path
 
 
+def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays_is_taken() -> None:
+    rates, steady = (0.1, 0.2), float("nan")
+    member = partial(argosy.Member, model=partial(nn.Linear, 4, 3), batch_size=8)
+    late = [member(f"{lr}", optimizer=lambda p: SGD(p, lr=lr)) for lr in rates]  # noqa: B023, what is refused
+    with pytest.raises(StudyError, match=r"member '0.1': its optimizer reads lr .* 0.2 by now; it was 0.1 when"):
+        argosy.Study(data=arrays(), members=late)
+    bound = [member(f"{lr}", optimizer=lambda p, lr=lr: SGD(p, lr=lr)) for lr in rates]
+    same = [member(f"same-{lr}", optimizer=lambda p: SGD(p, lr=steady)) for lr in rates]
+    argosy.Study(data=arrays(), members=[*bound, *same])
+
+
 def test_a_member_beside_its_own_repetitions_is_refused() -> None:
     mlp = studies.member("mlp")
     with pytest.raises(StudyError, match="a member 'mlp' beside members that repeat 'mlp'"):

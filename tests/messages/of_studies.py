@@ -9,6 +9,7 @@ import numpy as np
 import studies
 import torch
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import IterableDataset, TensorDataset
 
 import argosy
@@ -74,8 +75,16 @@ def locked() -> argosy.Member:
     return studies.member("mlp", model=partial(studies.Mlp, lock=threading.Lock()))
 
 
+def late() -> None:
+    """Members whose optimizers read the variable of the loop that made them."""
+    rates = (0.1, 0.2)
+    members = [studies.member(f"lr={lr}", optimizer=lambda given: SGD(given, lr=lr)) for lr in rates]  # noqa: B023, what is refused
+    argosy.Study(data=VALIDATED, members=members)
+
+
 CASES = {
     "a view and a bar at once": lambda: trained(studies.member("mlp"), view=Silent(), progress=True),
+    "a function that reads the variable of a loop": late,
     "Data has no training samples": lambda: argosy.Data(),
     "Data has validation samples twice": lambda: argosy.Data(arrays=ARRAYS, val=[1], val_arrays=ARRAYS),
     "one array as arrays": lambda: argosy.Data(arrays=ARRAYS[0]),
