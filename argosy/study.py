@@ -169,6 +169,11 @@ class Repetition:
         found = re.search(r"(?:^|-)fold=(\d+)", self.under)
         return None if found is None else int(found[1])
 
+    @property
+    def draw(self) -> str:
+        """What is drawn once for it and its like, whose mean is one value of an interval: the seeds of a fold share its samples."""
+        return re.sub(r"(?:^|-)seed=\d+", "", self.under) if self.overlap else self.under
+
 
 @known_keywords("argosy.Member")
 @described

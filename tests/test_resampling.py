@@ -16,10 +16,13 @@ from scipy import stats
 from torch.utils.data import Dataset
 
 import argosy
+from argosy.results.bands import Band
 from argosy.results.fold import RunState
 from argosy.results.intervals import Interval, t_quantile
+from argosy.results.repetitions import Repetitions
 from argosy.running.directory.journal import read_journal
 from argosy.stream.sources import open_sources
+from argosy.study import Repetition
 
 
 def fold_of_each(members: list[argosy.Member], samples: int) -> np.ndarray:
@@ -102,6 +105,29 @@ def test_the_interval_of_folds_is_wider_by_what_they_share() -> None:
     found = Interval.of(values, overlap=1 / 4)
     assert found.half == pytest.approx(t_quantile(4) * np.std(values, ddof=1) * np.sqrt(1 / 5 + 1 / 4))
     assert Interval.of(values).half == pytest.approx(stats.t.interval(0.95, 4, 0, stats.sem(values))[1])
+
+
+def test_seeds_of_a_fold_are_one_value_of_its_interval() -> None:
+    folds = {"a": [0.1, 0.2, 0.4, 0.3, 0.2], "b": [0.2, 0.2, 0.3, 0.5, 0.2]}
+
+    def found(seeds: list[str], overlap: float) -> Repetitions:
+        members = [
+            (Repetition(of=name, under=f"fold={fold}{seed}", overlap=overlap), {"val_loss": value})
+            for name, values in folds.items()
+            for fold, value in enumerate(values)
+            for seed in seeds
+        ]
+        return Repetitions.of(members, objective="val_loss", mode="min")
+
+    once, thrice = found([""], 1 / 4), found(["-seed=0", "-seed=1", "-seed=2"], 1 / 4)
+    half = once.configurations[0].metrics["val_loss"].half
+    assert thrice.configurations[0].metrics["val_loss"].half == pytest.approx(half)
+    half = once.compare("a", "b").first_minus_second.half
+    assert thrice.compare("a", "b").first_minus_second.half == pytest.approx(half)
+    curves = [{1.0: value} for value in folds["a"] for _ in range(3)]
+    band = Band.of("a", curves, "ci", overlap=1 / 4, draws=[fold for fold in range(5) for _ in range(3)])
+    assert band.bounds[0] == pytest.approx(Band.of("a", curves[::3], "ci", overlap=1 / 4).bounds[0])
+    assert Repetition(of="a", under="seed=1").draw == "seed=1", "seeds without folds are draws of their own"
 
 
 def data(samples: int = 60) -> argosy.Data:

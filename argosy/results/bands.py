@@ -30,20 +30,28 @@ class Band:
     """Lower and upper edge at each epoch: NaN if there are fewer than two curves or a value is not finite; empty without a band."""
 
     @classmethod
-    def of(cls, name: str, curves: Sequence[Curve], spread: Spread | None, *, overlap: float = 0.0) -> "Band":
-        """Return the band of these curves; for `overlap` see `Interval.of`.
+    def of(
+        cls,
+        name: str,
+        curves: Sequence[Curve],
+        spread: Spread | None,
+        *,
+        overlap: float = 0.0,
+        draws: Sequence[object] = (),
+    ) -> "Band":
+        """Return the band of these curves; for `overlap` and `draws` see `Interval.of`.
 
         Epochs that only some curves have are left out: the mean of those that went on would go on elsewhere.
         """
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         values = [[curve[epoch] for curve in curves] for epoch in epochs]
-        bounds = [] if spread is None else [_bounds(found, spread, overlap) for found in values]
+        bounds = [] if spread is None else [_bounds(found, spread, overlap, draws) for found in values]
         means = [Interval.of(found).mean for found in values]
         return cls(name=name, count=len(curves), epochs=epochs, means=means, bounds=bounds)
 
 
-def _bounds(values: Sequence[float], spread: Spread, overlap: float) -> tuple[float, float]:
-    interval = Interval.of(values, overlap=overlap)
+def _bounds(values: Sequence[float], spread: Spread, overlap: float, draws: Sequence[object]) -> tuple[float, float]:
+    interval = Interval.of(values, overlap=overlap, draws=draws if spread == "ci" else ())
     if interval.bounds is None:
         return math.nan, math.nan
     if spread == "range":

@@ -27,16 +27,21 @@ class Interval:
     """Number of values."""
 
     @classmethod
-    def of(cls, values: Sequence[float], *, overlap: float = 0.0) -> "Interval":
+    def of(cls, values: Sequence[float], *, overlap: float = 0.0, draws: Sequence[object] = ()) -> "Interval":
         """Return Student's interval for independent values of one, roughly normal, distribution.
 
         Values of networks with overlapping training sets are not independent; with n_val / n_train as `overlap`, their
-        spread is increased by the correction of Nadeau and Bengio 2003.
+        spread is increased by the correction of Nadeau and Bengio 2003. Those of one of the `draws`, given for each, as of one fold, are one
+        value, their mean.
         """
         count = len(values)
-        if count < 2 or not all(map(math.isfinite, values)):
+        apart: dict[object, list[float]] = {}
+        for draw, value in zip(draws or range(count), values, strict=True):
+            apart.setdefault(draw, []).append(value)
+        if len(apart) < 2 or not all(map(math.isfinite, values)):
             return cls(mean=sum(values) / count if count else math.nan, half=None, count=count)
-        half = t_quantile(count - 1) * statistics.stdev(values) * math.sqrt(1 / count + overlap)
+        spread = statistics.stdev(map(statistics.fmean, apart.values()))
+        half = t_quantile(len(apart) - 1) * spread * math.sqrt(1 / len(apart) + overlap)
         return cls(mean=statistics.fmean(values), half=half, count=count)
 
     @property

@@ -191,23 +191,25 @@ class Repetitions:
         """Compare two configurations by a metric, or by the objective, over the repetitions that both have, on the same validation samples."""
         metric = metric or self.objective
         of_first, of_second = self._values(first, metric), self._values(second, metric)
-        differences = [
-            value - of_second[under]
+        differences = {
+            under: value - of_second[under]
             for under, value in of_first.items()
             if under in of_second and self.held_out.get((first, under)) == self.held_out.get((second, under))
-        ]
-        difference = Interval.of(differences, overlap=max(self.overlaps[first], self.overlaps[second]))
+        }
+        difference = _interval(differences, overlap=max(self.overlaps[first], self.overlaps[second]))
         return Comparison(first=first, second=second, metric=metric, first_minus_second=difference)
 
     def _configuration(self, name: str) -> Configuration:
         overlap = self.overlaps[name]
-        done = [metrics for metrics in self.outcomes[name].values() if metrics]
-        shared = [metric for metric in (done[0] if done else ()) if all(metric in metrics for metrics in done)]
+        done = {under: metrics for under, metrics in self.outcomes[name].items() if metrics}
+        first = next(iter(done.values()), {})
+        shared = [metric for metric in first if all(metric in metrics for metrics in done.values())]
+        values = {metric: {under: metrics[metric] for under, metrics in done.items()} for metric in shared}
         return Configuration(
             name=name,
             repetitions=len(self.outcomes[name]),
             counted=len(done),
-            metrics={metric: Interval.of([metrics[metric] for metrics in done], overlap=overlap) for metric in shared},
+            metrics={metric: _interval(found, overlap=overlap) for metric, found in values.items()},
         )
 
     def _values(self, configuration: str, metric: str) -> dict[str, float]:
@@ -227,3 +229,9 @@ class Repetitions:
                     f"{', '.join(metrics)}."
                 )
         return {under: metrics[metric] for under, metrics in done.items()}
+
+
+def _interval(values: Mapping[str, float], *, overlap: float) -> Interval:
+    """Return the interval of values by what differs between the repetitions that have them."""
+    draws = [Repetition(of="", under=under, overlap=overlap).draw for under in values]
+    return Interval.of([*values.values()], overlap=overlap, draws=draws)

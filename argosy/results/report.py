@@ -591,7 +591,9 @@ def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread |
     """Return the band of the members that count."""
     counted = [row for row in rows if row.counts]
     overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
-    return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap)
+    # By a hyper-parameter, members of several configurations are in one band.
+    draws = [row.name if row.repetition is None else (row.repetition.of, row.repetition.draw) for row in counted]
+    return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap, draws=draws)
 
 
 def _best_of_epochs(row: MemberResult) -> str:

@@ -155,13 +155,7 @@ def bands_of(report: Report, metrics: Sequence[str], moments: Moments) -> list[d
         {
             "label": labels[name],
             "members": places,
-            **_curves(
-                [report.rows[at] for at in places],
-                metrics,
-                moments,
-                spread="ci",
-                overlap=report.repetitions.overlaps[name],
-            ),
+            **_curves([report.rows[at] for at in places], metrics, moments, spread="ci"),
         }
         for name, places in members.items()
         if len(places) > 1
@@ -178,10 +172,9 @@ def _cell(value: Any) -> Any:
 
 
 def _curves_of(row: PageRow, metrics: Sequence[str], moments: Moments) -> dict[str, Any]:
-    repeats = row.members[0].repetition
-    if repeats is None or len(row.members) == 1:
+    if row.members[0].repetition is None or len(row.members) == 1:
         return _curves(row.members, metrics, moments)
-    return _curves(row.members, metrics, moments, spread="ci", overlap=repeats.overlap)
+    return _curves(row.members, metrics, moments, spread="ci")
 
 
 def _curves(
@@ -190,7 +183,6 @@ def _curves(
     moments: Moments,
     *,
     spread: Spread | None = None,
-    overlap: float = 0.0,
 ) -> dict[str, Any]:
     """Return what is drawn of one member, or of the means of several.
 
@@ -200,9 +192,12 @@ def _curves(
     steps = Band.of("", [{ended.epochs: ended.steps for ended in one.sections} for one in members], None)
     times = [{ended.epochs: moments[one.name, ended.epochs] for ended in one.sections} for one in members]
     kept = range(len(steps.epochs))[:: -max(-(-len(steps.epochs) // MOST_POINTS), 1)][::-1]
+    repetitions = [one.repetition for one in members if one.repetition is not None]
+    overlap = max((repetition.overlap for repetition in repetitions), default=0.0)
+    draws = [repetition.draw for repetition in repetitions]
     found = {}
     for name in metrics:
-        band = Band.of("", [one.curve(name) for one in members], spread, overlap=overlap)
+        band = Band.of("", [one.curve(name) for one in members], spread, overlap=overlap, draws=draws)
         if band.epochs:
             at = {epoch: place for place, epoch in enumerate(band.epochs)}
             drawn = [at.get(steps.epochs[place]) for place in kept]
