@@ -488,7 +488,7 @@ def _check_outer_scalars(member: Member) -> None:
             if repr(now.get(name, value)) != repr(value):
                 raise StudyError(
                     f"member {member.name!r}: its {part} reads {name} when it is called, and that is {now[name]!r} by now; it was {value!r} when "
-                    f"the member was made. Bind it, as functools.partial(SGD, lr=lr), or as a default of the function, {name}={name}."
+                    f"the member was made. Give it with the function, as functools.partial(SGD, lr=lr), or as a default, {name}={name}."
                 )
 
 
