@@ -100,6 +100,40 @@ def test_a_fold_can_be_replicated() -> None:
     assert found[0].repetition.overlap == pytest.approx(5 / 4)
 
 
+def test_repeats_deal_out_the_samples_otherwise_each_time() -> None:
+    labels = [n % 3 for n in range(30)]
+    found = argosy.kfold(studies.member("a"), 3, stratify=labels, repeats=4, seed=5)
+    assert [m.name for m in found[:4]] == [
+        "a-repeat=0-fold=0",
+        "a-repeat=0-fold=1",
+        "a-repeat=0-fold=2",
+        "a-repeat=1-fold=0",
+    ]
+    folds = [m.val_subset for m in found]
+    assert folds[:3] == [m.val_subset for m in argosy.kfold(studies.member("a"), 3, stratify=labels, seed=5)]
+    for start in range(0, 12, 3):
+        assert sorted(index for fold in folds[start : start + 3] for index in fold) == list(range(30))
+        assert all(
+            np.bincount([labels[index] for index in fold]).tolist() in ([3, 3, 4], [3, 4, 3], [4, 3, 3])
+            for fold in folds[start : start + 3]
+        )
+    assert len({tuple(fold) for fold in folds}) == 12
+    assert {m.repetition.of for m in found} == {"a"} and len({m.repetition.draw for m in found}) == 12
+    assert [m.repetition.fold for m in found[:4]] == [0, 1, 2, 0]
+
+
+def test_repeats_are_one_interval_and_each_sample_has_a_mean_over_them(tmp_path: Path) -> None:
+    members = argosy.kfold(studies.member("plain"), 3, samples=60, repeats=2)
+    report = trained(tmp_path, members)
+    (found,) = report.repetitions.configurations
+    values = [row.metrics["val_loss"] for row in report.rows]
+    half = t_quantile(5) * np.std(values, ddof=1) * np.sqrt(1 / 6 + 20 / 40)
+    assert found.metrics["val_loss"].half == pytest.approx(half)
+    said = [report.predict((data().arrays[0],), m.name) for m in members]
+    wanted = torch.stack([sum(said[n][i] for n, m in enumerate(members) if i in m.val_subset) / 2 for i in range(60)])
+    torch.testing.assert_close(report.out_of_fold("plain"), wanted)
+
+
 def test_the_interval_of_folds_is_wider_by_what_they_share() -> None:
     values = [0.1, 0.2, 0.4, 0.3, 0.2]
     found = Interval.of(values, overlap=1 / 4)

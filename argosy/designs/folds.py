@@ -32,6 +32,7 @@ def kfold(
     samples: int | None = None,
     stratify: Sequence[Any] | None = None,
     groups: Sequence[Any] | None = None,
+    repeats: int = 1,
     seed: int = 0,
 ) -> list[Member]:
     """Return the same network on each of so many folds, named ``mlp-fold=0`` and so on: trained on the others, validated on it.
@@ -41,16 +42,25 @@ def kfold(
 
     Where something is fitted to the training samples of a fold, as means that inputs are normalised by, give a function in place of
     the member: it gets their indices, and returns the member that is to be trained on them.
+
+    With `repeats`, samples are dealt out so many times, each time otherwise, to members ``mlp-repeat=0-fold=0`` and so on; the folds of the first
+    time are those without. Intervals are corrected for what folds share (Nadeau and Bengio 2003; for repeats Bouckaert and Frank 2004).
     """
-    check_whole("argosy.kfold: folds", folds, least=2)
-    check_whole("argosy.kfold: seed", seed, least=0)
+    for name, value, least in (("folds", folds, 2), ("repeats", repeats, 1), ("seed", seed, 0)):
+        check_whole(f"argosy.kfold: {name}", value, least=least)
+    if repeats > 1 and groups is not None:
+        raise StudyError(
+            "argosy.kfold: groups= are dealt out by their sizes, so that repeats= would mostly have the same folds again. Leave repeats out."
+        )
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
-    fold_N = _fold_of_each(folds, samples, stratify, groups, random)
-    parts = [np.flatnonzero(fold_N == fold) for fold in range(folds)]
-    return [
-        _on("argosy.kfold", member, f"fold={fold}", np.flatnonzero(fold_N != fold), part)
-        for fold, part in enumerate(parts)
-    ]
+    found = []
+    for repeat in range(repeats):
+        fold_N = _fold_of_each(folds, samples, stratify, groups, random)
+        for fold in range(folds):
+            name = f"fold={fold}" if repeats == 1 else f"repeat={repeat}-fold={fold}"
+            held_out = fold_N == fold
+            found.append(_on("argosy.kfold", member, name, np.flatnonzero(~held_out), np.flatnonzero(held_out)))
+    return found
 
 
 @known_keywords("argosy.bootstrap")

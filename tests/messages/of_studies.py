@@ -148,6 +148,7 @@ CASES = {
     "folds of a member that has a subset": lambda: argosy.kfold(studies.member("mlp", subset=[1]), samples=10),
     "folds of an unknown number of samples": lambda: argosy.kfold(studies.member("mlp")),
     "folds of too few samples of a label": lambda: argosy.kfold(studies.member("mlp"), stratify=[0] * 9 + [1]),
+    "folds of groups that are repeated": lambda: argosy.kfold(studies.member("mlp"), 2, groups=[0, 1, 2, 3], repeats=2),
     "folds of too few groups": lambda: argosy.kfold(studies.member("mlp"), groups=[0] * 9 + [1]),
     "folds of samples without labels": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", None, "dog"] * 9),
     "labels of folds of two types": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", 1] * 9),
