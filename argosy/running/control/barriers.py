@@ -9,29 +9,24 @@ from collections.abc import Iterable, Mapping
 
 from argosy.plans import Flotilla
 from argosy.protocol.feeder import Held
-from argosy.results.fold import RunState
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.legs import Gate, Legs, LiveLeg, difference, placed_anew
-from argosy.running.control.members import Members
+from argosy.running.control.legs import Gate, LiveLeg, difference, placed_anew
 from argosy.running.control.predictions import Predictions
-from argosy.running.control.run import Run
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Verdict
 
 __all__ = ["Barriers", "assignments_of"]
 
 
-class Barriers:
+class Barriers(DriverPart):
     """The barriers of one run's legs."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
-        self.run = run
+        super().__init__(run)
         self.decisions = decisions
         self.carry_out = carry_out
         self.predictions = predictions
-        self.members: Members = run.members
-        self.legs: Legs = run.legs
-        self.state: RunState = run.state
 
     # ---- what workers say
 

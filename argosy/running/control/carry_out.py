@@ -29,32 +29,26 @@ from argosy.protocol.feeder import Credit, Hold, Leg, UseLoaders
 from argosy.protocol.trainer import Assign, GroupRank, Measure, Pause, Unassign
 from argosy.running.control.clone import inherit
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.legs import Change, Gate, Legs, LiveLeg, Starting
+from argosy.running.control.legs import Change, Gate, LiveLeg, Starting
 from argosy.running.control.losses import Way
-from argosy.running.control.measuring import Measuring
-from argosy.running.control.members import Leaving, Members, State
-from argosy.running.control.positions import FINAL, Positions
+from argosy.running.control.members import Leaving, State
+from argosy.running.control.positions import FINAL
 from argosy.running.control.predictions import Predictions
-from argosy.running.control.run import Run
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
-from argosy.running.control.worker_pool import Feeder, WorkerPool
+from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["CarryOut"]
 
 
-class CarryOut:
+class CarryOut(DriverPart):
     """Changes of the legs and members of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, predictions: Predictions) -> None:
-        self.run = run
+        super().__init__(run)
         self.decisions = decisions
         self.predictions = predictions
-        self.members: Members = run.members
-        self.positions: Positions = run.positions
-        self.legs: Legs = run.legs
-        self.pool: WorkerPool = run.pool
-        self.measuring: Measuring = run.measuring
         self._rendezvous: dict[str, str] = {}
         """By member that several devices step: where these find each other."""
 

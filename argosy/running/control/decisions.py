@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from argosy.planning import SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
-from argosy.running.control.launching import Launching
-from argosy.running.control.legs import Gate, Legs, LiveLeg
-from argosy.running.control.measuring import Measuring
-from argosy.running.control.members import Members, State
-from argosy.running.control.positions import Positions
-from argosy.running.control.run import Run
+from argosy.running.control.legs import Gate, LiveLeg
+from argosy.running.control.members import State
+from argosy.running.control.run import DriverPart
 from argosy.running.control.verdicts import Fate, Verdict
-from argosy.running.control.worker_pool import WorkerPool
 from argosy.stream.schedule import section_start
 
 __all__ = ["Decisions", "GoesOn"]
@@ -31,17 +27,8 @@ class GoesOn:
     """What the policy is asked about next time."""
 
 
-class Decisions:
+class Decisions(DriverPart):
     """Questions to one run."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.members: Members = run.members
-        self.positions: Positions = run.positions
-        self.legs: Legs = run.legs
-        self.launching: Launching = run.launching
-        self.measuring: Measuring = run.measuring
-        self.pool: WorkerPool = run.pool
 
     # ---- how far a leg goes
 

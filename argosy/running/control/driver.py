@@ -52,17 +52,16 @@ from argosy.running.control.decisions import Decisions
 from argosy.running.control.ending import end_run
 from argosy.running.control.faults import Faults
 from argosy.running.control.leg_starts import LegStarts
-from argosy.running.control.legs import Legs
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.members import Members, State
+from argosy.running.control.members import State
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
-from argosy.running.control.run import Run
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.splitting import measuring_of_run
 from argosy.running.control.steering import Steering
 from argosy.running.control.verdicts import Bringer, Judge, Rules
-from argosy.running.control.worker_pool import Feeder, WorkerPool
+from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.anew import keep_aside
 from argosy.running.directory.journal import Journal
 from argosy.running.directory.records import run_started
@@ -80,17 +79,13 @@ FAREWELL_SECONDS = 3.0
 POLL_SECONDS = 0.5
 
 
-class Driver:
+class Driver(DriverPart):
     """Drives one run. `drive` is its life; messages are answered in `_handle`."""
 
     def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
-        self.run = run
+        super().__init__(run)
         self.anew = anew
         """What the state knows already, and the journal does not."""
-        self.state: RunState = run.state
-        self.members: Members = run.members
-        self.legs: Legs = run.legs
-        self.pool: WorkerPool = run.pool
         self.predictions: Predictions = Predictions(run)
         self.decisions: Decisions = Decisions(run)
         self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)

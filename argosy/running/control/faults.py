@@ -16,14 +16,12 @@ from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
 from argosy.running.control.hangs import Hangs
 from argosy.running.control.leg_starts import LegStarts
-from argosy.running.control.legs import Gate, Legs, LiveLeg
+from argosy.running.control.legs import Gate, LiveLeg
 from argosy.running.control.losses import Loss, Regrouping, Way, next_division
 from argosy.running.control.measurements import Measurements
-from argosy.running.control.measuring import Measuring
-from argosy.running.control.members import Members, State
-from argosy.running.control.run import Run
+from argosy.running.control.members import State
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.standstills import Devices, Standstills
-from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.heartbeat import Sign
 from argosy.study import Member
@@ -36,19 +34,15 @@ HANGS_TO_LET_GO = 2
 """Times ``hang_seconds`` that a trainer has to let its members go: a step may take as long as that, and so may their files."""
 
 
-class Faults:
+class Faults(DriverPart):
     """The faults of one run, and the ways out of them."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, measurements: Measurements) -> None:
-        self.run = run
+        super().__init__(run)
         self.decisions = decisions
         self.carry_out = carry_out
         self.measurements = measurements
         self.starts: LegStarts = measurements.starts
-        self.members: Members = run.members
-        self.legs: Legs = run.legs
-        self.pool: WorkerPool = run.pool
-        self.measuring: Measuring = run.measuring
         self.regrouping: Regrouping = Regrouping()
         self.hangs: Hangs = Hangs(run.settings.hang_seconds)
         self.standstills: Standstills = Standstills(run.settings.hang_seconds)

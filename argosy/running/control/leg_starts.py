@@ -11,31 +11,23 @@ from argosy.protocol.feeder import Leg, Probed
 from argosy.running.control.barriers import assignments_of
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.decisions import Decisions
-from argosy.running.control.launching import Launching
-from argosy.running.control.legs import Legs, LiveLeg
-from argosy.running.control.members import Members
-from argosy.running.control.positions import Positions
+from argosy.running.control.legs import LiveLeg
 from argosy.running.control.predictions import Predictions
-from argosy.running.control.run import Run
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.sharing_choice import SharingChoice
-from argosy.running.control.worker_pool import Feeder, WorkerPool
+from argosy.running.control.worker_pool import Feeder
 
 __all__ = ["LegStarts"]
 
 
-class LegStarts:
+class LegStarts(DriverPart):
     """Starts the legs of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
-        self.run = run
+        super().__init__(run)
         self.decisions = decisions
         self.carry_out = carry_out
         self.predictions = predictions
-        self.members: Members = run.members
-        self.legs: Legs = run.legs
-        self.pool: WorkerPool = run.pool
-        self.positions: Positions = run.positions
-        self.launching: Launching = run.launching
         self.sharing: SharingChoice = SharingChoice(run.settings)
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
         """The leg that members were measured on, its team and assignment, until a worker that feeds or reads it is gone."""

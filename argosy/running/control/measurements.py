@@ -14,14 +14,10 @@ from argosy.protocol.feeder import Credit, Leg
 from argosy.protocol.trainer import Measured, SumsTimed
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.leg_starts import LegStarts
-from argosy.running.control.legs import Legs
-from argosy.running.control.measuring import Measuring
-from argosy.running.control.members import Members, State
-from argosy.running.control.positions import Positions
+from argosy.running.control.members import State
 from argosy.running.control.refusals import check_batch_norm, check_batches
-from argosy.running.control.run import Run
+from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.splitting import Timing
-from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.watch.phase import Phase
 from argosy.stream.schedule import section_start
 from argosy.study import Member
@@ -29,18 +25,13 @@ from argosy.study import Member
 __all__ = ["Measurements"]
 
 
-class Measurements:
+class Measurements(DriverPart):
     """Measures the members of one run, and welcomes those that join."""
 
     def __init__(self, run: Run, carry_out: CarryOut, starts: LegStarts, *, only_measure: bool) -> None:
-        self.run = run
+        super().__init__(run)
         self.carry_out = carry_out
         self.starts = starts
-        self.members: Members = run.members
-        self.legs: Legs = run.legs
-        self.pool: WorkerPool = run.pool
-        self.positions: Positions = run.positions
-        self.measuring: Measuring = run.measuring
         self.only_measure = only_measure
         self.timing: Timing = Timing()
 

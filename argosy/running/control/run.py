@@ -33,7 +33,7 @@ from argosy.running.watch.view import View
 from argosy.settings import Settings
 from argosy.study import Study
 
-__all__ = ["Run"]
+__all__ = ["DriverPart", "Run"]
 
 
 class Run:
@@ -130,3 +130,17 @@ class Run:
     def write_study(self) -> None:
         """Write ``study.json``; raises RunError where the directory holds another study's run."""
         self.identity.write(self.study, **self.known_of_study())
+
+
+class DriverPart:
+    """Base of the parts of a driver: its run, and what most parts use of it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.state: RunState = run.state
+        self.members: Members = run.members
+        self.positions: Positions = run.positions
+        self.legs: Legs = run.legs
+        self.pool: WorkerPool = run.pool
+        self.measuring: Measuring = run.measuring
+        self.launching: Launching = run.launching
