@@ -15,7 +15,6 @@ alone, and those only for a while. Processes of one machine need no listener: th
 
 import hmac
 import os
-import select
 import selectors
 import socket
 import ssl
@@ -28,7 +27,7 @@ from typing import NoReturn
 
 from argosy.errors import WorkerError
 from argosy.stream.framing import Authenticated, Framing, Plain
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 
 __all__ = ["Address", "Listener", "dial"]
 
@@ -147,11 +146,7 @@ class Listener:
         """
         peers: list[Peer] = []
         while not over.is_set():
-            poll = select.poll()
-            poll.register(self, select.POLLIN)
-            for peer in peers:
-                poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
-            poll.poll(tick_seconds * 1000)
+            poll(tick_seconds, [(self, False), *((peer, peer.unsent) for peer in peers)])
             peers += [peer for _, peer in self.enter()]
             for peer in peers:
                 peer.flush()

@@ -15,13 +15,13 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from argosy.errors import WorkerError
 from argosy.stream.framing import LARGEST, Framing, Plain
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "poll"]
 
 READ_BYTES = 2**17
 """Most bytes of one read; the socket's buffer is hardly larger."""
@@ -223,3 +223,14 @@ def _unpickle(word: memoryview) -> Any:
 
 
 ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
+
+
+def poll(seconds: float | None, ends: Iterable[tuple[Any, bool]]) -> set[int]:
+    """Wait until an end can be read, takes what is unsent (its flag), or the time is over; return descriptors where there is something to do.
+
+    Not by ``select``, which handles no descriptor from 1024 up.
+    """
+    waits = select.poll()
+    for end, unsent in ends:
+        waits.register(end, select.POLLIN | (select.POLLOUT if unsent else 0))
+    return {descriptor for descriptor, _ in waits.poll(None if seconds is None else seconds * 1000)}

@@ -10,7 +10,6 @@ the kernel ties the fork server to the agent, and the workers to the fork server
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -34,7 +33,7 @@ from argosy.running.launch.forkserver import IGNORED
 from argosy.running.launch.processes import Processes, ProcessWorkers
 from argosy.settings import Settings
 from argosy.stream.rendezvous import interface_of
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 
 __all__ = [
     "BLOBS",
@@ -255,10 +254,7 @@ class Agent:
                 self._give_signs(workers)
 
     def _wait(self, workers: ProcessWorkers) -> None:
-        poll = select.poll()
-        poll.register(self.peer, select.POLLIN | (select.POLLOUT if self.outbox.unsent else 0))
-        poll.register(workers, select.POLLIN)
-        poll.poll(TICK_SECONDS * 1000)
+        poll(TICK_SECONDS, [(self.peer, self.outbox.unsent), (workers, False)])
 
     def _obey(self, workers: ProcessWorkers, message: Any) -> None:
         match message:

@@ -8,7 +8,6 @@ into its outbox.
 
 import contextlib
 import os
-import select
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -23,7 +22,7 @@ from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.processes import ProcessWorkers, enlisting
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.rendezvous import NetworkRendezvous
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 from argosy.study import Member
 
 __all__ = ["NodeWorkers", "Recruits"]
@@ -163,12 +162,7 @@ class NodeWorkers:
 
     def _wait(self, seconds: float) -> None:
         """Wait until a node sends something or takes unsent data, or the time is over."""
-        poll = select.poll()
-        for listening in (self.here, self.listener):
-            if listening is not None:
-                poll.register(listening, select.POLLIN)
-        for place in self.remote:
-            if not place.gone:
-                poll.register(place.peer, select.POLLIN | (select.POLLOUT if place.outbox.unsent else 0))
+        ends = [(place.peer, place.outbox.unsent) for place in self.remote if not place.gone]
+        listening = [(end, False) for end in (self.here, self.listener) if end is not None]
         some_said = (self.here is not None and self.here.said) or any(place.said for place in self.remote)
-        poll.poll(0 if some_said else seconds * 1000)
+        poll(0 if some_said else seconds, [*listening, *ends])

@@ -8,7 +8,6 @@ command to do so.
 """
 
 import contextlib
-import select
 import sys
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from argosy.protocol.trainer import Assign, Journaled, Lost, SectionReport
 from argosy.running.hosts.agent import BLOBS, EndWorker, Given, Kill, Ready, Said, Say, Signs, Start, Words
 from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 from argosy.training.member.files import KeptFiles
 
 __all__ = ["RemoteNode"]
@@ -125,9 +124,7 @@ class RemoteNode:
         if not self.gone:
             self.peer.send(EndWorker())
         while not self.gone and (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()
-            poll.register(self.peer, select.POLLIN | (select.POLLOUT if self.outbox.unsent else 0))
-            poll.poll(left * 1000)
+            poll(left, [(self.peer, self.outbox.unsent)])
             self.outbox.flush()
             self._listen()
         if self.ferry is not None:

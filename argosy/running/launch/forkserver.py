@@ -13,7 +13,6 @@ import gc
 import json
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ from argosy.errors import RunError
 from argosy.errors.system import means_refused
 from argosy.stream.death import die_with_parent
 from argosy.stream.memory import memory_file
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 from argosy.training.device.heap import allow_tcache, without_tcache
 
 __all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
@@ -199,7 +198,7 @@ def main() -> None:
     children: dict[int, str] = {}
     try:
         while True:
-            if wake in _ready(channel, wake):
+            if wake in poll(None, [(channel, channel.unsent), (wake, False)]):
                 os.read(wake, 4096)
                 _tell_ends(channel, children)
             channel.flush()
@@ -222,17 +221,6 @@ def main() -> None:
     except OSError as error:
         print(f"OSError: {error}", file=sys.stderr)
     _bid_farewell(children)
-
-
-def _ready(channel: Peer, wake: int) -> set[int]:
-    """Return the descriptors that can be read, or that have room for unsent data.
-
-    Not by ``select``, which handles no descriptor from 1024 up.
-    """
-    poll = select.poll()
-    poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
-    poll.register(wake, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll()}
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import socket
 import sys
 import time
@@ -28,7 +27,7 @@ from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.mapped import MappedFile
 from argosy.stream.ring import RingReader
-from argosy.stream.wire import Peer
+from argosy.stream.wire import Peer, poll
 from argosy.study import Data, Terms
 from argosy.training.device.devices import Backend, backend_of
 from argosy.training.device.heap import keep_freed_memory
@@ -282,9 +281,6 @@ class _Blocks:
 
 def _wait(peers: list[Peer], seconds: float) -> None:
     """Wait until a peer sends something or takes unsent data, or the time is over; then send what is unsent."""
-    poll = select.poll()
-    for peer in peers:
-        poll.register(peer, select.POLLIN | (select.POLLOUT if peer.unsent else 0))
-    poll.poll(seconds * 1000)
+    poll(seconds, [(peer, peer.unsent) for peer in peers])
     for peer in peers:
         peer.flush()
