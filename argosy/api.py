@@ -16,7 +16,7 @@ from argosy.described import takes_fields_of
 from argosy.errors import DiskError, PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
-from argosy.planning.forecast import Forecast, explain_cluster
+from argosy.planning.forecast import Forecast, forecast
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
 from argosy.protocol.events import SearchBegan
@@ -464,7 +464,7 @@ def forecast_cluster(
     sure = [
         name for name, limit in limits.items() if rules[name].certain((), per_epoch) >= sections_in(limit, per_epoch)
     ]
-    return explain_cluster(
+    return forecast(
         carried or costs.profiles,
         cluster,
         epochs={name: math.ceil(limit) for name, limit in limits.items()},

@@ -16,7 +16,7 @@ from argosy.planning.simulate import simulate
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
 
-__all__ = ["Forecast", "Growth", "explain_cluster", "forecast"]
+__all__ = ["Forecast", "Growth", "forecast"]
 
 MORE_DEVICES = (2, 4)
 """Clusters so many times as large are tried beside the one asked for."""
@@ -78,21 +78,26 @@ class Forecast:
 
 def forecast(
     profiles: Sequence[Profile],
-    cluster: Cluster,
+    cluster: str,
     *,
     epochs: Mapping[str, int],
     samples_per_epoch: int,
     epochs_known: bool = True,
     policy: str = "balanced",
     preparation: PreparationRates | None = None,
-    moving: Moving | None = None,
     profiles_from: str = "measured here",
 ) -> Forecast:
-    """Plan and simulate on this cluster and on larger ones of the same nodes; every node prepares with all its cores.
+    """Plan and simulate on a cluster written as in ``2x4x80GB``, of the kind of device that the profiles are of, and on larger ones of
+    the same nodes; every node prepares with all its cores.
 
     All train to the limits in ``epochs``, and policies know these alone where not ``epochs_known``. A member without one counts with one epoch,
     as a note of the plan says. Larger clusters that the policy has no plan for are left out: ``exact`` solves small cases only.
     """
+    kinds = sorted({profile.device_kind for profile in profiles})
+    if len(kinds) != 1:
+        found = ", ".join(map(repr, kinds)) or "none"
+        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
+    asked = Cluster.parse(cluster, kind=kinds[0])
     unlimited = [profile.member for profile in profiles if profile.member not in epochs]
     known = epochs_known and not unlimited
     workload = Workload(
@@ -104,16 +109,16 @@ def forecast(
     )
 
     def simulated(times: int) -> Simulation:
-        grown = cluster.times(times)
-        charges = Charges(moving=moving or TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
+        grown = asked.times(times)
+        charges = Charges(moving=TYPICAL_MOVING, preparation_samples_per_second=_prepared(grown, preparation))
         if policy == "balanced" and known:
             return simulate_best(WITH_KNOWN_EPOCHS, workload, grown.devices, charges=charges, margin=CLEARLY)
         return simulate(POLICIES[policy], workload, grown.devices, charges=charges, name=policy)
 
-    simulation, prepared = simulated(1), _prepared(cluster, preparation)
+    simulation, prepared = simulated(1), _prepared(asked, preparation)
     plan = make_plan(
         profiles,
-        cluster.devices,
+        asked.devices,
         policy=simulation.policy,
         preparation_samples_per_second=prepared or math.inf,
         epochs_left=epochs,
@@ -127,40 +132,12 @@ def forecast(
     for times in MORE_DEVICES:
         with contextlib.suppress(PlanError):
             makespan_seconds = simulated(times).makespan_seconds
-            growth.append(Growth(devices=times * len(cluster.devices), makespan_seconds=makespan_seconds))
+            growth.append(Growth(devices=times * len(asked.devices), makespan_seconds=makespan_seconds))
     return Forecast(
         plan=plan,
         simulation=simulation,
         bottleneck=_bottleneck(plan, profiles, prepared),
         growth=tuple(growth),
-        profiles_from=profiles_from,
-    )
-
-
-def explain_cluster(
-    profiles: Sequence[Profile],
-    cluster: str,
-    *,
-    epochs: Mapping[str, int],
-    samples_per_epoch: int,
-    epochs_known: bool = True,
-    policy: str = "balanced",
-    preparation: PreparationRates | None = None,
-    profiles_from: str = "measured here",
-) -> Forecast:
-    """Return the forecast for a cluster written as in ``2x4x80GB``, of the kind of device that the profiles are of."""
-    kinds = sorted({profile.device_kind for profile in profiles})
-    if len(kinds) != 1:
-        found = ", ".join(map(repr, kinds)) or "none"
-        raise PlanError(f"the profiles must be of one kind of device; found {found}. Measure all members on one.")
-    return forecast(
-        profiles,
-        Cluster.parse(cluster, kind=kinds[0]),
-        epochs=epochs,
-        samples_per_epoch=samples_per_epoch,
-        epochs_known=epochs_known,
-        policy=policy,
-        preparation=preparation,
         profiles_from=f"{profiles_from}, on one {kinds[0]}",
     )
 

@@ -16,7 +16,7 @@ from argosy.cli.plan import cluster_of, read_networks, read_scaling
 from argosy.cli.plan import simulate as replayed
 from argosy.cluster import Cluster, Device, Node
 from argosy.planning import make_plan
-from argosy.planning.forecast import explain_cluster
+from argosy.planning.forecast import forecast
 from argosy.planning.hindsight import Hindsight
 from argosy.planning.outcomes import Workload
 from argosy.planning.replay import Network, workload_of
@@ -154,7 +154,7 @@ CASES = {
         Idle(), Workload(profiles=(profile(),), epochs={"a": 1}, samples_per_epoch=10), TWO
     ),
     "a simulation of a run in which no member has ended": lambda: Hindsight.of([]),
-    "profiles of several kinds of device": lambda: explain_cluster(
+    "profiles of several kinds of device": lambda: forecast(
         [profile("a"), replace(profile("b"), device_kind="cpu")], "1x1x80GB", epochs={}, samples_per_epoch=10
     ),
     "devices that do not fill the nodes": lambda: cluster_of(6, 4, 16.0),

@@ -7,9 +7,8 @@ from pathlib import Path
 import forked
 import pytest
 
-from argosy.cli.plan import cluster_of
 from argosy.errors import PlanError
-from argosy.planning.forecast import explain_cluster, forecast
+from argosy.planning.forecast import forecast
 from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
 from argosy.profiles import PreparationRates
 from argosy.views.timeline import write_timeline
@@ -127,7 +126,7 @@ def test_a_step_may_need_no_memory_besides_the_models(tables: Path) -> None:
 
 def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
     members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
-    found = explain_cluster(members, "1x2x80GB", profiles_from="carried", **LIMITS)
+    found = forecast(members, "1x2x80GB", profiles_from="carried", **LIMITS)
     text = found.explain()
     for part in ("carried, on one gpu", "split over several devices: a", "predicted makespan", "bottleneck:"):
         assert part in text
@@ -139,7 +138,7 @@ def test_a_plan_for_a_cluster_says_who_shares_and_who_is_split() -> None:
 @pytest.mark.parametrize("epochs", [{"a": 4, "b": 4, "c": 4}, {"a": 2, "b": 10, "c": 2}])
 def test_the_plan_is_that_with_which_the_simulation_begins(known: bool, epochs: dict[str, int]) -> None:
     members = [profile("a", 20.0), profile("b", 30.0), profile("c", 60.0)]
-    found = explain_cluster(members, "1x2x80GB", epochs=epochs, samples_per_epoch=1000, epochs_known=known)
+    found = forecast(members, "1x2x80GB", epochs=epochs, samples_per_epoch=1000, epochs_known=known)
     begins = {(one.device, one.members) for one in found.simulation.timeline if one.start_seconds == 0}
     planned = {(device, tuple(p.member for p in f.pack(device))) for f in found.plan.flotillas for device in f.devices}
     assert planned == begins and found.plan.policy == found.simulation.policy
@@ -150,20 +149,20 @@ def test_another_policy_is_foreseen_only_where_epochs_are_sure() -> None:
     limits = {"epochs": {"a": 2, "b": 10, "c": 2, "d": 2}, "samples_per_epoch": 1000}
     slow = PreparationRates(samples_per_second=((16, 50.0),))
     policies = [
-        explain_cluster(members, "1x2x16GB", preparation=slow, epochs_known=known, **limits).plan.policy
+        forecast(members, "1x2x16GB", preparation=slow, epochs_known=known, **limits).plan.policy
         for known in (True, False)
     ]
     assert policies == ["solo", "balanced"]
 
 
 def test_members_without_a_limit_count_with_one_epoch_and_a_note() -> None:
-    found = explain_cluster([profile("a", 10.0), profile("b", 10.0)], "1x2x80GB", epochs={}, samples_per_epoch=1000)
+    found = forecast([profile("a", 10.0), profile("b", 10.0)], "1x2x80GB", epochs={}, samples_per_epoch=1000)
     assert found.simulation.makespan_seconds == pytest.approx(100.0)
     assert "a, b: no rule limits their epochs, and one of each is counted" in found.explain()
 
 
 def test_the_timeline_is_a_page(tmp_path: Path) -> None:
-    found = explain_cluster([profile("a", 5.0), profile("b", 40.0)], "1x2x80GB", **LIMITS)
+    found = forecast([profile("a", 5.0), profile("b", 40.0)], "1x2x80GB", **LIMITS)
     write_timeline(found.simulation, tmp_path / "t.html")
     assert '"flotillas":[0' in (tmp_path / "t.html").read_text()
 
@@ -177,21 +176,20 @@ def test_the_timeline_is_a_page(tmp_path: Path) -> None:
     ],
 )
 def test_the_bottleneck_is_named(members, prepared: float, says: str) -> None:
-    cluster = cluster_of(2, 2, 16.0)
     preparation = PreparationRates(samples_per_second=((1, prepared),))
-    found = forecast(members, cluster, preparation=preparation, **LIMITS)
+    found = forecast(members, "1x2x16GB", preparation=preparation, **LIMITS)
     assert says in found.bottleneck
 
 
 def test_members_that_wait_are_the_bottleneck() -> None:
     large = [profile(name, 10.0, memory_bytes=10 * GB) for name in "ab"]
-    found = forecast(large, cluster_of(1, 1, 16.0), **LIMITS)
+    found = forecast(large, "1x1x16GB", **LIMITS)
     assert "memory or devices" in found.bottleneck and found.plan.waiting
 
 
 def test_more_devices_buy_time() -> None:
     members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
-    found = explain_cluster(members, "1x1x80GB", **LIMITS)
+    found = forecast(members, "1x1x80GB", **LIMITS)
     assert [growth.devices for growth in found.growth] == [2, 4]
     assert found.growth[0].makespan_seconds < found.simulation.makespan_seconds
 
@@ -199,15 +197,15 @@ def test_more_devices_buy_time() -> None:
 def test_larger_clusters_that_a_policy_has_no_plan_for_are_left_out() -> None:
     pytest.importorskip("highspy")
     members = [profile("a", 5.0, 9.0, 13.0, splittable=True), profile("b", 40.0)]
-    found = explain_cluster(members, "1x4x80GB", policy="exact", **LIMITS)
+    found = forecast(members, "1x4x80GB", policy="exact", **LIMITS)
     assert found.plan.policy == "exact" and not found.growth
-    assert [growth.devices for growth in explain_cluster(members, "1x2x80GB", policy="exact", **LIMITS).growth] == [4]
+    assert [growth.devices for growth in forecast(members, "1x2x80GB", policy="exact", **LIMITS).growth] == [4]
 
 
 def test_more_nodes_prepare_more() -> None:
     members = [profile("a", 10.0), profile("b", 10.0)]
     slow = PreparationRates(samples_per_second=((16, 4.0),))
-    found = explain_cluster(members, "1x2x80GB", preparation=slow, **LIMITS)
+    found = forecast(members, "1x2x80GB", preparation=slow, **LIMITS)
     # Two members of 3 and 2 epochs of 1000 samples; the stream is what all wait for.
     assert found.simulation.makespan_seconds == pytest.approx(3000 / 4.0)
     assert found.growth[0].makespan_seconds == pytest.approx(3000 / 8.0)
@@ -216,7 +214,7 @@ def test_more_nodes_prepare_more() -> None:
 def test_profiles_of_two_kinds_of_device_are_refused() -> None:
     mixed = [profile("a", 1.0), profile("b", 1.0).from_json({**profile("b", 1.0).to_json(), "device_kind": "cpu"})]
     with pytest.raises(PlanError, match="one kind of device"):
-        explain_cluster(mixed, "1x1x80GB", **LIMITS)
+        forecast(mixed, "1x1x80GB", **LIMITS)
 
 
 def test_a_network_scales_like_the_curve_of_its_rate_and_keeps_its_memory() -> None:
