@@ -8,7 +8,7 @@ feeder does the tasks itself, one at a time.
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -57,39 +57,32 @@ class Filling:
     marks: list[ShardMark] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Preparation:
     """Preparation of one feeder's blocks. `filling` has them in the order of the stream."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        sources: dict[str, Source],
-        gauge: StreamGauge,
-        heartbeat: Heartbeat,
-        *,
-        wanted_loaders: int,
-        inherited: Callable[[], Iterable[Connection | Peer]],
-        watch: Callable[[Loader], None],
-        forget: Callable[[Loader], object],
-    ) -> None:
-        self.ring = ring
-        self.sources = sources
-        self.gauge = gauge
-        self.heartbeat = heartbeat
-        self.wanted_loaders = wanted_loaders
-        self.inherited = inherited
-        """Connections that a forked worker must close."""
-        self.watch = watch
-        self.forget = forget
-        self.loaders: list[Loader] = []
-        self.free: list[int] = list(range(ring.slots))
-        self.filling: deque[Filling] = deque()
-        self.abandoned: list[Filling] = []
-        self.marks: dict[int, ShardMark] = {}
-        """By shard that no training sample of the leg was read from so far, where reading can go on."""
-        self._tries: dict[tuple[int, int], int] = {}
-        self._readers: dict[str, dict[int, Loader]] = {}
-        """By split, the workers that read the shards which were read last."""
+    ring: Ring
+    sources: dict[str, Source]
+    gauge: StreamGauge
+    heartbeat: Heartbeat
+    _: KW_ONLY
+    wanted_loaders: int
+    inherited: Callable[[], Iterable[Connection | Peer]]
+    """Connections that a forked worker must close."""
+    watch: Callable[[Loader], None]
+    forget: Callable[[Loader], object]
+    loaders: list[Loader] = field(default_factory=list, init=False)
+    free: list[int] = field(init=False)
+    filling: deque[Filling] = field(default_factory=deque, init=False)
+    abandoned: list[Filling] = field(default_factory=list, init=False)
+    marks: dict[int, ShardMark] = field(default_factory=dict, init=False)
+    """By shard that no training sample of the leg was read from so far, where reading can go on."""
+    _tries: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
+    _readers: dict[str, dict[int, Loader]] = field(default_factory=dict, init=False)
+    """By split, the workers that read the shards which were read last."""
+
+    def __post_init__(self) -> None:
+        self.free = list(range(self.ring.slots))
 
     # ---- blocks
 

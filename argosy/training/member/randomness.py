@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,20 @@ Mark = tuple[Any, Any, Any]
 """Snapshot: torch, device, (NumPy, Python)."""
 
 
+@dataclass(eq=False)
 class Randomness:
     """Torch's generator states; NumPy's and Python's too for members that were seen to use them (a swap costs 60 us)."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        torch_state: torch.Tensor,
-        device_state: torch.Tensor | None,
-        others: tuple[Any, Any],
-    ) -> None:
-        self.backend = backend
-        self.torch_state: Any = torch_state
-        self.built_state: Any = torch_state
-        """Torch's state after the member was built; a member that draws nothing in its steps keeps it, and saves nothing."""
-        self.device_state: Any = device_state
-        self.others: Any = others
-        self.uses_others: bool = False
+    backend: Backend
+    torch_state: Any
+    device_state: Any
+    others: tuple[Any, Any]
+    built_state: Any = field(init=False)
+    """Torch's state after the member was built; a member that draws nothing in its steps keeps it, and saves nothing."""
+    uses_others: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.built_state = self.torch_state
 
     @classmethod
     def seeded(cls, seed: int, backend: Backend) -> "Randomness":

@@ -7,7 +7,7 @@ modules' tensors stay the same objects all the time.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -36,35 +36,29 @@ class Piece:
         return rows[:, self.start : self.stop].view(len(rows), *self.shape)
 
 
+@dataclass(eq=False)
 class ParameterBuffer:
     """The stacked tensors of networks of one architecture."""
 
-    def __init__(
-        self,
-        weights: Tensor,
-        pieces: Sequence[Piece],
-        groups: Sequence[Sequence[Piece]],
-        fixed: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        parameters: Sequence[Sequence[nn.Parameter]],
-        tensors: Sequence[Tensor],
-    ) -> None:
-        self.weights: Tensor = weights
-        """All trained weights ``[members, columns]``."""
-        self.pieces = pieces
-        """Weights in the order of columns."""
-        self.groups = groups
-        """The pieces of each parameter group of the optimizer, in adjacent columns."""
-        self.fixed: dict[str, Tensor] = fixed
-        """Untrained weights, by name."""
-        self.named: dict[str, Tensor] = {piece.name: piece.over(weights).requires_grad_() for piece in pieces} | fixed
-        """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
-        self.buffers: dict[str, Tensor] = buffers
-        """Buffers, stacked likewise."""
-        self.parameters = parameters
-        """Each member's own trained weights, in the order of the pieces."""
-        self._tensors = tensors
-        """All tensors of the members that are views of this buffer."""
+    weights: Tensor
+    """All trained weights ``[members, columns]``."""
+    pieces: Sequence[Piece]
+    """Weights in the order of columns."""
+    groups: Sequence[Sequence[Piece]]
+    """The pieces of each parameter group of the optimizer, in adjacent columns."""
+    fixed: dict[str, Tensor]
+    """Untrained weights, by name."""
+    buffers: dict[str, Tensor]
+    """Buffers, stacked likewise."""
+    parameters: Sequence[Sequence[nn.Parameter]]
+    """Each member's own trained weights, in the order of the pieces."""
+    _tensors: Sequence[Tensor]
+    """All tensors of the members that are views of this buffer."""
+    named: dict[str, Tensor] = field(init=False)
+    """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
+
+    def __post_init__(self) -> None:
+        self.named = {piece.name: piece.over(self.weights).requires_grad_() for piece in self.pieces} | self.fixed
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "ParameterBuffer":

@@ -3,6 +3,7 @@
 import gc
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,32 +40,23 @@ class Drop(Protocol):
         """Drop the member; `failed` if its own code has raised."""
 
 
+@dataclass(eq=False)
 class Guard:
     """Runs members' own code for one trainer."""
 
-    def __init__(
-        self,
-        device: str,
-        backend: Backend,
-        members: Path,
-        emit: Callable[[Any], None],
-        drop: Drop,
-        save_best: Callable[[str], list[Saved]],
-        give_back: Callable[[str], bool],
-    ) -> None:
-        self._device = device
-        self._backend = backend
-        self._members = members
-        """Folder that contains the members' folders."""
-        self._emit = emit
-        self._drop = drop
-        self._save_best = save_best
-        """Writes a member's best weights if they are in no file; returns the events to be journaled."""
-        self.give_back: Callable[[str], bool] = give_back
-        """Frees rows that stay on the device after memory ended; returns whether there were any."""
-        self._files = Descriptors()
-        self.careful: bool = False
-        """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
+    _device: str
+    _backend: Backend
+    _members: Path
+    """Folder that contains the members' folders."""
+    _emit: Callable[[Any], None]
+    _drop: Drop
+    _save_best: Callable[[str], list[Saved]]
+    """Writes a member's best weights if they are in no file; returns the events to be journaled."""
+    give_back: Callable[[str], bool]
+    """Frees rows that stay on the device after memory ended; returns whether there were any."""
+    _files: Descriptors = field(default_factory=Descriptors, init=False)
+    careful: bool = field(default=False, init=False)
+    """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
         """Run a piece of a member's own code; an error ends that member, and returns None.

@@ -7,6 +7,7 @@ from there on, and a member that is assigned again is stepped as before.
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from argosy.errors.traces import reason_of
 from argosy.protocol.events import Event
@@ -31,48 +32,38 @@ PAIRS = 2
 TWO = ProgramCandidate(2)
 
 
+@dataclass(eq=False)
 class ProgramChoice:
     """Chooses programs for one trainer's `instances`."""
 
-    def __init__(
-        self,
-        device: str,
-        instances: list[ProgramInstance],
-        emit: Callable[[SectionReport], None],
-        save: Callable[[Collection[str]], list[Event]],
-        heartbeat: Heartbeat,
-        check_device: Callable[[str], None],
-        *,
-        allowed: bool,
-        kinds: Sequence[Kind] = ("plain",),
-    ) -> None:
-        self._device = device
-        self._allowed = allowed
-        self._kinds = kinds
-        """Kinds that programs may be of on this device, simplest first."""
-        self._instances = instances
-        self._emit = emit
-        self._save = save
-        self._heartbeat = heartbeat
-        self._check_device = check_device
-        """Raises where the device is unusable: errors are then no reason to refuse a program."""
-        self._newcomers = False
-        """Whether a member was assigned since the last `look`."""
-        self._waits = False
-        """Whether a group waits for a block on which copies of its members are measured."""
-        self._admitted = Admitted()
-        self._compilations: dict[FusionGroup, Compilation] = {}
-        """Compiled passes of groups that may be compiled."""
-        self._pairs: dict[FusionGroup, bool] = {}
-        """Whether one program was faster, for groups that were measured in pairs."""
-        self._alone: dict[str, str] = {}
-        """Reported reasons why members do not share a program."""
-        self._fallen: set[FellBack] = set()
-        """Reported programs that were given up."""
+    _device: str
+    _instances: list[ProgramInstance]
+    _emit: Callable[[SectionReport], None]
+    _save: Callable[[Collection[str]], list[Event]]
+    _heartbeat: Heartbeat
+    _check_device: Callable[[str], None]
+    """Raises where the device is unusable: errors are then no reason to refuse a program."""
+    _: KW_ONLY
+    allowed: bool
+    kinds: Sequence[Kind] = ("plain",)
+    """Kinds that programs may be of on this device, simplest first."""
+    _newcomers: bool = field(default=False, init=False)
+    """Whether a member was assigned since the last `look`."""
+    _waits: bool = field(default=False, init=False)
+    """Whether a group waits for a block on which copies of its members are measured."""
+    _admitted: Admitted = field(default_factory=Admitted, init=False)
+    _compilations: dict[FusionGroup, Compilation] = field(default_factory=dict, init=False)
+    """Compiled passes of groups that may be compiled."""
+    _pairs: dict[FusionGroup, bool] = field(default_factory=dict, init=False)
+    """Whether one program was faster, for groups that were measured in pairs."""
+    _alone: dict[str, str] = field(default_factory=dict, init=False)
+    """Reported reasons why members do not share a program."""
+    _fallen: set[FellBack] = field(default_factory=set, init=False)
+    """Reported programs that were given up."""
 
     def note_assigned(self) -> None:
         """Note that a member was assigned."""
-        self._newcomers = self._allowed
+        self._newcomers = self.allowed
 
     # ---- which members are a fusion group
 
@@ -111,7 +102,7 @@ class ProgramChoice:
         with warnings.catch_warnings():
             # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
-            compiles = "compiled" in self._kinds
+            compiles = "compiled" in self.kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
             admission = admit(
                 lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(instances)
@@ -153,9 +144,9 @@ class ProgramChoice:
     def _kinds_of(self, instances: Sequence[ProgramInstance], *, alike: bool) -> Sequence[Kind]:
         """Return the kinds of programs that may step the members of each; `alike` if they passed the equivalence check with others."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
-        if "graphed" in self._kinds:
+        if "graphed" in self.kinds:
             may_be["graphed"] = all(map(_may_be_captured, instances))
-        return [kind for kind in self._kinds if may_be[kind]]
+        return [kind for kind in self.kinds if may_be[kind]]
 
     def _compilation(self, fusion_group: FusionGroup | None) -> Compilation | None:
         if fusion_group is None or fusion_group.now.kind != "compiled":

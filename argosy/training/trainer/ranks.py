@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from argosy.training.trainer.program_instances import ProgramInstance
 __all__ = ["Ranks"]
 
 
+@dataclass(eq=False)
 class Ranks:
     """Steps the split members of one trainer.
 
@@ -26,29 +28,20 @@ class Ranks:
     decides: it will, since it sees that a rank has left the group, or that no rank makes progress.
     """
 
-    def __init__(
-        self,
-        guard: Guard,
-        heartbeat: Heartbeat,
-        emit: Callable[[Any], None],
-        *,
-        step: Callable[[ProgramInstance, Block], bool],
-        stepped: Callable[[ProgramInstance, int], None],
-        called: Callable[[], bool],
-    ) -> None:
-        self._guard = guard
-        self._heartbeat = heartbeat
-        self._emit = emit
-        self._step = step
-        """Makes one step of a whole instance; returns whether it has finished the block."""
-        self._stepped = stepped
-        """Records samples that were stepped on."""
-        self._called = called
-        """Polled after moves and while waiting: whether a command is pending."""
-        self.waited: float = 0.0
-        """Seconds spent only waiting for other devices."""
-        self._told: set[str] = set()
-        """Rendezvous of the groups that were reported as broken."""
+    _guard: Guard
+    _heartbeat: Heartbeat
+    _emit: Callable[[Any], None]
+    _: KW_ONLY
+    step: Callable[[ProgramInstance, Block], bool]
+    """Makes one step of a whole instance; returns whether it has finished the block."""
+    stepped: Callable[[ProgramInstance, int], None]
+    """Records samples that were stepped on."""
+    called: Callable[[], bool]
+    """Polled after moves and while waiting: whether a command is pending."""
+    waited: float = field(default=0.0, init=False)
+    """Seconds spent only waiting for other devices."""
+    _told: set[str] = field(default_factory=set, init=False)
+    """Rendezvous of the groups that were reported as broken."""
 
     def through(self, instances: Sequence[ProgramInstance], assigned: Container[str], block: Block) -> bool:
         """Run the steps that a training block completes; False where a command interrupted it, to be called again for the rest.
@@ -82,13 +75,13 @@ class Ranks:
             if move is Move.WAIT:
                 self._wait(name, shards[name])
             elif move is Move.WHOLE:
-                if self._step(whole[0], block):
+                if self.step(whole[0], block):
                     whole.popleft()
             else:
                 self._half(split[name], shards[name], cuts[name], move)
                 if name not in assigned:
                     del shards[name]
-            if self._called():
+            if self.called():
                 return False
         for name in shards:
             next(cuts[name], None)  # gathers the start of a batch that a later block completes
@@ -102,7 +95,7 @@ class Ranks:
                 partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard),
             )
         if move is Move.FINISH and done:
-            self._stepped(instance, instance.samples - before)
+            self.stepped(instance, instance.samples - before)
 
     def _wait(self, name: str, shard: Shard) -> None:
         """Wait until the next half is ready, or a command is pending."""
@@ -110,7 +103,7 @@ class Ranks:
         with self._heartbeat.waiting(
             f"waiting for the other devices of member {name!r} in its step {shard.live.steps + 1}"
         ):
-            while shard.waits and not self._called():
+            while shard.waits and not self.called():
                 self._tell_if_broken(name, shard.group)
                 time.sleep(POLL_SECONDS)
         self.waited += time.perf_counter() - started

@@ -5,7 +5,7 @@ A pending command interrupts a measurement between two steps; it is resumed afte
 
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,32 +21,24 @@ from argosy.training.trainer.guard import Guard
 __all__ = ["Trials"]
 
 
+@dataclass(eq=False)
 class Trials:
     """Members to be measured."""
 
-    def __init__(
-        self,
-        build: Callable[[str], LiveMember],
-        guarded: Guard,
-        emit: Callable[[Any], None],
-        listen: Callable[[], bool],
-        backend: Backend,
-        heartbeat: Heartbeat,
-    ) -> None:
-        self._build = build
-        self._guarded = guarded
-        self._emit = emit
-        self._listen = listen
-        self._backend = backend
-        self._heartbeat = heartbeat
-        self.wanted: Measure | None = None
-        """Command with the members still to be measured."""
-        self.built: dict[str, LiveMember] = {}
-        """Built members that are not assigned yet."""
-        self.left: bool = False
-        """Whether a command interrupted the measurements."""
-        self._steps: Generator[None, None, Measured] | None = None
-        """Steps of the interrupted measurement."""
+    _build: Callable[[str], LiveMember]
+    _guarded: Guard
+    _emit: Callable[[Any], None]
+    _listen: Callable[[], bool]
+    _backend: Backend
+    _heartbeat: Heartbeat
+    wanted: Measure | None = field(default=None, init=False)
+    """Command with the members still to be measured."""
+    built: dict[str, LiveMember] = field(default_factory=dict, init=False)
+    """Built members that are not assigned yet."""
+    left: bool = field(default=False, init=False)
+    """Whether a command interrupted the measurements."""
+    _steps: Generator[None, None, Measured] | None = field(default=None, init=False)
+    """Steps of the interrupted measurement."""
 
     def want(self, command: Measure) -> None:
         """Add members to those still to be measured for the same assignment, or replace them."""

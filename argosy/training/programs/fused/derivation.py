@@ -1,6 +1,7 @@
 """Computes the members' losses on a batch, or part of it, and their gradients: by autograd, or by compiled code."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,23 +17,16 @@ from argosy.training.programs.fused.forward import Forward, PackInputs
 __all__ = ["Derivation"]
 
 
+@dataclass(eq=False)
 class Derivation:
     """Derives losses and gradients of several members."""
 
-    def __init__(
-        self,
-        lives: Sequence[LiveMember],
-        forward: Forward,
-        parameter_buffer: ParameterBuffer,
-        scales: LossScales | None,
-        compilation: Compilation | None,
-    ) -> None:
-        self._lives = lives
-        self._forward = forward
-        self._parameter_buffer = parameter_buffer
-        self._scales = scales
-        self._compilation = compilation
-        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
+    _lives: Sequence[LiveMember]
+    _forward: Forward
+    _parameter_buffer: ParameterBuffer
+    _scales: LossScales | None
+    _compilation: Compilation | None
+    _shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = field(default_factory=dict, init=False)
 
     def of(
         self,
