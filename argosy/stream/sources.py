@@ -4,7 +4,7 @@ import contextlib
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,31 +152,27 @@ class ArraySource(Source):
         return tuple(array[index] for array in self.arrays)
 
 
+@dataclass(eq=False)
 class DatasetSource(Source):
     """A map-style Dataset; every sample is prepared under a seed of its own, so that any process may prepare it.
 
     Samples for which nothing was drawn are kept, where the source has `kept`, and are not prepared again.
     """
 
-    def __init__(
-        self,
-        split: str,
-        facts: Facts,
-        open_preparing: Callable[[Heartbeat], Preparing],
-        *,
-        skip_errors: bool,
-        heartbeat: Heartbeat,
-    ) -> None:
-        self.split = split
-        self.facts = facts
-        self.open_preparing = open_preparing
-        self.skip_errors = skip_errors
-        self.heartbeat = heartbeat
-        self.gathers: bool = facts.gathers
-        """Whether the Dataset is asked for a list of samples."""
-        self.doing: str = _doing(split)
-        self._witnesses: Witnesses | None = None
-        self._complete = False
+    split: str
+    facts: Facts
+    open_preparing: Callable[[Heartbeat], Preparing]
+    _: KW_ONLY
+    skip_errors: bool
+    heartbeat: Heartbeat
+    gathers: bool = field(init=False)
+    """Whether the Dataset is asked for a list of samples."""
+    doing: str = field(init=False)
+    _witnesses: Witnesses | None = field(default=None, init=False)
+    _complete: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.gathers, self.doing = self.facts.gathers, _doing(self.split)
 
     @cached_property
     def preparing(self) -> Preparing:

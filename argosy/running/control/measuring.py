@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 from torch.nn.modules.loss import _Loss
@@ -21,53 +21,48 @@ WORTH_A_CORRECTION = 0.1
 """Plans go by another rate than before where members have trained at one so far from it: less is noise."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Measuring:
     """Members that do the same work are measured once: one of them stands for all."""
 
-    def __init__(
-        self,
-        *,
-        device_kind: str,
-        node_devices: int | None = None,
-        groups: int = 1,
-        link: Link | None = None,
-        unsplit: str = "",
-        exact: bool = False,
-    ) -> None:
-        self.device_kind = device_kind
-        self.node_devices = node_devices
-        """Devices of a node, where members are measured as FLEET does it."""
-        self.groups: int = groups
-        """Devices of the largest groups that are measured."""
-        self.link = link
-        """Costs of a sum between devices; without it no member is split."""
-        self.unsplit = unsplit
-        """Why no member is split, where there are several devices."""
-        self.samples_per_epoch: int | None = None
-        """Samples of a stream epoch; None until the data is open."""
-        self.observed: Observed = Observed(exact=exact)
-        self.measured: dict[str, Measured] = {}
-        self.missing: set[str] = set()
-        """Members whose costs are not known."""
-        self._asked: dict[str, str] = {}
-        """By those of the missing that a trainer was told to measure: its device."""
-        self._suspects: set[str] = set()
-        """New members whose trainer was lost before it had measured them."""
-        self._large: set[object] = set()
-        """Kinds of work that no device had the memory for beside members that train."""
-        self._works: dict[str, object] = {}
-        self._shares: dict[str, float] = {}
-        """Seconds of a sample of members that are stepped with others by one program: their part of it."""
-        self.revision: int = 0
-        """Another number wherever profiles may have changed."""
-        self._needs: dict[str, int] = {}
-        """Bytes of a step of such a program, their part of it."""
-        self._profiles: dict[str, Profile] = {}
-        """Profiles of all members that are known; empty where another one became known since."""
-        self._trained: dict[object, tuple[int, float]] = {}
-        """Samples and seconds in this run, by kind of work."""
-        self._rates: dict[object, float] = {}
-        """What plans go by instead of what was measured, by kind of work."""
+    device_kind: str
+    node_devices: int | None = None
+    """Devices of a node, where members are measured as FLEET does it."""
+    groups: int = 1
+    """Devices of the largest groups that are measured."""
+    link: Link | None = None
+    """Costs of a sum between devices; without it no member is split."""
+    unsplit: str = ""
+    """Why no member is split, where there are several devices."""
+    exact: InitVar[bool] = False
+    observed: Observed = field(init=False)
+    samples_per_epoch: int | None = field(default=None, init=False)
+    """Samples of a stream epoch; None until the data is open."""
+    measured: dict[str, Measured] = field(default_factory=dict, init=False)
+    missing: set[str] = field(default_factory=set, init=False)
+    """Members whose costs are not known."""
+    revision: int = field(default=0, init=False)
+    """Another number wherever profiles may have changed."""
+    _asked: dict[str, str] = field(default_factory=dict, init=False)
+    """By those of the missing that a trainer was told to measure: its device."""
+    _suspects: set[str] = field(default_factory=set, init=False)
+    """New members whose trainer was lost before it had measured them."""
+    _large: set[object] = field(default_factory=set, init=False)
+    """Kinds of work that no device had the memory for beside members that train."""
+    _works: dict[str, object] = field(default_factory=dict, init=False)
+    _shares: dict[str, float] = field(default_factory=dict, init=False)
+    """Seconds of a sample of members that are stepped with others by one program: their part of it."""
+    _needs: dict[str, int] = field(default_factory=dict, init=False)
+    """Bytes of a step of such a program, their part of it."""
+    _profiles: dict[str, Profile] = field(default_factory=dict, init=False)
+    """Profiles of all members that are known; empty where another one became known since."""
+    _trained: dict[object, tuple[int, float]] = field(default_factory=dict, init=False)
+    """Samples and seconds in this run, by kind of work."""
+    _rates: dict[object, float] = field(default_factory=dict, init=False)
+    """What plans go by instead of what was measured, by kind of work."""
+
+    def __post_init__(self, exact: bool) -> None:
+        self.observed = Observed(exact=exact)
 
     @property
     def shapes(self) -> dict[str, str]:

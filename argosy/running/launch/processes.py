@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -107,40 +107,35 @@ class _Worker:
     """Messages since the last `receive`."""
 
 
+@dataclass(eq=False)
 class ProcessWorkers:
     """The processes of one run on this machine, and the connections to them."""
 
     side_by_side: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        server: ForkServer,
-        blobs: dict[str, int],
-        *,
-        directory: Path,
-        lock: int,
-        nodes_here: int = 1,
-        interface: str = "",
-    ) -> None:
-        self.directory: Path = directory.resolve()
-        """Run directory, or the folder that stands for it on this machine."""
-        self.lock = lock
-        """A descriptor that workers hold as long as they live."""
-        self.nodes_here = nodes_here
-        """Nodes that share this machine's cores."""
-        self.interface = interface
-        """Network interface for exchanging tensors with other nodes; empty if all nodes are on this machine."""
-        self.server: ForkServer = server
-        self.workers: dict[str, _Worker] = {}
-        """By name; each is removed exactly once, and then reported lost."""
-        self.started: int = 0
-        self.selector: selectors.DefaultSelector = selectors.DefaultSelector()
-        self.blobs = blobs
-        """Descriptors of what workers of each role unpack."""
-        self.said: list[tuple[str, Any]] = []
-        self._spoken_to: dict[_Worker, None] = {}
-        self.stopped_since: dict[int, float] = {}
-        self._polled = 0.0
+    server: ForkServer
+    blobs: dict[str, int]
+    """Descriptors of what workers of each role unpack."""
+    _: KW_ONLY
+    directory: Path
+    """Run directory, or the folder that stands for it on this machine."""
+    lock: int
+    """A descriptor that workers hold as long as they live."""
+    nodes_here: int = 1
+    """Nodes that share this machine's cores."""
+    interface: str = ""
+    """Network interface for exchanging tensors with other nodes; empty if all nodes are on this machine."""
+    workers: dict[str, _Worker] = field(default_factory=dict, init=False)
+    """By name; each is removed exactly once, and then reported lost."""
+    started: int = field(default=0, init=False)
+    selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector, init=False)
+    said: list[tuple[str, Any]] = field(default_factory=list, init=False)
+    stopped_since: dict[int, float] = field(default_factory=dict, init=False)
+    _spoken_to: dict[_Worker, None] = field(default_factory=dict, init=False)
+    _polled: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.directory = self.directory.resolve()
 
     def __enter__(self) -> "ProcessWorkers":
         self._forget_rendezvous()

@@ -10,6 +10,7 @@ An error here has moved no weights: after `undo` another program makes the step.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -283,19 +284,17 @@ class Graphed:
             raise OwnFaults(faults)
 
 
+@dataclass(eq=False)
 class Replayed:
     """A captured step, with its static memory for samples and losses."""
 
-    def __init__(
-        self, recording: Recording, lying: Sequence[Tensor], data: PackInputs, totals: Tensor, moves: Tensor | None
-    ) -> None:
-        self.recording = recording
-        self.moves = moves
-        """By how much the step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
-        self._lying = lying
-        self._data = data
-        """Held so that its memory stays."""
-        self._totals = totals
+    recording: Recording
+    _lying: Sequence[Tensor]
+    _data: PackInputs
+    """Held so that its memory stays."""
+    _totals: Tensor
+    moves: Tensor | None
+    """By how much the step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
 
     def takes(self, data: PackInputs) -> bool:
         """Whether the step was captured on samples of this form."""
