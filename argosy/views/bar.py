@@ -9,18 +9,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from argosy.errors.wording import as_html
-from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
-from argosy.study import Study
 from argosy.views.drawing import in_a_line
-from argosy.views.notices import Notices
 from argosy.views.output import as_text, console
 from argosy.views.screen import Screen
 from argosy.views.terminal import Terminal
-from argosy.views.watch import Watch
+from argosy.views.watch import Watching
 
 __all__ = ["Notebook", "draw_bar", "progress_bar"]
 
@@ -47,13 +44,12 @@ def draw_bar(screen: Screen, width: int, height: int) -> RenderableType:
     return line
 
 
-class Notebook:
+class Notebook(Watching):
     """A view that is the output of a notebook's cell."""
 
     def __init__(self, display: Callable[[str], Update]) -> None:
-        self.watch: Watch = Watch()
+        super().__init__()
         self._display = display
-        self._notices = Notices()
         self._told: list[str] = []
 
     def begin(self, job: Job, state: RunState) -> None:
@@ -61,22 +57,10 @@ class Notebook:
         self.watch.begin(job, state)
         self._update = self._display("")
 
-    def study(self, study: Study) -> None:
-        """Implement `View.study`."""
-        self.watch.study(study)
-
-    def expect(self, epochs: Callable[[], float]) -> None:
-        """Implement `View.expect`."""
-        self.watch.expect(epochs)
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self.watch.plan(plan)
-
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and keep its notices."""
         self.watch.handle(worker, message)
-        self._told += [text for text, _ in self._notices.of(message, self.watch.directory)]
+        self._told += [text for text, _ in self.notices.of(message, self.watch.directory)]
 
     def tick(self, phase: Phase) -> None:
         """Update the output."""

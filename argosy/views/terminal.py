@@ -7,16 +7,13 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
-from argosy.study import Study
 from argosy.views.drawing import draw, in_a_line
-from argosy.views.notices import Notices
 from argosy.views.output import as_text
 from argosy.views.screen import Screen
-from argosy.views.watch import Watch
+from argosy.views.watch import Watching
 
 __all__ = ["Terminal"]
 
@@ -30,14 +27,13 @@ Drawing = Callable[[Screen, int, int], RenderableType]
 """Draws a screen in this many columns and lines."""
 
 
-class Terminal:
+class Terminal(Watching):
     """A view in a terminal."""
 
     def __init__(self, console: Console, drawing: Drawing = draw) -> None:
+        super().__init__()
         self.console = console
         self.drawing = drawing
-        self.watch: Watch = Watch()
-        self._notices = Notices()
         self._live: Live | None = None
         self._lines, self._last_line = 0, 0.0
         self._phase: Phase | None = None
@@ -50,22 +46,10 @@ class Terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
 
-    def study(self, study: Study) -> None:
-        """Implement `View.study`."""
-        self.watch.study(study)
-
-    def expect(self, epochs: Callable[[], float]) -> None:
-        """Implement `View.expect`."""
-        self.watch.expect(epochs)
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self.watch.plan(plan)
-
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and print its notices."""
         self.watch.handle(worker, message)
-        for text, style in self._notices.of(message, self.watch.directory):
+        for text, style in self.notices.of(message, self.watch.directory):
             self._print(text, style)
 
     def tick(self, phase: Phase) -> None:

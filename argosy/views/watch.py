@@ -11,9 +11,10 @@ from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
 from argosy.study import Member, Study
 from argosy.views.news import News
+from argosy.views.notices import Notices
 from argosy.views.screen import Question, Screen, screen_of
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "Watching"]
 
 REFRESH_SECONDS = 0.25
 SHARE = 0.05
@@ -85,3 +86,23 @@ class Watch:
             if member.name not in self._described or self._described[member.name][0] is not member:
                 self._described[member.name] = member, member.hyperparameters
         return {name: self._described[name][1] for name in self.asked.names}
+
+
+class Watching:
+    """Base of views that show what a `Watch` has collected."""
+
+    def __init__(self) -> None:
+        self.watch: Watch = Watch()
+        self.notices: Notices = Notices()
+
+    def study(self, study: Study) -> None:
+        """Implement `View.study`."""
+        self.watch.study(study)
+
+    def expect(self, epochs: Callable[[], float]) -> None:
+        """Implement `View.expect`."""
+        self.watch.expect(epochs)
+
+    def plan(self, plan: Plan) -> None:
+        """Implement `View.plan`."""
+        self.watch.plan(plan)
