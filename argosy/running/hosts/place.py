@@ -6,7 +6,7 @@ provides the machines.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from argosy.errors import PlanError
 
@@ -40,7 +40,7 @@ class JobPlace:
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Names:
     """One launcher's names for these."""
 
@@ -48,74 +48,38 @@ class _Names:
     rank: str
     size: str
     local_rank: str
+    _: KW_ONLY
     local_size: str = ""
     nodes: str = ""
     job: tuple[str, ...] = ()
 
 
+TORCHRUN_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+SRUN = _Names(
+    "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nodes="SLURM_STEP_NUM_NODES", job=SLURM_JOB
+)
 TABLE = (
+    _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", nodes="GROUP_WORLD_SIZE", job=TORCHRUN_JOB),
+    # Open MPI
     _Names(
-        launcher="torchrun",
-        rank="RANK",
-        size="WORLD_SIZE",
-        local_rank="LOCAL_RANK",
-        nodes="GROUP_WORLD_SIZE",
-        job=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
-    ),
-    _Names(
-        launcher="mpirun",  # Open MPI
-        rank="OMPI_COMM_WORLD_RANK",
-        size="OMPI_COMM_WORLD_SIZE",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        *("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         job=("PMIX_NAMESPACE",),
     ),
     _Names(
-        launcher="jsrun",
-        rank="JSM_NAMESPACE_RANK",
-        size="JSM_NAMESPACE_SIZE",
-        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        *("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
         local_size="JSM_NAMESPACE_LOCAL_SIZE",
         job=("LSB_JOBID",),
     ),
-    _Names(
-        launcher="mpiexec",  # of HPE's PALS
-        rank="PALS_RANKID",
-        size="PMI_SIZE",
-        local_rank="PALS_LOCAL_RANKID",
-        local_size="PMI_LOCAL_SIZE",
-        job=("PALS_APID",),
-    ),
-    _Names(
-        launcher="mpiexec",  # Hydra, of MPICH and Intel MPI
-        rank="PMI_RANK",
-        size="PMI_SIZE",
-        local_rank="MPI_LOCALRANKID",
-        local_size="MPI_LOCALNRANKS",
-    ),
-    _Names(
-        launcher="mpiexec",  # Cray's PMI
-        rank="PMI_RANK",
-        size="PMI_SIZE",
-        local_rank="PMI_LOCAL_RANK",
-        local_size="PMI_LOCAL_SIZE",
-    ),
-    _Names(
-        launcher="srun",
-        rank="PMIX_RANK",  # where Slurm starts through PMIx
-        size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
-        nodes="SLURM_STEP_NUM_NODES",
-        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    ),
-    _Names(
-        launcher="srun",
-        rank="SLURM_PROCID",
-        size="SLURM_STEP_NUM_TASKS",
-        local_rank="SLURM_LOCALID",
-        nodes="SLURM_STEP_NUM_NODES",
-        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
-    ),
+    # HPE's PALS
+    _Names("mpiexec", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size="PMI_LOCAL_SIZE", job=("PALS_APID",)),
+    # Hydra, of MPICH and Intel MPI
+    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
+    # Cray's PMI
+    _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE"),
+    replace(SRUN, rank="PMIX_RANK"),  # where Slurm starts through PMIx
+    SRUN,
 )
 
 
