@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ HOOKS: Mapping[Any, tuple[str, ...]] = {
 """Attributes in which torch keeps the hooks of all modules and of all optimizers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """One setting of a process. Its values are plain JSON values."""
 
@@ -91,6 +91,7 @@ class Setting:
     read: Callable[[], Any]
     """Returns None, or raises RuntimeError, where the setting has no value or was made by another name."""
     write: Callable[[Any], object]
+    _: KW_ONLY
     decides: bool = True
     """Whether weights and metrics may depend on it."""
 
@@ -117,24 +118,18 @@ class Setting:
 def _attribute(path: str) -> Setting:
     owner, _, last = path.rpartition(".")
     get = attrgetter(path)
-    return Setting(
-        name=f"torch.{path}",
-        read=lambda: get(torch),
-        write=lambda value: setattr(attrgetter(owner)(torch), last, value),
-    )
+    return Setting(f"torch.{path}", lambda: get(torch), lambda value: setattr(attrgetter(owner)(torch), last, value))
 
 
 def _of_attention(read: str, write: str) -> Setting:
     cuda = torch.backends.cuda
-    return Setting(name=f"torch.backends.cuda.{read}", read=getattr(cuda, read), write=getattr(cuda, write))
+    return Setting(f"torch.backends.cuda.{read}", getattr(cuda, read), getattr(cuda, write))
 
 
 def _library(name: str) -> Setting:
     """Return the setting of a GPU library; without a preference the machine decides, so resumed runs may differ in it."""
     preferred = getattr(torch.backends.cuda, name)
-    return Setting(
-        name=f"torch.backends.cuda.{name}", read=lambda: preferred().name.lower(), write=preferred, decides=False
-    )
+    return Setting(f"torch.backends.cuda.{name}", lambda: preferred().name.lower(), preferred, decides=False)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -159,74 +154,61 @@ def _set_locales(names: Mapping[str, str]) -> None:
 
 SETTINGS = (
     Setting(
-        name="torch.get_default_dtype",
-        read=lambda: str(torch.get_default_dtype()),
-        write=lambda name: torch.set_default_dtype(_dtype(name)),
+        "torch.get_default_dtype",
+        lambda: str(torch.get_default_dtype()),
+        lambda name: torch.set_default_dtype(_dtype(name)),
     ),
     Setting(
-        name="torch.get_float32_matmul_precision",
-        read=torch.get_float32_matmul_precision,
-        write=torch.set_float32_matmul_precision,
+        "torch.get_float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
     ),
     *map(_attribute, ATTRIBUTES),
     *(_of_attention(read, write) for read, write in ATTENTION.items()),
     *map(_library, ("preferred_linalg_library", "preferred_blas_library")),
     Setting(
-        name="torch.backends.mha.get_fastpath_enabled",
-        read=torch.backends.mha.get_fastpath_enabled,
-        write=torch.backends.mha.set_fastpath_enabled,
+        "torch.backends.mha.get_fastpath_enabled",
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
     ),
     Setting(
-        name="torch.backends.quantized.engine",
-        read=lambda: torch.backends.quantized.engine,
-        write=lambda engine: setattr(torch.backends.quantized, "engine", engine),
+        "torch.backends.quantized.engine",
+        lambda: torch.backends.quantized.engine,
+        lambda engine: setattr(torch.backends.quantized, "engine", engine),
         decides=False,  # the default depends on the processor
     ),
     Setting(
-        name="torch.get_deterministic_debug_mode",
-        read=torch.get_deterministic_debug_mode,
-        write=torch.set_deterministic_debug_mode,
+        "torch.get_deterministic_debug_mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     ),
-    Setting(name="torch.set_flush_denormal", read=_flushes_denormals, write=torch.set_flush_denormal),
+    Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     Setting(
-        name="torch.get_autocast_dtype",
-        read=lambda: {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")},
-        write=_set_autocast_dtypes,
+        "torch.get_autocast_dtype",
+        lambda: {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")},
+        _set_autocast_dtypes,
     ),
+    Setting("torch.is_autocast_cache_enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Setting(
-        name="torch.is_autocast_cache_enabled",
-        read=torch.is_autocast_cache_enabled,
-        write=torch.set_autocast_cache_enabled,
-    ),
-    Setting(
-        name="torch.__future__.get_swap_module_params_on_conversion",
-        read=torch.__future__.get_swap_module_params_on_conversion,
-        write=torch.__future__.set_swap_module_params_on_conversion,
+        "torch.__future__.get_swap_module_params_on_conversion",
+        torch.__future__.get_swap_module_params_on_conversion,
+        torch.__future__.set_swap_module_params_on_conversion,
     ),
     Setting(
-        name="torch.is_anomaly_enabled",
-        read=lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
-        write=lambda value: torch.autograd.set_detect_anomaly(*value),
+        "torch.is_anomaly_enabled",
+        lambda: [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()],
+        lambda value: torch.autograd.set_detect_anomaly(*value),
         decides=False,
     ),
     Setting(
-        name="torch.distributions.Distribution.set_default_validate_args",
-        read=lambda: Distribution._validate_args,
-        write=Distribution.set_default_validate_args,
+        "torch.distributions.Distribution.set_default_validate_args",
+        lambda: Distribution._validate_args,
+        Distribution.set_default_validate_args,
         decides=False,
     ),
+    Setting("torch.is_warn_always_enabled", torch.is_warn_always_enabled, torch.set_warn_always, decides=False),
+    Setting("numpy.geterr", np.geterr, lambda value: np.seterr(**value), decides=False),
+    Setting("sys.getrecursionlimit", sys.getrecursionlimit, sys.setrecursionlimit, decides=False),
     Setting(
-        name="torch.is_warn_always_enabled",
-        read=torch.is_warn_always_enabled,
-        write=torch.set_warn_always,
-        decides=False,
-    ),
-    Setting(name="numpy.geterr", read=np.geterr, write=lambda value: np.seterr(**value), decides=False),
-    Setting(name="sys.getrecursionlimit", read=sys.getrecursionlimit, write=sys.setrecursionlimit, decides=False),
-    Setting(
-        name="locale.setlocale",
-        read=lambda: {category: locale.setlocale(getattr(locale, category)) for category in LOCALES},
-        write=_set_locales,
+        "locale.setlocale",
+        lambda: {category: locale.setlocale(getattr(locale, category)) for category in LOCALES},
+        _set_locales,
         decides=False,
     ),
 )
