@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from argosy.running.hosts.place import JobPlace
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
-    from argosy.study import Study
 
 
 @takes_settings()
@@ -74,9 +73,11 @@ def run(
         study = load_study(study_file)
         if "" in (fresh or ()):
             _set_aside(directory, quiet=as_json)
+        from argosy import api  # after the study file, which may be no study
+
         names = [name for name in fresh or () if name]
-        how: dict[str, Any] = {"fresh": names, "track": track or ()}
-        report = _train(study, chosen, directory, launcher=opened, quiet=as_json, **how)
+        watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
+        report = api.run(study, chosen, directory, fresh=names, launcher=opened, **watching)
     _finish(report, as_json=as_json, verbose=verbose)
     raise typer.Exit(_exit_code(report))
 
@@ -144,10 +145,11 @@ def demo(
     reports = {}
     for policy, folder in folders.items():
         with _launcher("processes") as place:
-            from argosy.cli.demo import study  # beside the launcher's own imports
+            from argosy import api  # beside the launcher's own imports
+            from argosy.cli.demo import study
 
             chosen = Settings(**settings, policy=policy)
-            reports[policy] = _train(study, chosen, folder, launcher=place, quiet=as_json)
+            reports[policy] = api.run(study, chosen, folder, launcher=place, view=_view(quiet=as_json))
         if reports[policy].status != "done":
             break
     ratio = reports["solo"].seconds / reports["balanced"].seconds if len(reports) == 2 else None
@@ -371,22 +373,6 @@ def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> Non
         from argosy.running.hosts.agent import serve
 
         raise typer.Exit(serve(place, settings, directory))
-
-
-def _train(
-    study: "Study",
-    settings: Settings,
-    directory: Path,
-    *,
-    launcher: "Launcher",
-    quiet: bool,
-    fresh: Sequence[str] = (),
-    track: Sequence[str] = (),
-) -> "Report":
-    from argosy import api
-
-    view = _view(quiet=quiet)
-    return api.run(study, settings, directory, fresh=fresh, launcher=launcher, view=view, trackers=track)
 
 
 def _view(*, quiet: bool) -> "View | None":

@@ -1,6 +1,7 @@
 """A run that knows how far everybody trains chooses its planner by that, once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from planning.cases import profile
 
 import argosy
 from argosy.cluster import Cluster
-from argosy.planning import POLICIES, Situation
+from argosy.planning import FILES, POLICIES, Situation
 from argosy.plans import Plan
 from argosy.running.control.launching import Launching
 from argosy.running.launch.inline import Inline, InlineWorkers
@@ -28,14 +29,19 @@ def test_streams_are_parted_where_preparation_leaves_a_gain(preparation_seconds:
         samples_per_epoch=1000,
     )
     members = [profile("slow", 50.0), profile("fast", 100.0)]
-    launching.foresee(
-        launching.situation(members, (), epochs_done={}, epochs_left={"slow": 4, "fast": 8}, epochs_certain={})
+    devices = launching.cluster.devices
+    situation = Situation(
+        waiting=tuple(members),
+        free=devices,
+        devices=devices,
+        epochs_left={"slow": 4, "fast": 8},
+        samples_per_epoch=1000,
+        preparation_samples_per_second=launching.preparation_rate,
+        moving=FILES,
     )
+    launching.foresee(situation)
     assert launching.policy_name == policy and launching.policy is POLICIES[policy]
-    assert (
-        launching.launch(launching.situation(members, (), epochs_done={}, epochs_left={}, epochs_certain={})).policy
-        == policy
-    )
+    assert launching.launch(replace(situation, epochs_left={})).policy == policy
 
 
 @pytest.mark.parametrize(("patience", "foreseen"), [(None, [{"a": 2, "b": 2}]), (1, [])])

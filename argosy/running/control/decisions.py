@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.planning import SKIPPING, Situation
+from argosy.planning import FILES, SKIPPING, Situation
 from argosy.plans import Flotilla
 from argosy.profiles import Profile
 from argosy.running.control.legs import Gate, LiveLeg
@@ -184,7 +184,10 @@ class Decisions(DriverPart):
         asked: LiveLeg | None = None,
         without: LiveLeg | None = None,
     ) -> Situation:
-        """What the policy may know, asked about one leg, or about what to do without it; `places` are epochs of the stream."""
+        """What the policy may know, asked about one leg, or about what to do without it; `places` are epochs of the stream.
+
+        The devices of the leg `without` count as free, and its members have their homes there.
+        """
         per_epoch, legs = self.run.per_epoch, self.legs.live
         names = [profile.member for profile in waiting]
         done = {name: places.get(name, self.positions.place(name) // per_epoch) for name in names}
@@ -192,12 +195,18 @@ class Decisions(DriverPart):
         # What is certain is known only of members that train, and only they are weighed by it.
         free = {} if asked is None else {name: until - asked.until for name, until in asked.free_until.items()}
         beside = [leg for leg in legs if leg.members and leg is not asked and leg is not without]
-        return self.launching.situation(
-            waiting,
-            legs,
+        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.starting)}
+        devices = self.launching.cluster.devices
+        return Situation(
+            waiting=tuple(waiting),
+            free=tuple(device for device in devices if device.name not in busy),
+            devices=devices,
+            running=tuple(leg.flotilla.keeping(leg.members) for leg in beside),
             epochs_done=done,
             epochs_left={name: left for name, left in ends.items() if left is not None},
             epochs_certain={name: sections // per_epoch for name, sections in free.items()},
-            running=[leg.flotilla.keeping(leg.members) for leg in beside],
-            without=without,
+            samples_per_epoch=self.launching.samples_per_epoch,
+            homes={name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members},
+            preparation_samples_per_second=self.launching.preparation_rate,
+            moving=FILES,
         )

@@ -4,7 +4,7 @@ Pure but for the policy, which is pure itself. The policy is asked once for each
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from argosy.cluster import Cluster
@@ -34,34 +34,6 @@ class Launching:
     """That a feeder takes to open the data, as each further one does."""
     repeating: Callable[[Policy], Policy] = lambda policy: policy
     """Makes a policy answer as before where it was asked before."""
-
-    def situation(
-        self,
-        waiting: Sequence[Profile],
-        legs: Sequence[LiveLeg],
-        *,
-        epochs_done: Mapping[str, int],
-        epochs_left: Mapping[str, int],
-        epochs_certain: Mapping[str, int],
-        running: Sequence[Flotilla] = (),
-        without: LiveLeg | None = None,
-    ) -> Situation:
-        """What the policy may know; the devices of the leg `without` count as free, its members have their homes there."""
-        busy = {device for leg in legs if leg is not without for device in (*leg.devices, *leg.starting)}
-        homes = {name: tuple(leg.devices_of(name)) for leg in legs for name in leg.members}
-        return Situation(
-            waiting=tuple(waiting),
-            free=tuple(device for device in self.cluster.devices if device.name not in busy),
-            devices=self.cluster.devices,
-            running=tuple(running),
-            epochs_done=epochs_done,
-            epochs_left=epochs_left,
-            epochs_certain=epochs_certain,
-            samples_per_epoch=self.samples_per_epoch,
-            homes=homes,
-            preparation_samples_per_second=self.preparation_rate,
-            moving=FILES,
-        )
 
     @property
     def preparation_rate(self) -> float | None:
