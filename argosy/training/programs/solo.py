@@ -35,6 +35,7 @@ class Solo:
 
     def __init__(self, live: LiveMember) -> None:
         self.live = live
+        self.members: tuple[LiveMember, ...] = (live,)
         self._batch: Batch | None = None
         """The batch begun and not finished."""
         self._losses: torch.Tensor | None = None
@@ -45,11 +46,6 @@ class Solo:
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
         """Weights in no optimizer; `zero_grad` does not drop their gradients."""
-
-    @property
-    def members(self) -> tuple[LiveMember, ...]:
-        """The single member."""
-        return (self.live,)
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:

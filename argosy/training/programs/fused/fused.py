@@ -48,7 +48,8 @@ class Fused(ProgramOfSeveral):
     ) -> None:
         super().__init__(lives, lengths)
         self._forward = forward
-        self._parameter_buffer = parameter_buffer
+        self.parameter_buffer: ParameterBuffer = parameter_buffer
+        """The members' weights and buffers."""
         self._scales = LossScales.of([live.loss_scale for live in lives], lives[0].backend.device)
         self._derivation = Derivation(lives, forward, parameter_buffer, self._scales, compilation)
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
@@ -85,25 +86,20 @@ class Fused(ProgramOfSeveral):
         return cls(ordered, forward, parameter_buffer, found, compilation, lengths)
 
     @property
-    def parameter_buffer(self) -> ParameterBuffer:
-        """The members' weights and buffers."""
-        return self._parameter_buffer
-
-    @property
     def kernels(self) -> Sequence[Kernel]:
         """`FusedSteps.kernels`."""
         return self._steps.kernels
 
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
-        self._buffers = {name: buffer.clone() for name, buffer in self._parameter_buffer.buffers.items()}
+        self._buffers = {name: buffer.clone() for name, buffer in self.parameter_buffer.buffers.items()}
         super().begin(batch)
 
     def undo(self) -> None:
         """Undo a lockstep after its `begin` raised, for another try."""
         super().undo()
         for name, buffer in self._buffers.items():
-            self._parameter_buffer.buffers[name].copy_(buffer)
+            self.parameter_buffer.buffers[name].copy_(buffer)
         if self._statistics is not None and self._averages is not None:
             self._averages.go_back(self._statistics)
         self._part, self._buffers, self._statistics = None, {}, None
@@ -112,7 +108,7 @@ class Fused(ProgramOfSeveral):
         """Return the gradients of a member in the lockstep begun, which is made as one, by weight; idle weights have none."""
         assert self._part is not None
         gradients, idle = self._part.gradients[row], self._part.idle
-        return {piece.name: piece.of(gradients) for piece in self._parameter_buffer.pieces if piece.name not in idle}
+        return {piece.name: piece.of(gradients) for piece in self.parameter_buffer.pieces if piece.name not in idle}
 
     def _train(self, mode: bool) -> None:
         self._forward.train(mode)
@@ -136,7 +132,7 @@ class Fused(ProgramOfSeveral):
         return self._solos[row].finish()
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        return self._parameter_buffer.outside(row)
+        return self.parameter_buffer.outside(row)
 
     def _dissolve(self) -> None:
         self._part, self._buffers = None, {}
@@ -144,11 +140,11 @@ class Fused(ProgramOfSeveral):
         self._steps.release()
         if self._averages is not None:
             self._averages.dissolve()
-        self._parameter_buffer.dissolve()
+        self.parameter_buffer.dissolve()
 
     def recompute(self, data: PackInputs) -> None:
         """Pass a training batch through averaged weights that need it for their statistics."""
-        averages = [live.average for live in self._lives if live.average is not None and live.average.recomputes]
+        averages = [live.average for live in self.members if live.average is not None and live.average.recomputes]
         if self._averages is None or not averages:
             return
         self._statistics = self._averages.statistics()
@@ -159,7 +155,7 @@ class Fused(ProgramOfSeveral):
                     solo.recompute(own, data.samples)
             return
         drawn = [state.mark() for state in self._states]
-        for part in data.pieces(self._lives[0].member.accumulate):
+        for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), counting(self._forward.norms, averages[0].batches):
                 self._forward.values(
                     self._averages.named, self._averages.buffers, part, self._states, lambda output: None
@@ -177,15 +173,15 @@ class Fused(ProgramOfSeveral):
 
     def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass, and in another one with their averages."""
-        data, rows = self.inputs(lockstep, augment=False), range(len(self._lives))
-        self._validate(lockstep, rows, self._values(data), [live.val for live in self._lives])
-        averaged = [row for row in rows if self._lives[row].averaged is not None]
+        data, rows = self.inputs(lockstep, augment=False), range(len(self.members))
+        self._validate(lockstep, rows, self._values(data), [live.val for live in self.members])
+        averaged = [row for row in rows if self.members[row].averaged is not None]
         if self._averages is None or not averaged:
             return
         drawn = [state.mark() for state in self._states]
         named, buffers = self._averages.named, self._averages.buffers
         found = self._forward.values(named, buffers, data, self._states, lambda output: None)
-        self._validate(lockstep, averaged, found, [live.average_val for live in self._lives])
+        self._validate(lockstep, averaged, found, [live.average_val for live in self.members])
         for state, mark in zip(self._states, drawn, strict=True):
             state.go_back(mark)  # raw weights are validated as they would be without averages
 
@@ -199,12 +195,12 @@ class Fused(ProgramOfSeveral):
 
     def _differentiated(self, data: PackInputs) -> Part:
         """Compute losses and gradients of the members, over all micro-batches of a batch."""
-        buffer, members = self._parameter_buffer, len(self._lives)
+        buffer, members = self.parameter_buffer, len(self.members)
         leaves = [buffer.named[piece.name] for piece in buffer.pieces]
         gradients: Tensor | None = None
         idle = {piece.name for piece in buffer.pieces}
         totals = []
-        for part in data.pieces(self._lives[0].member.accumulate):
+        for part in data.pieces(self.members[0].member.accumulate):
             values, plain = partial(self._losses, part), self._foreseen.pending
             losses, found = self._derivation.of(part, part.samples / data.samples, values, leaves, plain=plain)
             if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
@@ -223,7 +219,7 @@ class Fused(ProgramOfSeveral):
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
         """Add gradients to those of earlier micro-batches; `idle` names the weights that had none yet."""
-        for piece, gradient in zip(self._parameter_buffer.pieces, found, strict=True):
+        for piece, gradient in zip(self.parameter_buffer.pieces, found, strict=True):
             if gradient is None:
                 continue
             if piece.name in idle:
@@ -233,7 +229,7 @@ class Fused(ProgramOfSeveral):
                 piece.over(gradients).add_(gradient)
 
     def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
-        buffer = self._parameter_buffer
+        buffer = self.parameter_buffer
         return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.check_output)
 
     def _losses(self, data: PackInputs) -> Tensor:

@@ -57,8 +57,9 @@ class Grouped(ProgramOfSeveral):
         costs = [OF_EACH + _numbers(live) for live in lives]
         total = sum(costs)
         self._parts = [cost / total for cost in costs]
-        self._waves = Waves.of([live.model for live in lives])
-        gradients = {id(weight): gradient for weight, gradient in self._waves.gradients()}
+        self.waves: Waves = Waves.of([live.model for live in lives])
+        """The members' layers."""
+        gradients = {id(weight): gradient for weight, gradient in self.waves.gradients()}
         self._gradients: list[list[tuple[nn.Parameter, Tensor]]] = [
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
@@ -77,16 +78,11 @@ class Grouped(ProgramOfSeveral):
 
     def gradients(self, row: int) -> dict[str, Tensor]:
         """Implement `ProgramOfSeveral.gradients`."""
-        names = [name for name, _ in self._lives[row].model.named_parameters()]
+        names = [name for name, _ in self.members[row].model.named_parameters()]
         return {name: gradient for name, (_, gradient) in zip(names, self._gradients[row], strict=True)}
 
     def _train(self, mode: bool) -> None:
         """Do nothing: layers drop out where random states are given."""
-
-    @property
-    def waves(self) -> Waves:
-        """The members' layers."""
-        return self._waves
 
     def _begin_as_one(self, lockstep: Lockstep) -> None:
         self._totals = self.passed(self.shared(lockstep))
@@ -94,21 +90,21 @@ class Grouped(ProgramOfSeveral):
     def passed(self, data: PackInputs, in_branches: InBranches = in_turn) -> Tensor:
         """Compute the gradients of all members; returns loss sums, float64 ``[members]``."""
         with torch.no_grad():
-            outputs = self._waves.forward(data.tree[0], self._states, in_branches)
+            outputs = self.waves.forward(data.tree[0], self._states, in_branches)
         self._foreseen.check_output(outputs[0])
         leaf = outputs.detach().requires_grad_()
-        losses = losses_of(self._lives[0].member.loss, leaf, data, self._states)
+        losses = losses_of(self.members[0].member.loss, leaf, data, self._states)
         key = losses.shape, losses.dtype
         if key not in self._shares:
             self._shares[key] = torch.full_like(losses, len(losses) / losses.numel())
         (slopes,) = torch.autograd.grad(losses, leaf, self._shares[key])
         with torch.no_grad():
-            self._waves.backward(data.tree[0], slopes, in_branches)
+            self.waves.backward(data.tree[0], slopes, in_branches)
         return totals_of(losses.detach(), data.samples)
 
     def _finish_as_one(self) -> Tensor:
         totals = there(self._totals)
-        for row, live in enumerate(self._lives):
+        for row, live in enumerate(self.members):
             if row in self._moves:
                 move_along(live.optimizer, self._moves[row])
                 continue
@@ -119,7 +115,7 @@ class Grouped(ProgramOfSeveral):
 
     def _move(self, row: int) -> None:
         """Step a member along its gradients, as it does alone."""
-        live = self._lives[row]
+        live = self.members[row]
         for weight, gradient in self._gradients[row]:
             weight.grad = gradient
         moves = moves_of(live.optimizer) if live.one_pass else None
@@ -134,10 +130,10 @@ class Grouped(ProgramOfSeveral):
 
     def _evaluate(self, lockstep: Lockstep) -> None:
         data = self.shared(lockstep)
-        outputs = self._waves.forward(data.tree[0], None).clone()
+        outputs = self.waves.forward(data.tree[0], None).clone()
         self._foreseen.check_output(outputs[0])
-        losses = losses_of(self._lives[0].member.loss, outputs, data, self._states)
-        self._validate(lockstep, range(len(self._lives)), (losses, outputs), [live.val for live in self._lives])
+        losses = losses_of(self.members[0].member.loss, outputs, data, self._states)
+        self._validate(lockstep, range(len(self.members)), (losses, outputs), [live.val for live in self.members])
 
     def shared(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError where they are not the same pairs of tensors for all members."""
@@ -152,7 +148,7 @@ class Grouped(ProgramOfSeveral):
     def _dissolve(self) -> None:
         self._totals, self._gradients, self._moves = None, [], {}
         self._shares.clear()
-        self._waves.dissolve()
+        self.waves.dissolve()
 
 
 def _numbers(live: LiveMember) -> int:

@@ -40,13 +40,14 @@ class ProgramOfSeveral(ABC):
     """A `argosy.training.programs.program.Program` of several members, by row; subclasses compute the common pass."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
-        self._lives = tuple(lives)
+        self.members: tuple[LiveMember, ...] = tuple(lives)
+        """By row."""
         self._lengths = lengths
         """Batches that are one pass; those of any length without."""
         self._augment = any(live.member.augment for live in lives)
         self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
-        self.made: Made = Made(self._lives)
+        self.made: Made = Made(self.members)
         """Finished locksteps with a batch for each member."""
         self._validated = Validated(lives[0].backend)
         self._begins = not lives[0].steps
@@ -58,8 +59,8 @@ class ProgramOfSeveral(ABC):
         self._solos = [Solo(live) for live in lives]
         self._before: Sequence[Mark] | None = None
         """Random states before that lockstep."""
-        self._foreseen = Foreseen(self._lives)
-        self._parts: Sequence[float] = [1 / len(self._lives)] * len(self._lives)
+        self._foreseen = Foreseen(self.members)
+        self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
         """Each member's part of the time."""
         self._faults: dict[str, Exception] = {}
         """Errors raised by the code of single members in the current lockstep."""
@@ -96,30 +97,25 @@ class ProgramOfSeveral(ABC):
 
     # ---- the program
 
-    @property
-    def members(self) -> tuple[LiveMember, ...]:
-        """The members, by row."""
-        return self._lives
-
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
-        with timed([live.clock for live in self._lives], self._parts):
+        with timed([live.clock for live in self.members], self._parts):
             if keep:
-                self._states = States(live.randomness.aside() for live in self._lives)
+                self._states = States(live.randomness.aside() for live in self.members)
             try:
                 with torch.set_grad_enabled(not keep):
                     yield
             finally:
                 self.made.tell()
                 self._validated.tell()
-                self._states = States(live.randomness for live in self._lives)
+                self._states = States(live.randomness for live in self.members)
 
     def cut(self, block: Block) -> Iterator[Lockstep]:
         """Implement `Program.cut`, in locksteps."""
         self._train(True)
-        cutters = shared([there(live.cutter) for live in self._lives])
-        for live, cutter in zip(self._lives, cutters, strict=True):
+        cutters = shared([there(live.cutter) for live in self.members])
+        for live, cutter in zip(self.members, cutters, strict=True):
             live.keep_best()
             live.cutter = cutter
         self._foreseen.note(block, cutters, augment=True)
@@ -128,7 +124,7 @@ class ProgramOfSeveral(ABC):
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
         self._lockstep, self._one = batch, self._as_one(batch, train=True)
-        self._before = [live.randomness.mark() for live in self._lives]
+        self._before = [live.randomness.mark() for live in self.members]
         with large_outside() if self._begins else contextlib.nullcontext():
             if self._one:
                 self._begin_as_one(batch)
@@ -137,7 +133,7 @@ class ProgramOfSeveral(ABC):
 
     def undo(self) -> None:
         """Undo a lockstep after its `begin` raised, for another try."""
-        for live, mark in zip(self._lives, self._before or (), strict=False):
+        for live, mark in zip(self.members, self._before or (), strict=False):
             live.randomness.go_back(mark)
         self._lockstep, self._before = (), None
 
@@ -152,8 +148,8 @@ class ProgramOfSeveral(ABC):
     def evaluate(self, block: Block) -> Iterator[None]:
         """Evaluate by locksteps; raises OwnFaults."""
         self._train(False)
-        cutters = shared([there(live.val_cutter) for live in self._lives])
-        for live, cutter in zip(self._lives, cutters, strict=True):
+        cutters = shared([there(live.val_cutter) for live in self.members])
+        for live, cutter in zip(self.members, cutters, strict=True):
             live.val_cutter = cutter
         self._foreseen.note(block, cutters, augment=False)
         for lockstep in locksteps(cutters, block):
@@ -164,7 +160,7 @@ class ProgramOfSeveral(ABC):
                 self._validated.tell()
                 for row, own_batch in self._with_batch(lockstep):
                     with self._own(row), self._states[row].active(), self._outside(row):
-                        self._lives[row].model.eval()
+                        self.members[row].model.eval()
                         self._solos[row].validate(own_batch)
             for row, (cutter, batch) in enumerate(zip(cutters, lockstep, strict=True)):
                 if batch is not None:
@@ -172,15 +168,15 @@ class ProgramOfSeveral(ABC):
                     if cutter.done:
                         self._validated.tell()
                         with self._own(row):
-                            self._lives[row].end_validation()
+                            self.members[row].end_validation()
             self._tell_faults()
             yield
 
     def release(self) -> None:
         """Implement `Program.release`."""
         for name in ("cutter", "val_cutter"):
-            cutters = [getattr(live, name) for live in self._lives]
-            for live, cutter in zip(self._lives, own(cutters), strict=True):
+            cutters = [getattr(live, name) for live in self.members]
+            for live, cutter in zip(self.members, own(cutters), strict=True):
                 setattr(live, name, cutter)
         self._lockstep, self._before = (), None
         self._foreseen.clear()
@@ -209,7 +205,7 @@ class ProgramOfSeveral(ABC):
         return PackInputs.of([batch.data for batch in batches], first.rows)
 
     def _augmented(self, row: int, data: Any) -> Any:
-        augment = self._lives[row].member.augment
+        augment = self.members[row].member.augment
         if augment is None:
             return data
         with self._states[row].active():
@@ -271,7 +267,7 @@ class ProgramOfSeveral(ABC):
 
     def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
         """Add a batch to a member's validation."""
-        live, target = self._lives[row], batch.data[1] if output is not None else None
+        live, target = self.members[row], batch.data[1] if output is not None else None
         # Without metrics no code of the member runs that might draw.
         drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
         with self._own(row), drawing:
@@ -283,7 +279,7 @@ class ProgramOfSeveral(ABC):
         try:
             yield
         except Exception as error:  # boundary between a member's code and ours
-            self._faults[self._lives[row].member.name] = error
+            self._faults[self.members[row].member.name] = error
 
 
 def there(value: There | None) -> There:

@@ -53,9 +53,9 @@ class Graphed:
         self._program = program
         self._whole = whole
         self._recorder = recorder
-        self._lives = program.members
+        self.members: tuple[LiveMember, ...] = program.members
         self._scheduled = [
-            live for live in self._lives if live.schedule is not None and live.member.schedule_per == "step"
+            live for live in self.members if live.schedule is not None and live.member.schedule_per == "step"
         ]
         self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
@@ -73,11 +73,6 @@ class Graphed:
     def of(cls, program: Program[Any]) -> "Graphed":
         """Wrap a program that has no `refusal`."""
         return cls(program, whole_of(program), recorder_of(program.members[0].backend))
-
-    @property
-    def members(self) -> tuple[LiveMember, ...]:
-        """The members of the wrapped program."""
-        return self._lives
 
     @property
     def replays(self) -> bool:
@@ -102,7 +97,7 @@ class Graphed:
                 yield
             finally:
                 self._whole.made.tell()
-                for live in self._lives:
+                for live in self.members:
                     live.train.fetch()  # here, on the stream of the steps that summed
 
     def cut(self, block: Block) -> Iterator[Any]:
@@ -176,7 +171,7 @@ class Graphed:
 
     def _step(self, data: PackInputs) -> Tensor:
         """Make a whole step; returns loss sums ``[members]``, which stay."""
-        usual = data.samples == self._lives[0].member.batch_size
+        usual = data.samples == self.members[0].member.batch_size
         if usual and self._warm < WARM_UP:
             self._warm += 1
             return self._warmed_up(data)
@@ -227,7 +222,7 @@ class Graphed:
 
     def _recorded(self, data: PackInputs) -> Tensor:
         """Capture a step and verify one replay against an eager step."""
-        random = self._lives[0].randomness
+        random = self.members[0].randomness
         mark, moving = random.here(), self._moving()
         before = [tensor.clone() for tensor in moving]
         replayed = self._record(data)
@@ -249,7 +244,7 @@ class Graphed:
         return totals
 
     def _close(self, replayed: "Replayed") -> None:
-        self._lives[0].backend.synchronize()
+        self.members[0].backend.synchronize()
         replayed.recording.close()
 
     def _record(self, data: PackInputs) -> "Replayed":

@@ -29,16 +29,12 @@ class OfSeveral:
 
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
+        self.made: Made = program.made
         self._before: Sequence[Mark] = ()
         drops = any(drops_out(live.model) for live in program.members)
         states = [live.randomness for live in program.members]
         self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
         """See `Whole.draws`."""
-
-    @property
-    def made(self) -> Made:
-        """The program's locksteps."""
-        return self._program.made
 
     def lockstep(self, batch: Lockstep) -> Lockstep | None:
         """Return the batches if equally long."""
@@ -79,11 +75,7 @@ class Several(OfSeveral):
     def __init__(self, fused: Fused) -> None:
         super().__init__(fused)
         self._fused = fused
-
-    @property
-    def parameter_buffer(self) -> ParameterBuffer:
-        """The fused program's buffer."""
-        return self._fused.parameter_buffer
+        self.parameter_buffer: ParameterBuffer = fused.parameter_buffer
 
     @property
     def kernels(self) -> Sequence[Kernel]:
@@ -125,7 +117,8 @@ class Unlike(OfSeveral):
     def __init__(self, grouped: Grouped, kernel: FlatKernel) -> None:
         super().__init__(grouped)
         self._grouped = grouped
-        self._kernel = kernel
+        self.kernels: Sequence[FlatKernel] = (kernel,)
+        """The kernel of all members."""
 
     @classmethod
     def of(cls, grouped: Grouped) -> "Unlike":
@@ -139,11 +132,6 @@ class Unlike(OfSeveral):
     def parameter_buffer(self) -> AsOneRow:
         """The weights."""
         return AsOneRow(there(self._grouped.waves.memory).weights.unsqueeze(0))
-
-    @property
-    def kernels(self) -> Sequence[FlatKernel]:
-        """The kernel of all members."""
-        return (self._kernel,)
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Implement `Whole.inputs`."""
@@ -160,5 +148,5 @@ class Unlike(OfSeveral):
 
     def release(self) -> None:
         """Implement `Whole.release`."""
-        self._kernel.dissolve()
+        self.kernels[0].dissolve()
         self._grouped.release()

@@ -35,8 +35,10 @@ class Single:
 
     def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
         self._solo = solo
-        self._parameter_buffer = parameter_buffer
-        self._kernel = kernel
+        self._live: LiveMember = solo.live
+        self.parameter_buffer: ParameterBuffer = parameter_buffer
+        """A buffer with one row."""
+        self.kernels: Sequence[Kernel] = (kernel,)
         self.made: Made = Made([solo.live])
         """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
@@ -56,20 +58,6 @@ class Single:
                 "some of its weights have made fewer steps than others, or are of a type that no kernel steps"
             )
         return cls(solo, parameter_buffer, kernel)
-
-    @property
-    def _live(self) -> LiveMember:
-        return self._solo.live
-
-    @property
-    def parameter_buffer(self) -> ParameterBuffer:
-        """A buffer with one row."""
-        return self._parameter_buffer
-
-    @property
-    def kernels(self) -> Sequence[Kernel]:
-        """The member's kernel."""
-        return (self._kernel,)
 
     def lockstep(self, batch: Batch) -> Lockstep | None:
         """Return the batch, unless it is empty."""
@@ -107,15 +95,15 @@ class Single:
 
     def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
         """Implement `Whole.gradients`."""
-        live, parameters = self._live, self._parameter_buffer.parameters[0]
+        live, parameters = self._live, self.parameter_buffer.parameters[0]
         self._solo.drop_gradients()
         losses = self._solo.differentiated(data.tree, data.samples, of=data.samples)
         found = [parameter.grad for parameter in parameters]
-        all_have_gradients([p.name for p, own in zip(self._parameter_buffer.pieces, found, strict=True) if own is None])
+        all_have_gradients([p.name for p, own in zip(self.parameter_buffer.pieces, found, strict=True) if own is None])
         if live.member.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(live.model.parameters(), live.member.clip_grad_norm)
-        gradients = torch.empty_like(self._parameter_buffer.weights)
-        places = [piece.of(gradients[0]) for piece in self._parameter_buffer.pieces]
+        gradients = torch.empty_like(self.parameter_buffer.weights)
+        places = [piece.of(gradients[0]) for piece in self.parameter_buffer.pieces]
         torch._foreach_copy_(places, [own for own in found if own is not None])
         self._solo.drop_gradients()
         return total_of(losses, data.samples).unsqueeze(0), gradients
@@ -145,5 +133,5 @@ class Single:
     def release(self) -> None:
         """Implement `Whole.release`."""
         self._solo.release()
-        self._kernel.dissolve()
-        self._parameter_buffer.dissolve()
+        self.kernels[0].dissolve()
+        self.parameter_buffer.dissolve()

@@ -30,6 +30,7 @@ class Shard:
 
     def __init__(self, live: LiveMember, group: Group, shares: Sequence[float], *, number: int) -> None:
         self.live = live
+        self.members: tuple[LiveMember, ...] = (live,)
         self.group = group
         self.number = number
         """Number of the member in the study."""
@@ -42,11 +43,6 @@ class Shard:
         self._part_rows = 0
         """Number of its samples in this rank's share."""
         self._sum: Sum | None = None
-
-    @property
-    def members(self) -> tuple[LiveMember, ...]:
-        """The single member."""
-        return (self.live,)
 
     @property
     def leads(self) -> bool:
