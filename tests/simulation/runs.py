@@ -399,7 +399,7 @@ def _digest(directory: Path) -> str:
 # ---- what stands in the place of the real things
 
 
-def _measuring(live: CountingMember, block: CountingBlock, backend: Any, *, groups: int, **how: Any) -> Iterator[None]:
+def _measuring(live: CountingMember, block: CountingBlock, *, groups: int, **how: Any) -> Iterator[None]:
     """See `argosy.training.choice.measure.measuring`."""
     for _ in range(3):
         live.spend(live.member.batch_size * live.row_seconds)

@@ -400,7 +400,7 @@ def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
     """What is found when nobody interrupts."""
 
     def whole() -> Generator[None, None, None]:
-        found.append((yield from measuring(solo.live, block, backend_of("cpu:0"), **rest)))
+        found.append((yield from measuring(solo.live, block, **rest)))
 
     found: list[Measured] = []
     assert list(whole()).count(None) >= 3, "nobody could interrupt between two steps"

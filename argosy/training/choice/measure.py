@@ -27,7 +27,7 @@ from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
 from argosy.training.choice.split_check import NO_SHARE, why_whole
-from argosy.training.device.devices import Backend, out_of_memory
+from argosy.training.device.devices import out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
@@ -55,7 +55,6 @@ DRAWING = "{} draws from a generator of its own, whose state is in no file and b
 def measuring(
     live: LiveMember,
     block: Block,
-    backend: Backend,
     *,
     thorough: bool = False,
     groups: int = 1,
@@ -84,21 +83,21 @@ def measuring(
     batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
     with _norms(trial.live.model) as lone:
-        trial, warm_up = _first_step(trial, live, batch, saved, backend)
+        trial, warm_up = _first_step(trial, live, batch, saved)
     yield
     # A schedule per step may have a fixed number of steps, and these do not count.
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
-    activations = max(saved.peak, _spent(trial, batch, backend) - gradients)
+    activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live)
     unsaved = _in_no_file(trial.live)  # after the first step: lazily filled values are no change
-    seconds = yield from _step_seconds(trial, batch, warm_up, backend, thorough=thorough)
+    seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
     moving = [where for where, value in _in_no_file(trial.live).items() if unsaved.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
     shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
-    shard_seconds = yield from _shard_seconds(trial, block, backend, shares, thorough=thorough)
+    shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
     check_state(live.member, trial.live.optimizer)
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
@@ -175,9 +174,7 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
-def _first_step(
-    trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes", backend: Backend
-) -> tuple[Solo, float]:
+def _first_step(trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes") -> tuple[Solo, float]:
     """Make the first step, counting what autograd keeps; returns its program and seconds.
 
     Some code, as `torch.func.grad`, does not allow counting: then another copy makes the step without. An error of the
@@ -185,7 +182,7 @@ def _first_step(
     """
     try:
         with saved, refusing_broadcasts(live.member):
-            return trial, _timed_step(trial, batch, backend)
+            return trial, _timed_step(trial, batch)
     except RuntimeError as error:
         if out_of_memory(error):
             raise
@@ -193,26 +190,25 @@ def _first_step(
     # Outside of the handler: its traceback keeps the step's tensors alive.
     again = Solo(live.trial())
     again.live.randomness = trial.live.randomness
-    return again, _timed_step(again, batch, backend)
+    return again, _timed_step(again, batch)
 
 
-def _spent(trial: Solo, batch: "_Shown", backend: Backend) -> int:
+def _spent(trial: Solo, batch: "_Shown") -> int:
     """Return a step's peak memory in bytes beyond that before it; 0 where the device does not count memory.
 
     Not for the first step, in which optimizer state is created and libraries allocate work space for the whole process.
     """
+    backend = trial.live.backend
     trial.live.optimizer.zero_grad(set_to_none=True)
     before = backend.memory_in_use()
     if before is None:
         return 0
     backend.reset_peak()
-    _timed_step(trial, batch, backend)
+    _timed_step(trial, batch)
     return (backend.peak_memory() or 0) - before
 
 
-def _step_seconds(
-    trial: Solo, batch: "_Shown", warm_up: float, backend: Backend, *, thorough: bool
-) -> Generator[None, None, float]:
+def _step_seconds(trial: Solo, batch: "_Shown", warm_up: float, *, thorough: bool) -> Generator[None, None, float]:
     """Return the seconds of a step: the median of FLEET's 20, or the least of a few, at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader
@@ -220,20 +216,18 @@ def _step_seconds(
     """
     seconds: list[float] = []
     while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):
-        seconds.append(_timed_step(trial, batch, backend))
+        seconds.append(_timed_step(trial, batch))
         yield
     return statistics.median(seconds[-TIMED_BATCHES:]) if thorough else min(seconds)
 
 
-def _shard_seconds(
-    trial: Solo, block: Block, backend: Backend, most: int, *, thorough: bool
-) -> Generator[None, None, tuple[float, ...]]:
+def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> Generator[None, None, tuple[float, ...]]:
     """Return the seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
     member, found = trial.live.member, []
     for m in range(2, most + 1):
         share = _Shown(block, -(-member.batch_size // m))
-        first = _timed_step(trial, share, backend)
-        found.append((yield from _step_seconds(trial, share, first, backend, thorough=thorough)))
+        first = _timed_step(trial, share)
+        found.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
     return tuple(found)
 
 
@@ -242,7 +236,8 @@ def _too_few(warm_up: float, seconds: list[float]) -> bool:
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
-def _timed_step(trial: Solo, batch: "_Shown", backend: Backend) -> float:
+def _timed_step(trial: Solo, batch: "_Shown") -> float:
+    backend = trial.live.backend
     backend.synchronize()
     started = time.perf_counter()
     with trial.active():

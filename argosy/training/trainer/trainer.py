@@ -106,7 +106,7 @@ class Trainer:
         self.guard: Guard = Guard(
             name, backend, directory / "members", emit, self._drop, self._save_best, self.copies.resident.give_back
         )
-        self.trials: Trials = Trials(self._build, self.guard, emit, listen, backend, self.heartbeat)
+        self.trials: Trials = Trials(self._build, self.guard, emit, listen, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.instances: list[ProgramInstance] = []
         """Instances in the order of their steps; each assigned member is in one of them."""

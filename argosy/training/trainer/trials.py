@@ -13,7 +13,6 @@ from argosy.protocol.trainer import Measure, Measured
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.measure import measuring
-from argosy.training.device.devices import Backend
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.live import LiveMember
 from argosy.training.trainer.guard import Guard
@@ -29,7 +28,6 @@ class Trials:
     _guarded: Guard
     _emit: Callable[[Any], None]
     _listen: Callable[[], bool]
-    _backend: Backend
     _heartbeat: Heartbeat
     wanted: Measure | None = field(default=None, init=False)
     """Command with the members still to be measured."""
@@ -124,7 +122,7 @@ class Trials:
             if under_way is None:
                 thorough, groups = command.thorough, command.groups
                 live = self.built[name]
-                under_way = measuring(live, block, self._backend, thorough=thorough, groups=groups, validated=validated)
+                under_way = measuring(live, block, thorough=thorough, groups=groups, validated=validated)
             with kept_by(name):
                 return self._go_on(under_way)
 
