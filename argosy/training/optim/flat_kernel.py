@@ -18,8 +18,7 @@ from torch.optim._muon import _adjust_lr
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.device.recorders import InBranches
-from argosy.training.optim.kernels import OF_MUON, Numbers, orthogonal, steps_differ
-from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.optim.kernels import OF_MUON, Numbers, adopt, orthogonal, parts_of, steps_differ
 
 __all__ = ["FlatKernel", "FlatMemory"]
 
@@ -159,10 +158,7 @@ class FlatKernel:
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
         for name, moment in zip(NAMES[kind], self._moments, strict=True):
             if name:
-                own = moment[place].view(weight.shape)
-                if state.get(name) is not None:
-                    own.copy_(state[name])
-                state[name] = own
+                adopt(state, name, moment[place].view(weight.shape))
         if kind in ADAMS:
             steps.fill_(float(state.get("step", 0)))
             state["step"] = steps
@@ -189,13 +185,9 @@ class FlatKernel:
             del matrices[:own]
 
 
-def _parts(optimizer: Any) -> Sequence[Optimizer]:
-    return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
-
-
 def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, Any], Sequence[nn.Parameter]]]:
     """Yield the weights for which a row of numbers is."""
-    for part in _parts(optimizer):
+    for part in parts_of(optimizer):
         for group in part.param_groups:
             if isinstance(part, Muon):
                 yield from ((Muon, group, [weight]) for weight in group["params"])

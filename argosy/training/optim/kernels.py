@@ -35,9 +35,11 @@ __all__ = [
     "Kernel",
     "Numbers",
     "adam_numbers",
+    "adopt",
     "is_unusual",
     "kind_of",
     "orthogonal",
+    "parts_of",
     "sgd_numbers",
     "steps_differ",
 ]
@@ -230,8 +232,14 @@ class Rule(NamedTuple):
     """Numbers of the coming step."""
     move: Callable[[Tile, Tensor, Tensor], Move]
     """Step along gradients, with numbers read when it is made."""
-    ready: Callable[[Tile, Tensor], Move]
-    """Step along gradients, with the coming step's numbers."""
+    fused: Callable[[Tile, Tensor], Move] | None = None
+    """Step along gradients on a CPU, by torch's fused kernel, with the coming step's numbers."""
+
+    def ready(self, tile: Tile, gradients: Tensor) -> Move:
+        """Return the step along gradients, with the coming step's numbers."""
+        if self.fused is not None and gradients.device.type == "cpu":
+            return self.fused(tile, gradients)
+        return self.move(tile, gradients, tile.placed(self.numbers(tile)))
 
 
 def _sgd_numbers(tile: Tile) -> Numbers:
@@ -290,9 +298,7 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
     return move
 
 
-def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
-    if gradients.device.type != "cpu":
-        return _adam(tile, gradients, tile.placed(_adam_numbers(tile)))
+def _adam_fused(tile: Tile, gradients: Tensor) -> Move:
     kernel = torch._fused_adamw_ if tile.decoupled else torch._fused_adam_
     slopes, moves = gradients.unbind(), []
     for own in _alike(tile, adam_numbers, ("exp_avg", "exp_avg_sq")):
@@ -303,9 +309,7 @@ def _adam_ready(tile: Tile, gradients: Tensor) -> Move:
     return partial(_all, moves)
 
 
-def _sgd_ready(tile: Tile, gradients: Tensor) -> Move:
-    if gradients.device.type != "cpu":
-        return _sgd(tile, gradients, tile.placed(_sgd_numbers(tile)))
+def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
     # The kernel rounds the last elements of a tensor otherwise than those before, so it gets each weight by itself.
     slopes, moves = [gradients[:, columns].unbind() for columns in tile.pieces], []
     for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else (), apart=True):
@@ -342,10 +346,6 @@ def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
             tile.weights[:, columns].addcmul_(update, rate)
 
     return move
-
-
-def _muon_ready(tile: Tile, gradients: Tensor) -> Move:
-    return _muon(tile, gradients, tile.placed(_muon_numbers(tile)))
 
 
 def orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
@@ -455,17 +455,21 @@ def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Decays:
 
 
 RULES: dict[type[Optimizer], Rule] = {
-    SGD: Rule(_sgd_numbers, _sgd, _sgd_ready),
-    Adam: Rule(_adam_numbers, _adam, _adam_ready),
-    AdamW: Rule(_adam_numbers, _adam, _adam_ready),
-    Muon: Rule(_muon_numbers, _muon, _muon_ready),
+    SGD: Rule(_sgd_numbers, _sgd, _sgd_fused),
+    Adam: Rule(_adam_numbers, _adam, _adam_fused),
+    AdamW: Rule(_adam_numbers, _adam, _adam_fused),
+    Muon: Rule(_muon_numbers, _muon),
 }
 
 
 def kinds_of_groups(optimizer: Optimizer) -> Sequence[type[Optimizer]]:
     """Return the type of optimizer that steps each parameter group."""
-    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else [optimizer]
-    return [type(part) for part in parts for _ in part.param_groups]
+    return [type(part) for part in parts_of(optimizer) for _ in part.param_groups]
+
+
+def parts_of(optimizer: Any) -> Sequence[Optimizer]:
+    """Return the optimizers of a list, or the single one."""
+    return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def _kind_of_group(kind: type[Optimizer], group: dict[str, Any]) -> Hashable:
@@ -520,11 +524,12 @@ def _state(
             for name, matrix in state.items():
                 start = piece.start - pieces[0].start
                 own = matrix[row, number] if name == "step" else matrix[row, start : start + parameter.numel()]
-                _adopt(optimizer.state[parameter], name, own.view(() if name == "step" else piece.shape))
+                adopt(optimizer.state[parameter], name, own.view(() if name == "step" else piece.shape))
     return state
 
 
-def _adopt(state: dict[str, Any], name: str, own: Tensor) -> None:
+def adopt(state: dict[str, Any], name: str, own: Tensor) -> None:
+    """Let a part of an optimizer's state be this tensor from here on; what it is by now is copied in."""
     if state.get(name) is not None:
         own.copy_(state[name])
     state[name] = own
