@@ -14,7 +14,7 @@ from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
-from argosy.stream.blocks import ALIGNMENT, Block, Layout, Place
+from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
 from argosy.stream.kept.proof import Prover
@@ -246,7 +246,6 @@ def _prepared(source: Source, indices: np.ndarray[Any, Any]) -> Block:
     """Read these samples as the first epoch has them."""
     rows = len(indices)
     place = Place(leg=0, split="val", epoch=0, section=0, start=0, rows=rows, last=True)
-    memory = np.empty(source.layout.block_bytes(rows) + ALIGNMENT, np.uint8)
-    block = source.layout.block(place, memory[-memory.ctypes.data % ALIGNMENT :])
+    block = source.layout.block(place, source.layout.memory(rows))
     source.fill(block, 0, indices)
     return block

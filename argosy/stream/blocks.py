@@ -71,6 +71,11 @@ class Layout:
         """Return the memory of a block: its columns and its leaves, each aligned."""
         return sum(_aligned(size) for size in self._sizes(rows))
 
+    def memory(self, rows: int) -> npt.NDArray[np.uint8]:
+        """Return aligned memory for a block that no ring has."""
+        memory = np.empty(self.block_bytes(rows) + ALIGNMENT, np.uint8)
+        return memory[-memory.ctypes.data % ALIGNMENT :]
+
     def _sizes(self, rows: int) -> list[int]:
         leaves = [rows * d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True)]
         return [rows * 8, rows, *leaves]

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from argosy.settings import Settings
-from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.blocks import Block, Place
 from argosy.stream.schedule import Orders, choose_block_size
 from argosy.stream.sources import open_sources
 from argosy.study import Member, Study
@@ -118,8 +117,7 @@ class _Bench:
     def _block(self, epoch: int) -> Block:
         """The first samples of an epoch, on the device."""
         place = Place(leg=0, split="train", epoch=epoch, section=0, start=0, rows=self._rows, last=False)
-        memory = np.empty(self._source.layout.block_bytes(self._rows) + ALIGNMENT, np.uint8)
-        memory = memory[-memory.ctypes.data % ALIGNMENT :]
+        memory = self._source.layout.memory(self._rows)
         self._source.fill(self._source.layout.block(place, memory), 0, self._orders.block(place))
         self._copies.release_done()
         return self._copies.start(self._source.layout.block(place, memory))

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from argosy.cluster import Cluster
@@ -18,7 +17,7 @@ from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import memory_to_keep_in
 from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings
-from argosy.stream.blocks import ALIGNMENT, Block, Place
+from argosy.stream.blocks import Block, Place
 from argosy.stream.course import Course
 from argosy.stream.gauges import StreamGauge
 from argosy.stream.heartbeat import Heartbeat
@@ -212,15 +211,14 @@ class _InlineFeeder:
 
     def _prepare(self, place: Place) -> tuple[Block, Filled]:
         source = self.sources[place.split]
-        memory = np.empty(source.layout.block_bytes(place.rows) + ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % ALIGNMENT
-        block = source.layout.block(place, memory[start:])
+        memory = source.layout.memory(place.rows)
+        block = source.layout.block(place, memory)
         filled = source.fill(block, 0, self.orders.block(place))
         check_files(self.files)
         self.gauge.prepared += filled.prepared
         self.gauge.kept += place.rows - filled.prepared
         # Fresh views, because members' writes to the block are counted from here on.
-        block = source.layout.block(place, memory[start:])
+        block = source.layout.block(place, memory)
         block.fixed = source.fixed(block.indices)
         if place.split == "train":
             block.marks = self.marks.after(filled.marks)
