@@ -4,7 +4,14 @@ import inspect
 from functools import partial
 from typing import Any
 
-__all__ = ["bound", "rebound"]
+__all__ = ["bound", "called", "rebound"]
+
+
+def called(factory: Any) -> Any:
+    """Return what a partial calls, or a partial of one; anything else is called itself."""
+    while isinstance(factory, partial):
+        factory = factory.func
+    return factory
 
 
 def bound(factory: partial[Any]) -> dict[str, Any]:

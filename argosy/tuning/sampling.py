@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any, Literal
 
+from argosy.bindings import called
 from argosy.disk.files import appending, lines_of, replacing
 from argosy.errors import RunError, StudyError
 from argosy.stopping import Mode
@@ -413,9 +414,8 @@ def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
 
 
 def _is_of(sampler: Callable[..., Any], *kinds: type) -> bool:
-    while isinstance(sampler, functools.partial):
-        sampler = sampler.func
-    return isinstance(sampler, type) and issubclass(sampler, kinds)
+    made = called(sampler)
+    return isinstance(made, type) and issubclass(made, kinds)
 
 
 def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
@@ -423,9 +423,7 @@ def _bound(sampler: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _name(sampler: Callable[..., Any]) -> str:
-    while isinstance(sampler, functools.partial):
-        sampler = sampler.func
-    return getattr(sampler, "__name__", repr(sampler))
+    return getattr(called(sampler), "__name__", repr(called(sampler)))
 
 
 def _file(path: Path) -> JournalFileBackend:

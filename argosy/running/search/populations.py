@@ -1,10 +1,10 @@
 """The population of a search: which trial's weights a trial continues from, and which parameters may change then."""
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from argosy.bindings import called
 from argosy.errors import StudyError
 from argosy.protocol.events import Checkpoint, Cloned
 from argosy.results.fold import MemberState
@@ -75,7 +75,5 @@ def changes(source: Member, clone: Member) -> dict[str, tuple[Any, Any]] | None:
 
 def _kind(member: Member, name: str) -> Any:
     """Return a key that is equal for parts that differ only in bound values."""
-    part = getattr(member, name)
-    while isinstance(part, functools.partial):
-        part = part.func
+    part = called(getattr(member, name))
     return part if isinstance(part, type) else getattr(part, "__code__", type(part))
