@@ -73,13 +73,13 @@ def choose_pipeline(needs: Needs, exchanges: Sequence[Exchange]) -> Choice:
     )
 
 
-def _part(needs: Needs, exchange: Exchange) -> float:
+def _part(exchange: Exchange) -> float:
     """Return the part of the stream's samples that one preparing node prepares."""
     return 1.0 if exchange.sharing == "local" else 1.0 / exchange.preparing
 
 
 def _rate(needs: Needs, exchange: Exchange) -> float:
-    busy = needs.preparation_seconds * _part(needs, exchange) + needs.training_cpu_seconds
+    busy = needs.preparation_seconds * _part(exchange) + needs.training_cpu_seconds
     prepared = needs.cores / busy if busy else math.inf
     return min(needs.demand_samples_per_second, prepared, exchange.bytes_per_second / max(needs.sample_bytes, 1))
 
@@ -94,7 +94,7 @@ def _loader_workers(needs: Needs, exchange: Exchange, rate: float) -> int:
     if needs.training_cpu_seconds:
         # Beside trainers on the same cores, a worker gets a share of a core: as many as there may be.
         return needs.cores
-    wanted = math.ceil(SPARE * rate * needs.preparation_seconds * _part(needs, exchange))
+    wanted = math.ceil(SPARE * rate * needs.preparation_seconds * _part(exchange))
     return min(max(wanted, 1), needs.cores)
 
 

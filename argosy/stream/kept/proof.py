@@ -93,7 +93,7 @@ class Prover:
         facts = self._probed(preparing)
         if not facts.constant:
             return _drawn(facts)
-        begun = _begun(found, facts) or self._created(preparing, cache, key, facts)
+        begun = _begun(found, facts) or self._created(cache, key, facts)
         if begun is None:
             return _in_memory(facts, key.name, "there is no room on the disk")
         folder, count = begun
@@ -101,7 +101,7 @@ class Prover:
         location = Location(name=folder.name, folder=str(folder), count=count, roots=key.place)
         return replace(facts, location=location, keeping=f"prepared once and kept from now on ({why})")
 
-    def _created(self, preparing: Preparing, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
+    def _created(self, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
         """Return a folder for the rows, and how many of them it has room for; None where that is none."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
         count = cache.room(facts.length * sample_bytes) // sample_bytes
