@@ -5,6 +5,7 @@ in the next pass, after instances have changed programs (`ProgramChoice.settle`)
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,34 +25,28 @@ from argosy.training.trainer.ranks import Ranks
 __all__ = ["Stepping"]
 
 
+@dataclass(eq=False)
 class Stepping:
     """Steps the instances and members of one trainer."""
 
-    def __init__(
-        self,
-        instances: list[ProgramInstance],
-        assigned: Mapping[str, AssignedMember],
-        fusion: ProgramChoice,
-        guard: Guard,
-        heartbeat: Heartbeat,
-        gauge: TrainerGauge,
-        emit: Callable[[Any], None],
-        *,
-        wanted: Callable[[], bool],
-        drop: Callable[[str], object],
-    ) -> None:
-        self._instances = instances
-        self._assigned = assigned
-        self._program_choice = fusion
-        self._guard = guard
-        self._heartbeat = heartbeat
-        self._gauge = gauge
-        self._wanted = wanted
-        """Returns whether there is something to do between two steps."""
-        self._drop = drop
-        self._left = False
-        """Whether a whole instance beside split members has left steps of the block for the next pass."""
-        self._ranks = Ranks(guard, heartbeat, emit, step=self._beside, stepped=self._stepped, called=self._called)
+    _instances: list[ProgramInstance]
+    _assigned: Mapping[str, AssignedMember]
+    _program_choice: ProgramChoice
+    _guard: Guard
+    _heartbeat: Heartbeat
+    _gauge: TrainerGauge
+    emit: InitVar[Callable[[Any], None]]
+    _: KW_ONLY
+    wanted: Callable[[], bool]
+    """Returns whether there is something to do between two steps."""
+    drop: Callable[[str], object]
+    _left: bool = field(default=False, init=False)
+    """Whether a whole instance beside split members has left steps of the block for the next pass."""
+    _ranks: Ranks = field(init=False)
+
+    def __post_init__(self, emit: Callable[[Any], None]) -> None:
+        own = self._guard, self._heartbeat, emit
+        self._ranks = Ranks(*own, step=self._beside, stepped=self._stepped, called=self._called)
 
     def through(self, block: Block) -> bool:
         """Give every instance its turn; False where steps of the block are left."""
@@ -65,7 +60,7 @@ class Stepping:
             for instance in list(self._instances):
                 if not self._advance(instance, block, self._called):
                     through = False
-                    if self._wanted():
+                    if self.wanted():
                         return False
         self._program_choice.settle()
         return through
@@ -157,12 +152,12 @@ class Stepping:
                 reason = f"its training loss is not a number after {live.steps} steps"
                 self._guard.end(assigned.name, "diverged", reason)
             else:
-                self._drop(assigned.name)  # its first device ends it
+                self.drop(assigned.name)  # its first device ends it
 
     def _called(self) -> bool:
         """Beat after a step; returns whether to stop before the next."""
         self._heartbeat.beat()
-        return self._wanted()
+        return self.wanted()
 
 
 def _raise(error: Exception) -> None:
