@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from argosy.disk.files import append_descriptor, append_flushed, check_directory, lines_of, opened
@@ -69,9 +68,7 @@ class Journal:
         os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines_of(self.path)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)
 
     def append(self, event: Event) -> None:
@@ -255,9 +252,7 @@ class Lock:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # The run's own workers have gone; processes that the user's code forked there may live on, and hold the lock
         # too.
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
@@ -126,9 +125,7 @@ class _Desk:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         self._thread.join()
 

@@ -5,7 +5,6 @@ A launcher is one file with two classes: where to run (`Launcher`), and the work
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 import psutil
@@ -81,9 +80,7 @@ class Workers(Protocol):
 
     def __enter__(self) -> "Workers": ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave no process behind."""
 
 
