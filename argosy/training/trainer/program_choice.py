@@ -98,7 +98,7 @@ class ProgramChoice:
 
     def _admit(self, instances: Sequence[ProgramInstance], block: Block) -> Mapping[str, str]:
         """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
-        lives = [assigned.live for instance in instances for assigned in instance.assignment]
+        lives = [assigned.live for assigned in _assigned(instances)]
         with warnings.catch_warnings():
             # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
@@ -109,10 +109,8 @@ class ProgramChoice:
             )
         self._check_device("its members were tried as one program")
         for names in (*admission.packs, *admission.unlike):
-            members, alike = (
-                [instance for instance in instances if instance.names[0] in names],
-                names in admission.packs,
-            )
+            members = [instance for instance in instances if instance.names[0] in names]
+            alike = names in admission.packs
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
             fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
@@ -155,10 +153,7 @@ class ProgramChoice:
 
     def _take_over(self, fusion_group: FusionGroup) -> None:
         """Let the group know what earlier runs chose for its members; where they chose unlike, the first by name counts."""
-        members = sorted(
-            (assigned for instance in self._of(fusion_group) for assigned in instance.assignment),
-            key=lambda one: one.name,
-        )
+        members = sorted(_assigned(self._of(fusion_group)), key=lambda one: one.name)
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
         # Of unlike members alone it is not known whether their steps were captured.
         alone = fusion_group.alike or tuple(fusion_group.kinds) == (ALONE.kind,)
@@ -172,7 +167,7 @@ class ProgramChoice:
 
     def _as_before(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
         """Restore the programs in the journal, where it has the same ones for all of these members."""
-        assignment = [assigned for instance in instances for assigned in instance.assignment]
+        assignment = _assigned(instances)
         told = assignment[0].packed
         if told is None or any(assigned.packed != told for assigned in assignment):
             return
@@ -206,10 +201,8 @@ class ProgramChoice:
             under_way = [instance for instance in instances if instance.steps_left is not None]
             if fusion_group.asks(count) and not (under_way and all(instance.steps_left for instance in under_way)):
                 if under_way:
-                    seconds, samples = (
-                        sum(instance.seconds for instance in under_way),
-                        sum(instance.in_round for instance in under_way),
-                    )
+                    seconds = sum(instance.seconds for instance in under_way)
+                    samples = sum(instance.in_round for instance in under_way)
                     needs = [instance.need for instance in under_way if instance.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
                 self._go_on(fusion_group, count, block)
@@ -245,7 +238,7 @@ class ProgramChoice:
         """Start the next candidate, timed or for good."""
         fusion_group.foresee(count, self._room(fusion_group))
         instances = self._of(fusion_group)
-        lives = [assigned.live for instance in instances for assigned in instance.assignment]
+        lives = [assigned.live for assigned in _assigned(instances)]
         if fusion_group.undecided(count) and on_copies(fusion_group, lives):
             if block is not None:
                 self._rehearse(fusion_group, lives, block)
@@ -321,19 +314,10 @@ class ProgramChoice:
 
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
         """Save the group's members, and put them into other programs."""
-        events = self._save(
-            [
-                assigned.name
-                for instance in self._of(fusion_group)
-                for assigned in instance.assignment
-                if assigned.samples
-            ]
-        )
+        events = self._save([assigned.name for assigned in _assigned(self._of(fusion_group)) if assigned.samples])
         instances = self._of(fusion_group)  # without those that failed to be saved
         # Rounding depends on a member's row, and must not depend on the order of assignment.
-        assignment = sorted(
-            (assigned for instance in instances for assigned in instance.assignment), key=lambda assigned: assigned.name
-        )
+        assignment = sorted(_assigned(instances), key=lambda one: one.name)
         fusion_group.go_on_with(wanted)
         fusion_group.forget_rounds()
         if assignment:
@@ -371,6 +355,11 @@ class ProgramChoice:
             fusion_group.go_on_with(ALONE)
             made = [ProgramInstance.of([assigned], fusion_group) for part in parts for assigned in part]
         self._instances[at:at] = made
+
+
+def _assigned(instances: Sequence[ProgramInstance]) -> list[AssignedMember]:
+    """Return the members of some instances, in their order."""
+    return [assigned for instance in instances for assigned in instance.assignment]
 
 
 def _may_be_captured(instance: ProgramInstance) -> bool:
