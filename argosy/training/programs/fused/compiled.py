@@ -59,11 +59,8 @@ class Pass:
 
     def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
         """Compute, from one member's tensors, its gradients ``[columns]``, its losses, and its new buffers."""
-        fixed, buffers, pieces = (
-            [*self.parameter_buffer.fixed],
-            [*self.parameter_buffer.buffers],
-            self.parameter_buffer.pieces,
-        )
+        fixed, buffers = [*self.parameter_buffer.fixed], [*self.parameter_buffer.buffers]
+        pieces = self.parameter_buffer.pieces
         row, rest = given[0], given[1:]
         held = dict(zip(fixed, rest, strict=False))
         before = dict(zip(buffers, rest[len(fixed) :], strict=False))
