@@ -414,17 +414,8 @@ class LiveMember:
 
     def trial(self) -> "LiveMember":
         """Return a copy; its steps leave this member unchanged."""
-        model, optimizer, schedule = copies_of(self.model, self.optimizer, self.schedule)
-        copied = LiveMember(
-            own_member(self.member),
-            self.backend,
-            model,
-            optimizer,
-            schedule,
-            self.randomness.copy(),
-            self.objective,
-            self.mode,
-        )
+        trained = (*copies_of(self.model, self.optimizer, self.schedule), self.randomness.copy())
+        copied = LiveMember(own_member(self.member), self.backend, *trained, self.objective, self.mode)
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:
             copied.average.load_state_dict(self.average.state_dict())
