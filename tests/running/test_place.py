@@ -1,5 +1,7 @@
 """Whatever started a process, it knows where it stands; variables that nobody sets say nothing."""
 
+import warnings
+
 import pytest
 
 from argosy.errors import PlanError
@@ -140,6 +142,21 @@ def test_a_process_that_nobody_started_beside_others_is_alone(how: str) -> None:
     assert place_of(ALONE[how]) is None
     with pytest.raises(PlanError, match="launcher agents needs a job of several processes"):
         place_asked("agents", ALONE[how])
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_a_batch_script_that_uses_one_of_several_nodes_is_warned(how: str) -> None:
+    several = ALONE[how] | {"SLURM_JOB_NUM_NODES": "4"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert place_asked("auto", several) is None
+        assert place_asked("processes", several) is None
+        assert place_asked("auto", several | {"SLURM_JOB_NUM_NODES": "1"}) is None
+    said = [str(one.message) for one in caught]
+    assert len(said) == (how != "a step of one task")
+    assert not said or said[0].startswith(
+        "this job of Slurm has 4 nodes, and the run uses one of them alone. Start it as in srun"
+    )
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from argosy.errors import PlanError
+from argosy.errors.warned import warn_caller
 
 __all__ = ["JobPlace", "place_asked", "place_of", "seconds_left"]
 
@@ -112,8 +113,23 @@ def place_of(environment: Mapping[str, str]) -> JobPlace | None:
 
 
 def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
-    """Return `place_of` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job."""
+    """Return `place_of` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job.
+
+    Warns where the script of a batch job uses one of its several nodes.
+    """
     place = place_of(environment) if launcher in ("auto", "agents") else None
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    if (
+        launcher == "auto"
+        and place is None
+        and not _has_all(SRUN, environment)
+        and nodes.isdecimal()
+        and int(nodes) > 1
+    ):
+        warn_caller(
+            f"this job of Slurm has {nodes} nodes, and the run uses one of them alone. Start it as in srun argosy run study.py to use all, or ask "
+            "Slurm for one."
+        )
     if place is None and launcher == "agents":
         raise PlanError(
             "launcher agents needs a job of several processes, and no variable of srun, mpirun or torchrun says that this is "
