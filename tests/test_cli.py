@@ -665,3 +665,22 @@ def test_a_study_file_that_cannot_be_read_is_one_message_with_its_own_traceback(
         assert message in said
         assert "importlib" not in said
         assert not (tmp_path / "run").exists()
+
+
+def test_a_warning_of_a_run_has_no_place_in_a_library(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(NOISY)
+    several = {**os.environ, "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_ID": "7"}
+    command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", "run", "--launcher", "auto"]
+    found = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=True)
+    assert "\nWarning: this job of Slurm has 4 nodes" in f"\n{found.stderr}"
+    assert "study.py:1: UserWarning: of the study itself\n" in found.stderr
+
+
+NOISY = """import warnings; warnings.warn("of the study itself")
+from functools import partial
+import torch
+import argosy
+x, y = torch.randn(20, 3), torch.arange(20) % 2
+member = argosy.Member("a", model=partial(torch.nn.Linear, 3, 2), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=5)
+study = argosy.Study(data=argosy.Data(arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
+"""

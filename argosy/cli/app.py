@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -272,6 +273,7 @@ def _options(
     """Train a whole fleet of networks as one job."""
 
 
+AS_USUAL = warnings.formatwarning
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
     "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
@@ -295,6 +297,7 @@ def main() -> None:
     """Entry of the command ``argosy``: errors become one message and their exit code."""
     open_what_is_closed()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # an encoding may lack a member's letters
+    warnings.formatwarning = _warning
     try:
         app()
     except (ArgosyError, OSError, MemoryError) as error:
@@ -305,6 +308,14 @@ def main() -> None:
         said = f"{type(told).__name__}: {told}"
         console(stderr=True).print(said, style="red", soft_wrap=True)
         sys.exit(told.exit_code)
+
+
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as Python shows it; without a place where Argosy warns of the line that began a run, which is one of Typer here."""
+    of_typer = Path(filename).is_relative_to(Path(typer.__file__).parent)
+    return f"Warning: {message}\n" if of_typer else AS_USUAL(message, category, filename, lineno, line)
 
 
 @contextlib.contextmanager
