@@ -238,6 +238,11 @@ def check_dataset(what: str, dataset: Any) -> None:
         )
     if not isinstance(dataset, type) and (is_map_style(dataset) or hasattr(dataset, "__iter__")):
         return
+    if hasattr(dataset, "train_dataloader"):
+        raise StudyError(
+            f"{what} is {shown(dataset)}, a DataModule, and must be a Dataset. Give one of its own, as Data(train=dm.train, val=dm.val) after "
+            "dm.setup('fit'), or dm.train_dataloader().dataset."
+        )
     check_callable(what, dataset, "a Dataset or a function that returns one")
     check_takes(what, dataset, 0, "a factory without arguments, as functools.partial makes of it, or a Dataset itself")
 
@@ -258,7 +263,7 @@ def check_no_loader(what: str, dataset: Any) -> None:
         and hasattr(dataset, "dataset")
     ):
         raise StudyError(
-            f"{what} is an iterable-style {type(dataset).__name__}; the stream takes samples. Give the dataset of the loader; batch_size "
+            f"{what} is a {type(dataset).__name__}, which makes batches, and the stream takes samples. Give its dataset, loader.dataset; batch_size "
             "belongs to each member."
         )
 

@@ -111,6 +111,13 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
     data.table("a.parquet", target="y")
 
 
+class Digits:
+    """As a DataModule of Lightning is."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(ROWS)
+
+
 CASES = {
     "a shard that a reader cannot read": lambda: by_readers(
         lambda shard, *_: {}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
@@ -134,6 +141,7 @@ CASES = {
     "a stream without room": lambda: read(Numbers(3), most_bytes=4),
     "rows that another machine uses": elsewhere,
     "a loader": lambda: Data(train=DataLoader(ROWS)),
+    "a DataModule": lambda: Data(train=Digits()),
     "features of no Dataset": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
     "features of no network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
     "features of a network elsewhere": on_an_accelerator,

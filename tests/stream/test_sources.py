@@ -339,7 +339,9 @@ def test_a_set_has_no_order() -> None:
 
 
 def test_the_dataset_of_a_loader_is_asked_for() -> None:
-    with pytest.raises(StudyError, match=r"iterable-style DataLoader; .*\. Give the dataset of the loader; batch_size"):
+    with pytest.raises(
+        StudyError, match=r"is a DataLoader, which makes batches, .*\. Give its dataset, loader.dataset; batch_size"
+    ):
         Data(train=DataLoader(studies.Vectors(30)))
 
 
