@@ -23,18 +23,19 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs that are here, the latest first: how far each is, and its best."""
-    journals = sorted(folder.glob("*/journal.jsonl"), key=lambda path: -path.stat().st_mtime)
-    rows = [_row(journal) for journal in journals]
+    found = [*folder.glob("journal.jsonl"), *folder.glob("*/journal.jsonl")]
+    journals = sorted(found, key=lambda path: -path.stat().st_mtime)
+    rows = [_row(journal) for journal in (journals if every or as_json else journals[:SHOWN])]
     if as_json:
         write({"runs": rows}, every=every)
     elif not rows:
         write(f"There is no run in {folder}. Begin one:  argosy run study.py")
     else:
-        columns, shown = ("run", "status", "changed"), rows if every else rows[:SHOWN]
-        table = text_table(columns, [[row[name] for name in columns] for row in shown], size_of_output()[0])
-        lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in shown)), strict=True)]
-        left = [f"and {len(rows) - len(shown)} more: --all lists them"] if len(rows) > len(shown) else []
-        write("\n".join([*lines, *left, "", f"Look at one:     argosy report {folder}/NAME"]))
+        columns, left = ("run", "status", "changed"), len(journals) - len(rows)
+        table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])
+        lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in rows)), strict=True)]
+        more = [f"and {left} more: --all lists them"] if left else []
+        write("\n".join([*lines, *more, "", f"Look at one:     argosy report {journals[0].parent}"]))
 
 
 def _row(journal: Path) -> dict[str, Any]:
@@ -46,4 +47,4 @@ def _row(journal: Path) -> dict[str, Any]:
         status, best = found.status, (search_of(found) or found).ending().best[0].removeprefix("Best: ")
     except ArgosyError as error:
         status, best = "unreadable", f"{error}"  # the other runs are listed all the same
-    return {"run": journal.parent.name, "status": status, "changed": changed, "best": best}
+    return {"run": journal.parent.resolve().name, "status": status, "changed": changed, "best": best}

@@ -204,6 +204,9 @@ def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
     ]
     assert "line 1 is no event" in said[1]
     assert said[3].endswith("  residual-network-depth=2-hidden=9-lr=0.0500, val_loss 0.3333 at epoch 2 of 2")
+    runs(Path("runs/whole"))
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split()[:2] == ["whole", "done"] and said[-1] == "Look at one:     argosy report runs/whole"
 
 
 def test_help_begins_with_what_people_use_and_the_version_is_said() -> None:
