@@ -3,7 +3,6 @@
 import contextlib
 import dis
 import functools
-import inspect
 import pickle
 import random
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "generators_of", "states_of_own"]
+__all__ = ["generators_of", "names_random", "states_of_own"]
 
 MOST = 2000
 """Objects that are looked at."""
@@ -35,23 +34,50 @@ def generators_of(function: Any) -> list[Any]:
     They are found among its attributes, and where a partial binds them, or its code names them: as globals, or as names of a function around it.
     """
     found: list[Any] = []
-    todo = [function]
+    for one in _reached(function):
+        named = _named(one) if isinstance(one, FunctionType) else [one]
+        found += [value for value in named if isinstance(value, GENERATORS)]
+    return [one for one in found if not any(one is seeded for seeded in SEEDED)]
+
+
+def names_random(function: Any) -> bool:
+    """Whether code that a call of this leads to names `random`, `numpy.random`, or one of their functions."""
+    for one in _reached(function):
+        for value in _named(one) if isinstance(one, FunctionType) else ():
+            of_seeded = any(getattr(value, "__self__", None) is seeded for seeded in SEEDED)
+            if (
+                of_seeded
+                or value is random
+                or value is np.random
+                or (value is np and "random" in _names_of(one.__code__))
+            ):
+                return True
+    return False
+
+
+def _reached(function: Any) -> Iterator[Any]:
+    """Yield the functions that a call of this leads to, as far as they are of one module or class with it, and the generators that it holds."""
+    todo, seen = [function], set[int]()
     while todo:
         one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
         if isinstance(one, functools.partial):
             todo.append(one.func)
-            found += [value for value in (*one.args, *one.keywords.values()) if isinstance(value, GENERATORS)]
+            yield from (value for value in (*one.args, *one.keywords.values()) if isinstance(value, GENERATORS))
         elif isinstance(one, MethodType):
             todo += [one.__func__, one.__self__]
         elif isinstance(one, FunctionType):
-            found += [value for value in _named(one) if isinstance(value, GENERATORS)]
-        else:
-            kind, calls = (one, ("__init__",)) if isinstance(one, type) else (type(one), ("__call__", "forward"))
-            found += [] if kind is one else _found((one,))
+            yield one
             todo += [
-                code for name in calls if isinstance(code := inspect.getattr_static(kind, name, None), FunctionType)
+                other for other in _named(one) if isinstance(other, FunctionType) and other.__module__ == one.__module__
             ]
-    return [one for one in found if not any(one is seeded for seeded in SEEDED)]
+        else:
+            kind = one if isinstance(one, type) else type(one)
+            yield from [] if kind is one else _found((one,))
+            own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+            todo += [code for base in own for code in vars(base).values() if isinstance(code, FunctionType)]
 
 
 def _named(function: FunctionType) -> Iterator[Any]:
@@ -68,6 +94,12 @@ def _globals_of(code: CodeType) -> frozenset[str]:
     """Return the names of globals in code, and in that of functions that it defines."""
     inner = (_globals_of(value) for value in code.co_consts if isinstance(value, CodeType))
     return frozenset({one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}).union(*inner)
+
+
+def _names_of(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in code, and in that of functions that it defines."""
+    inner = (_names_of(value) for value in code.co_consts if isinstance(value, CodeType))
+    return frozenset(code.co_names).union(*inner)
 
 
 def _found(parts: tuple[Any, ...]) -> Iterator[Any]:

@@ -1,7 +1,9 @@
 """A function of a member that draws from a generator of its own is refused: neighbours would move it, and no file has its state."""
 
+import math
 import random
 from functools import partial
+from random import uniform
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 import studies
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from argosy.errors import StudyError
+from argosy.stream.own_generators import names_random
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
 from argosy.training.member.live import build
@@ -31,6 +35,10 @@ def indirect(batch: Any) -> Any:
 
 def bound(generator: Any, batch: Any) -> Any:
     return batch[0] * generator.random(), batch[1]
+
+
+def helped(batch: Any) -> Any:
+    return noisy(batch)
 
 
 def around() -> Any:
@@ -84,6 +92,7 @@ class Noisy(nn.CrossEntropyLoss):
     ("field", "value", "kind"),
     [
         ("augment", noisy, "numpy Generator"),
+        ("augment", helped, "numpy Generator"),
         ("augment", indirect, "torch.* Generator"),
         ("augment", partial(bound, np.random.RandomState(0)), "numpy RandomState"),
         ("augment", around(), "random Random"),
@@ -101,7 +110,9 @@ def test_a_generator_of_ones_own_is_refused(field: str, value: Any, kind: str) -
 
 
 def test_a_generator_in_a_pass_is_refused() -> None:
-    with pytest.raises(StudyError, match=r"member 'a': its forward has a generator of its own, a numpy Generator\."):
+    with pytest.raises(
+        StudyError, match=r"member 'a': its layer Dropping has a generator of its own, a numpy Generator\."
+    ):
         built(studies.member("a", model=lambda: nn.Sequential(Dropping())))
 
 
@@ -117,3 +128,38 @@ def test_the_seeded_generators_and_those_of_a_call_are_none() -> None:
 
 def built(member: Member) -> None:
     build(member, backend_of("cpu:0"), study_seed=0, objective="val_loss", mode="min")
+
+
+def late(batch: Any) -> Any:
+    return batch if len(batch) > 1 else np.random.rand()
+
+
+def later(batch: Any) -> Any:
+    return batch if len(batch) > 1 else uniform(0.0, 1.0)
+
+
+def rounded(batch: Any) -> Any:
+    return np.sqrt(batch), torch.rand(1), math.pi
+
+
+class Masking(nn.Linear):
+    """Draws at times, by a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.masked(super().forward(input)) if len(input) > 1000 else super().forward(input)
+
+    def masked(self, output: Tensor) -> Tensor:
+        return output * random.random()
+
+
+@pytest.mark.parametrize("function", [late, later, Masking, partial(late), lambda batch: late(batch), random.random])
+def test_code_that_may_draw_from_numpy_or_random_is_known_by_its_names(function: Any) -> None:
+    assert names_random(function) == (function is not random.random)
+
+
+@pytest.mark.parametrize("function", [rounded, nn.Dropout, nn.Dropout(), functional.cross_entropy, None])
+def test_code_that_draws_from_torch_alone_is_none(function: Any) -> None:
+    assert not names_random(function)

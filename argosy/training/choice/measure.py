@@ -22,7 +22,7 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import states_of_own
+from argosy.stream.own_generators import names_random, states_of_own
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
@@ -101,7 +101,8 @@ def measuring(
     check_state(live.member, trial.live.optimizer)
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
-    unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: not trial.live.randomness.others_equal(before)}
+    drew = not trial.live.randomness.others_equal(before) or any(map(names_random, _code_of(live)))
+    unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(moving[:1], True)}
     for what, part in _called(live.member).items():
@@ -295,6 +296,11 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
         held = [*_unsaved(optimizer, "optimizer"), *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
+
+
+def _code_of(live: LiveMember) -> list[Any]:
+    """Return what is called as a member trains, and the kinds of its layers: they may draw for the first time later than it is measured."""
+    return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
 
 
 def _called(member: Member) -> dict[str, Any]:

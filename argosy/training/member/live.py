@@ -6,7 +6,6 @@ size, the device's other work, or where it was interrupted.
 
 import contextlib
 import copy
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -490,15 +489,14 @@ def build(
 
     With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
-    check_generators(member, model=member.model, loss=member.loss, augment=member.augment, step=member.step)
+    check_generators(member, {name: getattr(member, name) for name in ("model", "loss", "augment", "step")})
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     with kept_by(member.name), randomness.building():
         with registering() as registered:
             model = member.model()
         check_network(member, model)
-        for kind in {type(layer) for layer in model.modules()}:
-            check_generators(member, forward=inspect.getattr_static(kind, "forward"))
+        check_generators(member, {f"layer {kind.__name__}": kind for kind in map(type, model.modules())})
         model = model.to(backend.device)
         optimizer, schedule = (
             _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
