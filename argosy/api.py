@@ -212,7 +212,7 @@ def run(
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
         report = load(directory, study=study)
-        watching.ended(report)
+        watching.ended(report, report.leader)
     return report
 
 
@@ -387,8 +387,9 @@ def run_search(
             finally:
                 tuner.leave(state)
         run = load(directory, study=tuner.study)
-        watching.ended(run)
-    return SearchReport.of(run, timeline(directory), tuner.sampling.study)
+        report = SearchReport.of(run, timeline(directory), tuner.sampling.study)
+        watching.ended(run, report.leader)
+    return report
 
 
 @known_keywords("argosy.plan")

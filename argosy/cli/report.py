@@ -64,7 +64,8 @@ def status(
     ]
     search = search_of(found)
     trials = {} if search is None else {"trials": search.table()}
-    best = found.leader.to_json() if found.leader else None
+    leader = (search or found).leader
+    best = leader.to_json() if leader else None
     write(
         {"status": found.status, "objective": found.objective, "best": best, "members": rows, **trials}, every=verbose
     )

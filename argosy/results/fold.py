@@ -97,6 +97,11 @@ class MemberState:
         return self.sections[-1].epochs if self.sections else 0.0
 
     @property
+    def own_epochs(self) -> float:
+        """Finished epochs that it trained itself."""
+        return self.epochs - (self.sections[self.behind - 1].epochs if self.behind else 0.0)
+
+    @property
     def own_sections(self) -> list[SectionEnded]:
         """Finished sections that it trained itself."""
         return self.sections[self.behind :]

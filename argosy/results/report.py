@@ -26,7 +26,7 @@ from argosy.results.member import LEFT_OUT, MemberResult, Networks
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
 
-__all__ = ["Format", "Report"]
+__all__ = ["Format", "Report", "best_epochs"]
 
 Way = Literal["probabilities", "logits", "votes", "mean"]
 """In which networks are combined."""
@@ -113,6 +113,11 @@ class Report:
     def _has_number(self, row: MemberResult) -> bool:
         """Whether a member's result counts, and its objective is a number."""
         return row.counts and not math.isnan(row.metrics.get(self.objective, math.nan))
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that all members together have trained, without what clones took over."""
+        return sum(len(row.sections) for row in self.rows) / self.validations_per_epoch
 
     @property
     def leader(self) -> Leader | None:
@@ -596,10 +601,13 @@ def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread |
     return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap, draws=draws)
 
 
+def best_epochs(row: MemberResult) -> float | None:
+    """Return after how many epochs a member was best: a fraction where an epoch has several validations."""
+    return next((ended.epochs for ended in reversed(row.sections) if ended.best), None)
+
+
 def _best_of_epochs(row: MemberResult) -> str:
-    """Return after how many epochs a member was best, of how many: fractions where an epoch has several validations."""
-    best = next((ended.epochs for ended in reversed(row.sections) if ended.best), row.epochs)
-    return f"{best:g} of {row.epochs:g}"
+    return f"{best_epochs(row):g} of {row.epochs:g}"
 
 
 def _outcome(row: MemberResult) -> dict[str, float]:

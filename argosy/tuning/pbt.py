@@ -49,9 +49,9 @@ class Pbt(EventDriven):
         return self._out.get(trial)
 
     def foreseen(self, *, again: bool) -> int:
-        """Return the sections of population and clones; clones count what their sources had trained."""
+        """Return the sections of the population: a clone goes on in the place of the trial that has ended."""
         del again  # no trial begins anew
-        return self.trials * self.most + self.replaced * sum(range(self.every, self.most, self.every))
+        return self.trials * self.most
 
     def _reconsider(self, trial: int) -> None:
         """Decide the generations that all trials have finished."""

@@ -31,13 +31,15 @@ from argosy.results.bands import Spread
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.frames import frame_of
+from argosy.results.intervals import Interval
 from argosy.results.member import MemberResult
-from argosy.results.report import Format, Report
+from argosy.results.repetitions import Leader
+from argosy.results.report import Format, Report, best_epochs
 from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["PRUNED", "WORTHLESS", "Ends", "Packs", "SearchReport", "TrialResult", "ordered", "totals_of"]
+__all__ = ["PRUNED", "WORTHLESS", "Ends", "Packs", "SearchReport", "TrialResult", "leader_of", "ordered", "totals_of"]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
@@ -66,13 +68,14 @@ class TrialResult:
     constraints: tuple[float, ...] = ()
     """What the constraints of the search say of that section; above 0 where it breaks one."""
     best_epochs: float | None = None
-    """Finished epochs of each member in the section that the metrics of a mean are of."""
+    """Finished epochs of each member in the section that the metrics are of."""
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
         """Return the trial that is one member."""
         values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
-        return cls(members=(row.name,), totals=totals_of(row.sections, row.parameters), **values)
+        totals = totals_of(row.sections, row.parameters)
+        return cls(members=(row.name,), totals=totals, best_epochs=best_epochs(row), **values)
 
     @classmethod
     def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
@@ -107,6 +110,13 @@ class TrialResult:
     def reached(self) -> dict[str, float]:
         """All that objectives and constraints may be of."""
         return {**self.metrics, **self.totals}
+
+
+def leader_of(best: TrialResult | None, objective: str) -> Leader | None:
+    """Return what a headline says of the best trial; None before there is one."""
+    if best is None:
+        return None
+    return Leader(name=best.name, metric=objective, value=Interval.of([best.metrics[objective]]))
 
 
 def totals_of(sections: Sequence[SectionEnded], parameters: int) -> dict[str, float]:
@@ -175,6 +185,11 @@ class SearchReport:
     def _best(self) -> TrialResult | None:
         """The best trial, or None; members that the user added are no trials."""
         return next(iter(self.pareto), None)
+
+    @property
+    def leader(self) -> Leader | None:
+        """What a headline names as the best: the best trial. None before there is one."""
+        return leader_of(self._best, self.run.objective)
 
     @property
     def has_several(self) -> bool:
@@ -301,13 +316,12 @@ class SearchReport:
     def _told(self, best: TrialResult) -> tuple[str, ...]:
         """Return what the best trial reached by which parameters, and how to load it."""
         one = len(best.members) == 1
-        epoch = self.run.member(best.members[0]).best_epoch if one else f"{best.best_epochs:g}"
         parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
         load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
         values = ", ".join(f"{name} {best.reached[name]:.4g}" for name in self.objectives)
         values += "" if one else f", mean of {len(best.members)},"
         lines = [
-            f"Best: {best.name}, {values} at epoch {epoch} of {best.epochs:g}",
+            f"Best: {best.name}, {values} at epoch {best.best_epochs:g} of {best.epochs:g}",
             f"With: {parameters}",
             f"Load it: argosy.load({str(self.run.directory)!r}, study=search).{load}",
         ]
@@ -445,10 +459,10 @@ class SearchReport:
             trials={name: event.trial for name, event in proposed.items()},
             sources={name: event.source for name, event in cloned.items()},
             seconds=told[-1][0] if told else 0.0,
-            epochs=sum(row.epochs - _inherited(cloned.get(row.name)) for row in run.rows),
+            epochs=run.epochs,
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if best is None else _found(best, run, told),
+            best_seconds=None if best is None else _found(best, told),
             scheduler=terms["scheduler"],
             objectives=objectives.modes,
             pareto=pareto,
@@ -564,27 +578,13 @@ def _first_comparison(told: Told) -> float | None:
     return None
 
 
-def _found(best: TrialResult, run: Report, told: Told) -> float | None:
+def _found(best: TrialResult, told: Told) -> float:
     """Return when the best trial had ended its best section."""
-    ended = [(seconds, event) for seconds, event in told if isinstance(event, SectionEnded)]
-    if best.best_epochs is not None:
-        first: dict[str, float] = {}
-        for seconds, event in ended:
-            if event.member in best.members and event.epochs == best.best_epochs:
-                first.setdefault(event.member, seconds)
-        return max(first.values())
-    until = run.member(best.name).best_epoch
-    here = [
-        s
-        for s, event in ended
-        if event.best and event.member == best.name and until is not None and event.epoch < until
-    ]
-    return here[-1] if here else None
-
-
-def _inherited(cloned: Cloned | None) -> int:
-    """Return the epochs that a member has not trained itself."""
-    return 0 if cloned is None or cloned.checkpoint is None else cloned.checkpoint.epoch
+    first: dict[str, float] = {}
+    for seconds, event in told:
+        if isinstance(event, SectionEnded) and event.member in best.members and event.epochs == best.best_epochs:
+            first.setdefault(event.member, seconds)
+    return max(first.values())
 
 
 class Packs:

@@ -10,12 +10,11 @@ from typing import Any
 from argosy.errors.wording import cause, differing, spelled
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
-from argosy.results.intervals import Interval
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
-from argosy.tuning.report import TrialResult
+from argosy.tuning.report import TrialResult, leader_of
 from argosy.views.news import News
 from argosy.views.notices import lost
 from argosy.views.rungs import Rung
@@ -134,7 +133,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     begun = {name: _begun(member, state, news) for name, member in states.items()}
     left = _epochs_left(study, states, begun)
     to_come = question.expected() if question.expected is not None else sum(left.values())
-    epochs = sum(member.epochs + begun[name] for name, member in states.items())
+    epochs = sum(member.own_epochs + begun[name] for name, member in states.items())
     seconds, limit = now - question.began, diagnose(news.gauges.items())
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
@@ -153,7 +152,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         devices=_device_rows(states, news),
         attention=_attention(states, news, now),
         objective=study.objective,
-        best=_leader(study, states) if trials is None else _best_trial(trials, study.objective),
+        best=_leader(study, states) if trials is None else leader_of(trials.best, study.objective),
         rows=_rows(question, states, news, begun) if trials is None else _rows_of_trials(trials, study, news, begun),
         shown=question.shown,
     )
@@ -289,13 +288,6 @@ def _searching(trials: TrialsSoFar) -> Searching:
         of=trials.in_all,
         best="" if trials.best is None else spelled(found[trials.best.name], differing(found)),
         rungs=trials.rungs,
-    )
-
-
-def _best_trial(trials: TrialsSoFar, objective: str) -> Leader | None:
-    best = trials.best
-    return (
-        None if best is None else Leader(name=best.name, metric=objective, value=Interval.of([best.metrics[objective]]))
     )
 
 

@@ -39,7 +39,7 @@ class Watch:
         self.asked: Study = job.study
         self.directory: Path = job.directory
         self.began: float = time.monotonic()
-        self.done_before = sum(member.epochs for member in state.members.values())
+        self.done_before = sum(member.own_epochs for member in state.members.values())
 
     def study(self, study: Study) -> None:
         """Implement `View.study`."""

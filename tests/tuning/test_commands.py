@@ -1,21 +1,27 @@
 """What `argosy status` and `argosy report` say of the directory of a search, and how its progress is shown."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import voyages
-from searches import stored, tune
+from searches import DATA, SPACE, build, stored, tune
 from test_best import KINDS, wild
 
+import argosy
 from argosy.cli import report as reporting_cli
 from argosy.cli.report import report, status
+from argosy.protocol.events import SectionEnded
 from argosy.results.fold import RunState
+from argosy.running.directory.journal import timeline
 from argosy.running.directory.loading import load, search_of
 from argosy.running.launch.launcher import Job
+from argosy.running.search.tuner import Tuner
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
+from argosy.views.html.report import values_of
 from argosy.views.watch import Watch
 
 pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
@@ -102,3 +108,48 @@ def test_progress_never_goes_back_when_epochs_without_a_file_are_trained_again(t
         member.forget_from(2, 0)
     assert watch.screen(Phase.TRAINING).share == before > 0.4
     assert sum(member.epochs for member in state.members.values()) < 0.4 * 40
+
+
+def test_programs_are_told_the_best_trial_and_not_a_member_that_breaks_a_constraint(
+    tmp_path: Path, commands: Any
+) -> None:
+    terms: dict[str, Any] = {"scheduler": "random", "n_trials": 6, "max_epochs": 2}
+    free = tune(tmp_path / "free", **terms)
+    limit = sorted(row.metrics["val_loss"] for row in free.rows)[2]
+    run, facts = tmp_path / "run", tmp_path / "facts.json"
+    hook = f'cat "$ARGOSY_FACTS" > {facts}'
+    found = tune(run, constraints=lambda reached: [limit - reached["val_loss"]], on_end=hook, **terms)
+    assert found.best_trial.name == free.rows[2].name != found.run.leader.name
+    best = commands(status, run, as_json=True)["best"]
+    assert (best["name"], best["value"]) == (found.best_trial.name, limit)
+    assert json.loads(facts.read_text())["best"] == best
+
+
+def test_the_best_epoch_of_a_trial_is_a_part_of_one_where_an_epoch_has_several_validations(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    found = tune(run, scheduler="random", n_trials=3, max_epochs=1.5, validations_per_epoch=2)
+    best = min(found.best().sections, key=lambda ended: ended.metrics["val_loss"])
+    assert best.epochs == 1.5
+    assert found.ending().best[0].endswith(" at epoch 1.5 of 1.5")
+    values = values_of(found.run, timeline(run))
+    at = [column["name"] for column in values["columns"]].index("best epoch")
+    assert values["rows"][0]["cells"][at] == 1.5
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_epochs_that_clones_took_over_are_counted_once(tmp_path: Path) -> None:
+    run, terms = tmp_path / "run", {"scheduler": "pbt", "n_trials": 4, "max_epochs": 3}
+    search = argosy.Search(build=build, space={"lr": SPACE["lr"]}, data=DATA, **terms)
+    found = argosy.tune(search, directory=run, launcher="inline", devices="cpu:2")
+    events = [event for _, event in timeline(run)]
+    for count in [at for at, event in enumerate(events) if isinstance(event, SectionEnded)]:
+        tuner, state = Tuner.of(search, events[:count]), RunState.of(events[:count])
+        tuner.recall(events[:count], state)
+        assert sum(member.own_epochs for member in state.members.values()) + tuner.to_come(state) == 12
+    state = RunState.of(events)
+    assert sum(member.epochs for member in state.members.values()) > 12
+    assert found.epochs == found.run.epochs == 12
+    watch, study = Watch(), found.run.networks().known_study()
+    watch.begin(Job(study=study, settings=Settings(), directory=run, lock=0), state)
+    assert watch.done_before == watch.screen(Phase.OVER).epochs == 12
+    assert values_of(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in all"

@@ -273,7 +273,7 @@ class Tuner:
 
     def to_come(self, state: RunState) -> float:
         """Return the epochs that all trials together have left, as far as that is known."""
-        done = sum(len(state.member(member.name).sections) for member in self.members)
+        done = sum(len(state.member(member.name).own_sections) for member in self.members)
         several = len(self.trials[0].members) if self.trials else 1
         in_all = self.scheduler.foreseen(again=not self.search.warm) * several
         return max(in_all - done, 0) / self.search.validations_per_epoch

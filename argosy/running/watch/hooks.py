@@ -25,6 +25,7 @@ from argosy.errors.wording import last_line, visible
 from argosy.plans import Plan
 from argosy.protocol.events import MemberEnded
 from argosy.results.fold import RunState
+from argosy.results.repetitions import Leader
 from argosy.results.report import Report
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
@@ -69,9 +70,9 @@ class Hooked:
         for sentence in self._wrong:
             print(visible(sentence), file=sys.stderr)
 
-    def ended(self, report: Report) -> None:
+    def ended(self, report: Report, leader: Leader | None) -> None:
         """Run ``on_end``: the run has ended, and another driver may take its directory."""
-        best = report.leader.to_json() if report.leader else None
+        best = leader.to_json() if leader else None
         facts = {"objective": report.objective, "best": best, "members": report.table()}
         self._call("end", status=report.status, reason=report.reason, **facts)
 

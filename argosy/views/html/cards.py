@@ -27,7 +27,7 @@ def cards(
 ) -> list[dict[str, Any]]:
     """Return the cards; `idle` is the share of their time that devices carried no member."""
     return [
-        _best(report, search, rows),
+        _best(report, search),
         _members(report, rows, "Members" if search is None else "Trials"),
         _time(report, chronicle, idle),
         _saved(report, packed_seconds),
@@ -38,15 +38,12 @@ def _card(title: str, value: str, name: str = "", pairs: Sequence[tuple[str, str
     return {"title": title, "value": value, "name": name, "pairs": [list(pair) for pair in pairs], **more}
 
 
-def _best(report: Report, search: SearchReport | None, rows: Sequence[PageRow]) -> dict[str, Any]:
+def _best(report: Report, search: SearchReport | None) -> dict[str, Any]:
     told, *others = (search or report).ending().best
     # "Load it: report.best().load()"
     pairs = [(label, text) for label, _, text in (line.partition(": ") for line in others)]
-    if search is None:
-        value = "none yet" if report.leader is None else str(report.leader.value)
-    else:
-        first = next((row for row in rows if row.counts), None)
-        value = "none yet" if first is None else f"{first.metrics[report.objective]:.4g}"
+    leader = (search or report).leader
+    value = "none yet" if leader is None else str(leader.value)
     return _card(f"Best {report.objective}", value, told.removeprefix("Best: "), pairs)
 
 
@@ -55,7 +52,7 @@ def _members(report: Report, rows: Sequence[PageRow], title: str) -> dict[str, A
     failures = [("", row.failure) for row in report.rows if row.failed]
     more = len(failures) - MOST_FAILURES
     pairs = [*failures[:MOST_FAILURES], *([("", f"and {more} more failed or diverged")] if more > 0 else [])]
-    epochs = f"{sum(row.epochs for row in report.rows):,g} epochs in all"
+    epochs = f"{report.epochs:,g} epochs in all"
     return _card(title, f"{len(rows)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
 
 

@@ -8,7 +8,7 @@ from argosy.errors.wording import cause, shortened
 from argosy.errors.wording import told as spelled
 from argosy.results.bands import Band, Spread
 from argosy.results.member import MemberResult
-from argosy.results.report import Report
+from argosy.results.report import Report, best_epochs
 from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import PRUNED, WORTHLESS, SearchReport, TrialResult
 from argosy.views.html.importance import importance
@@ -62,7 +62,7 @@ def rows_of_members(report: Report) -> list[PageRow]:
             metrics=row.metrics,
             parameters=row.hyperparameters,
             facts={
-                "best epoch": row.best_epoch,
+                "best epoch": best_epochs(row),
                 "epochs": row.epochs,
                 "seconds": row.seconds,
                 "device": row.device,
@@ -90,7 +90,7 @@ def rows_of_trials(search: SearchReport) -> list[PageRow]:
             metrics=row.metrics,
             parameters=search.parameters.get(row.name, {}),
             facts={
-                "best epoch": search.run.member(row.name).best_epoch if len(row.members) == 1 else row.best_epochs,
+                "best epoch": row.best_epochs,
                 "epochs": row.epochs,
                 **{name: row.totals.get(name) for name in search.objectives if name in TOTALS},
                 **({"pareto": row in search.pareto} if search.has_several else {}),
