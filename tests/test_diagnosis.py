@@ -1,11 +1,17 @@
 """The rule of SC'18: the stage between a full queue and an empty queue is the bottleneck."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.optim import Adam
 
+import argosy
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.stream.gauges import POINTS, QueueGauge
 
@@ -138,3 +144,25 @@ def test_a_queue_keeps_its_whole_history_in_bounded_space() -> None:
     assert queue.mean == pytest.approx(0.5)
     assert len(queue.history) * queue.step_seconds == pytest.approx(10_000, rel=0.05)
     assert (queue.history[0], queue.history[-1]) == (0.0, 1.0)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("block_size", [16, None], ids=["batches of two blocks", "one block"])
+def test_a_trainer_counts_each_sample_of_the_stream_that_its_members_step_on_once(
+    tmp_path: Path, block_size: int | None
+) -> None:
+    """Members alike make a block's steps in several passes, of which the last one makes none; batches are longer than blocks."""
+    x, y = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)), torch.arange(500) % 4
+    member = argosy.Member("m", model=mlp, optimizer=partial(Adam, lr=0.01), batch_size=32)
+    study = argosy.Study(
+        data=argosy.Data(arrays=(x, y), val_arrays=(x[:80], y[:80])),
+        members=argosy.replicate(member, seeds=3),
+        stop=argosy.MaxEpochs(2),
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", block_size=block_size)
+    gauge = report.gauges["cpu:0"]
+    assert (gauge["samples"], gauge["rows"]) == (3 * 2 * 500, 2 * (500 + 80))
+    assert gauge["training_seconds"] == pytest.approx(gauge["busy_seconds"])

@@ -37,7 +37,7 @@ from argosy.protocol.trainer import (
     Unassign,
 )
 from argosy.settings import Settings
-from argosy.stream.blocks import Block, Layout
+from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.padding import form_of
@@ -111,6 +111,10 @@ class Trainer:
         self.instances: list[ProgramInstance] = []
         """Instances in the order of their steps; each assigned member is in one of them."""
         self.gauge: TrainerGauge = TrainerGauge()
+        self._noted: Place | None = None
+        """The newest block of which rows are counted."""
+        self._rows, self._seconds = 0, 0.0
+        """Rows of blocks, and seconds on them, since the last step."""
         self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
@@ -293,13 +297,15 @@ class Trainer:
         elapsed = time.perf_counter() - started - waited
         self.gauge.waiting_seconds += waited
         self.gauge.busy_seconds += elapsed
-        # A block without users says nothing about the speed.
-        used = self.gauge.samples > before or place.split != "train"
-        self.gauge.training_seconds += elapsed * used
+        self._rows += 0 if place is self._noted else place.rows
+        self._noted, self._seconds = place, self._seconds + elapsed
+        # A step may use rows of several blocks; blocks that no step comes to use say nothing about the speed.
+        if self.gauge.samples > before or place.split != "train":
+            self.gauge.rows += self._rows
+            self.gauge.training_seconds += self._seconds
+            self._rows, self._seconds = 0, 0.0
         if left:
             self.at_hand = block
-        else:
-            self.gauge.rows += place.rows * used
         if not left and place.last and place.split == self.last_split:
             self._end_section(block)
         elif self._must_save():
@@ -354,7 +360,7 @@ class Trainer:
         self.trials.forget(assignment_of_its_own=True)
         self.copies.member_assigned()
         # It is of an earlier assignment, which no member has left to step on: a rank does not wait until its first one has saved.
-        self.at_hand = None
+        self.at_hand, self._rows, self._seconds = None, 0, 0.0
         if started:
             self.emit(SectionReport(events=tuple(started)))
         self._follow(command.assignment)
