@@ -91,6 +91,19 @@ def test_quantiles_are_those_of_students_distribution() -> None:
         assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-12)
 
 
+def test_an_interval_is_shown_where_its_values_are() -> None:
+    shown = {
+        "0.98765 ± 3e-05": (0.98765, 3e-5),
+        "-1234.57 ± 0.12": (-1234.567, 0.1234),
+        "0.9733 ± 0.0012": (0.97331, 0.00123),
+        "0.2 ± 0": (0.2, 0.0),
+        "0.2 ± 2.8e-17": (0.2, 2.8e-17),
+        "0 ± 0": (0.0, 0.0),
+        "2.123e-05 ± 0.1": (2.1234e-5, 0.1),
+    }
+    assert [str(Interval(mean=mean, half=half, count=3)) for mean, half in shown.values()] == [*shown]
+
+
 def test_pairs_show_what_seeds_hide() -> None:
     one = {seed: {"val_loss": 10.0 * seed} for seed in range(4)}
     other = {seed: {"val_loss": 10.0 * seed + 1.0 + seed / 100} for seed in reversed(range(4))}

@@ -55,7 +55,12 @@ class Interval:
         return self.half is None or not abs(self.mean) > self.half
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g}" if self.half is None else f"{self.mean:.4g} ± {self.half:.2g}"
+        if self.half is None:
+            return f"{self.mean:.4g}"
+        # To the last decimal of the half, so that no interval is shown beside its values, as 0.9877 ± 3e-05 of 0.98765.
+        of_mean, of_half = (math.floor(math.log10(abs(value))) if value else 0 for value in (self.mean, self.half))
+        digits = min(max(of_mean - of_half + 2, 4), 12)  # a half of 1e-17 is rounding
+        return f"{self.mean:.{digits}g} ± {self.half:.2g}"
 
 
 @functools.cache
