@@ -61,6 +61,9 @@ def test_members_on_several_devices_become_what_they_are_alone(
     }
     started = [line for line in evidence.event_lines(tmp_path, "MemberStarted") if line["member"] == "wide"]
     assert [line["device"] for line in started] == ["cpu:0"]
+    stepped = sum(line["stepping"]["cpu:1"] for line in evidence.event_lines(tmp_path, "Passed"))
+    of_both = sum(row.seconds for row in report.rows if row.name in ("wide", "pair"))
+    assert stepped == pytest.approx(of_both, abs=1e-3), "cpu:1 leads no member, and steps on two"
 
 
 @pytest.mark.usefixtures("devices")

@@ -96,9 +96,11 @@ class Predictions:
                 expected.changing_seconds += (time.monotonic() - expected.changed) * (not expected.starting)
 
     def stepped(self, ended: SectionEnded) -> None:
-        """A member is through a section of its own."""
-        key = ended.device, ended.stream_epoch * self.run.per_epoch + ended.section
-        self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
+        """A member is through a section of its own; all devices of a split one have stepped as long as the one that tells."""
+        split = self.run.state.member(ended.member).split
+        for device in (ended.device,) if split is None else split.devices:
+            key = device, ended.stream_epoch * self.run.per_epoch + ended.section
+            self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
     def section_ended(self, leg: LiveLeg) -> list[Passed]:
         """An assignment is through a section. Returns what is to be journaled of what all of them are through."""
