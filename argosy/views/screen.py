@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors.wording import cause, differing, spelled
+from argosy.protocol.events import Split
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
 from argosy.results.ranking import rank
@@ -73,7 +74,7 @@ class DeviceRow:
     flotilla: int | None
     """Number of its flotilla, if there are several at once."""
     samples_per_second: float
-    """Samples/s of its members, added up."""
+    """Samples/s of its members that it steps on, added up."""
     waiting: float
     """Share of its time without data."""
 
@@ -206,20 +207,21 @@ def _waiting(gauges: Sequence[Mapping[str, float]]) -> float:
 
 def _device_rows(states: Mapping[str, MemberState], news: News) -> tuple[DeviceRow, ...]:
     numbers = {device: n for n, flotilla in enumerate(news.flotillas, start=1) for device in flotilla.devices}
-    assigned: dict[str, list[str]] = {device: [] for device in numbers}
+    assigned: dict[str, list[float]] = {device: [] for device in numbers}
     for name, state in states.items():
         if state.status == "training":
-            for device in state.split.devices if state.split else (state.device,):
-                assigned.setdefault(device, []).append(name)
+            split = state.split or Split(member=name, devices=(state.device,), shares=(1.0,))
+            for device, share in zip(split.devices, split.shares, strict=True):
+                assigned.setdefault(device, []).append(share * news.rates.get(name, 0.0))
     return tuple(
         DeviceRow(
             device=device,
-            members=len(names),
+            members=len(rates),
             flotilla=numbers.get(device) if len(news.flotillas) > 1 else None,
-            samples_per_second=sum(news.rates.get(name, 0.0) for name in names),
+            samples_per_second=sum(rates),
             waiting=_waiting([gauge] if "waiting_seconds" in (gauge := news.gauges.get(device, {})) else []),
         )
-        for device, names in sorted(assigned.items())
+        for device, rates in sorted(assigned.items())
     )
 
 

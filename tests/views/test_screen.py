@@ -15,7 +15,7 @@ from rich.console import Console
 
 import argosy
 from argosy.plans import Plan
-from argosy.protocol.events import Event, MemberEnded, PlanMade
+from argosy.protocol.events import Event, MemberEnded, PlanMade, Split
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
@@ -207,6 +207,19 @@ def test_many_devices_have_one_line() -> None:
     news.start(Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=()))
     text = "\n".join(drawn(screen_of(asking(study), state, news, phase="training", now=1.0), 80, 24))
     assert "4 of 8 devices train" in text
+
+
+def test_samples_of_a_split_member_are_counted_once() -> None:
+    study = voyages.asked(2, epochs=1)
+    state = RunState.of(event for _, event in voyages.scheduler(study, epochs=0, end=False))
+    first, second = state.members
+    state.apply(Split(member=first, devices=("cpu:0", "cpu:1"), shares=(0.75, 0.25)))
+    state.members[second].device = "cpu:1"
+    news = News(rates={first: 100.0, second: 10.0})
+    screen = screen_of(asking(study), state, news, phase="training", now=1.0)
+    rows = {row.device: (row.members, row.samples_per_second) for row in screen.devices}
+    assert rows == {"cpu:0": (1, 75.0), "cpu:1": (2, 35.0)}
+    assert "2 of 2 devices train, 110 samples/s in all" in "\n".join(drawn(screen, 80, 12))
 
 
 def folds(parameters: dict[str, Any]) -> list[argosy.Member]:
