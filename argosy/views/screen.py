@@ -195,7 +195,9 @@ def _by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: fl
             longest = max(longest, max(left[name] for name in live) / pace)
     if not epochs_per_second:
         return None
-    passed = [section for section in state.passed[-1][-SECTIONS_COUNTED:] if section.predicted_seconds]
+    # A driver that goes on corrects by what the one before it saw, until a section has ended.
+    lately = next((passed for passed in reversed(state.passed) if passed), [])[-SECTIONS_COUNTED:]
+    passed = [section for section in lately if section.predicted_seconds]
     actual, predicted = (sum(getattr(p, name) for p in passed) for name in ("seconds", "predicted_seconds"))
     return max(to_come / epochs_per_second, longest) * (actual / predicted if predicted else 1.0)
 

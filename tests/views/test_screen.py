@@ -15,7 +15,7 @@ from rich.console import Console
 
 import argosy
 from argosy.plans import Plan
-from argosy.protocol.events import Event, MemberEnded, PlanMade, Split
+from argosy.protocol.events import Event, MemberEnded, PlanMade, RunStarted, Split
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
@@ -140,6 +140,10 @@ def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
     # Two members a device at 1e-4 s a sample: an epoch of 170 samples is to take 0.034 s; it took 10 s where 8 were predicted.
     assert screen.seconds_left == pytest.approx(6 * 0.034 * 10 / 8)
     assert (screen.epochs, screen.to_come, screen.share) == (32, 48, pytest.approx(0.4))
+    # A driver that goes on knows that as well, before its own first section has ended.
+    told = [*voyages.scheduler(study, epochs=4, end=False)]
+    began = next((41.0, event) for _, event in told if isinstance(event, RunStarted))
+    assert seen(study, [*told, began], now=41.0).seconds_left == screen.seconds_left
 
 
 def test_without_a_plan_the_time_left_is_that_of_the_epochs_so_far() -> None:
