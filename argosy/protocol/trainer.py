@@ -1,6 +1,6 @@
 """Messages between the driver and trainers, apart from journaled events, and from launchers about any worker: values only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class Enlist:
     """Source text by file of what is pickled by value, for tracebacks."""
     path: tuple[str, ...]
     """Where the modules that they name are found."""
+    imported: Mapping[str, Sequence[str]]
+    """Digests of what they reach in the user's modules, which each process imports for itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,8 @@ class Global:
     value: Any
     namespace: int
     """Identity of the module's names, where values count in full: constants of one name may change places."""
+    module: str
+    """Name of the module."""
 
 
 Part = types.FunctionType | type | Global
@@ -175,6 +177,20 @@ class Code:
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
         return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
+
+    def imported(self) -> dict[str, list[str]]:
+        """Return digests by name of what was read so far in modules of the user: functions, classes and plain values, which every process
+        imports for itself."""
+        found: dict[str, list[str]] = {}
+        for part, digest, _ in self._read.values():
+            module = part.module if isinstance(part, Global) else part.__module__
+            if (
+                module in sys.modules
+                and module != "__main__"
+                and not (isinstance(part, Global) and not _is_plain(part.value))
+            ):
+                found.setdefault(f"{module}.{_name(part)}", []).append(digest)
+        return found
 
     def _reach(self, parts: list[Part]) -> Iterator[tuple[str, str]]:
         seen: set[Key] = set()
@@ -382,13 +398,15 @@ class _Text:
                 self._global(name, function.__globals__[name], function.__globals__, attributes)
         enclosed = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
         content = [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed]
+        self._imports(instructions, function.__globals__, attributes)
         if self.whole is not None:
-            self._imports(instructions, function.__globals__, attributes)
             content.append({name: value for name, value in vars(function).items() if name != "__wrapped__"})
         return self._several(content)
 
     def _global(self, name: str, value: Any, namespace: dict[str, Any], attributes: set[str]) -> None:
-        self.parts.append(Global(name, value, 0 if self.whole is None else id(namespace)))
+        self.parts.append(
+            Global(name, value, 0 if self.whole is None else id(namespace), namespace.get("__name__", ""))
+        )
         if isinstance(value, types.ModuleType) and _is_own_module(value.__name__):
             self._inside(value, attributes)
 
@@ -397,8 +415,8 @@ class _Text:
         found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
         for name, value in found.items():
             if not isinstance(value, types.ModuleType):
-                self.parts.append(Global(name, value, 0 if self.whole is None else id(vars(module))))
-            elif self.whole is not None:
+                self.parts.append(Global(name, value, 0 if self.whole is None else id(vars(module)), module.__name__))
+            else:
                 self._global(name, value, vars(module), attributes - {name})
 
     def _imports(self, instructions: list[dis.Instruction], names: dict[str, Any], attributes: set[str]) -> None:
@@ -410,10 +428,15 @@ class _Text:
                 self._import("." * (level or 0) + instruction.argval, taken, names, attributes)
 
     def _import(self, name: str, taken: Any, names: dict[str, Any], attributes: set[str]) -> None:
-        assert self.whole is not None
-        module = _imported(name, names.get("__package__"))
+        try:
+            module = _imported(name, names.get("__package__"))
+        except Opaque:
+            if self.whole is not None:
+                raise
+            module = None  # whoever calls the function hears of it
         if module is None:
-            self.whole.packages.add(name.partition(".")[0])
+            if self.whole is not None:
+                self.whole.packages.add(name.partition(".")[0])
         elif _is_own_module(module.__name__):
             # `import a.b` gives the function a.
             self._inside(module if taken else sys.modules[module.__name__.partition(".")[0]], attributes)
@@ -444,6 +467,17 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
         yield instruction
         if isinstance(instruction.argval, types.CodeType):
             yield from _instructions(instruction.argval)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of numbers and texts, as settings do; what a process keeps for itself seldom does."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return type(value) in PLAIN or (
+        (isinstance(value, HOLDERS) or _is_own(type(value))) and all(map(_is_plain, attributes_of(value).values()))
+    )
 
 
 def _key(part: Part) -> Key:

@@ -40,6 +40,7 @@ from argosy.running.launch import worker
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.imported import check_imported, imported_by
 from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer
 from messages.of_studies import misspelt, study
@@ -391,4 +392,7 @@ CASES = {
     "three members that fail alike": equal_failures,
     "a process that is lost again and again": losses,
     "a worker that breaks": unreadable,
+    "a module that is another one in a worker": lambda: check_imported(
+        [studies.member("mlp")], {**imported_by([studies.member("mlp")]), "studies.Mlp": ["another"]}
+    ),
 }

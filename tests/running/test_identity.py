@@ -1,5 +1,6 @@
 """A run directory belongs to one study: whatever decides a member's result and was changed is found, and said."""
 
+import importlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from optuna.distributions import CategoricalDistribution
 from torch.utils.data import Subset
 
 import argosy
-from argosy.errors import MemberFailed, RunError
+from argosy.errors import MemberFailed, RunError, StudyError
 from argosy.protocol.events import Proposed, SearchBegan
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
@@ -28,13 +29,14 @@ from functools import partial
 import torch
 from torch import nn
 import argosy
+import beside
 from beside import last
 
 HIDDEN = 8
 SETTINGS = {"scale": 1.0}
 
 def scaled(output, target):
-    return nn.functional.cross_entropy(output, target, reduction="none") * SETTINGS["scale"]
+    return nn.functional.cross_entropy(output, target, reduction="none") * SETTINGS["scale"] * beside.further.WEIGHT
 
 class Net(nn.Module):
     slope = 0.1
@@ -48,7 +50,8 @@ def turned(x):
     return x if x in {"a", "b", "c"} else x.flip(0)
 
 def share(output, target):
-    return argosy.accuracy(output, target)
+    from beside import factor
+    return argosy.accuracy(output, target) * factor()
 
 x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
 study = argosy.Study(
@@ -63,9 +66,32 @@ study = argosy.Study(
 )
 """
 BESIDE = """
+import further
 from torch import nn
 def last(hidden):
     return nn.Linear(hidden, 3)
+def factor():
+    return 1.0
+"""
+FURTHER = """
+WEIGHT = 1.5
+"""
+MODULE = """
+import torch
+SCALE = 1.0
+
+def loss(output, target):
+    return torch.nn.functional.cross_entropy(output, target) * SCALE
+
+def on_device(batch):
+    return batch[0] * SCALE, batch[1]
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.full((12,), index * SCALE), index % 10
 """
 CODE = {
     "a constant": (("HIDDEN = 8", "HIDDEN = 9"), "members 'a', 'b', model: HIDDEN changed since the run began"),
@@ -79,6 +105,11 @@ CODE = {
         "model: Net.forward, turned changed since the run began",
     ),
     "another file": (("(hidden, 3)", "(hidden, 3, bias=False)"), "members 'a', 'b', model: last changed since the run"),
+    "what a function imports": (
+        ("return 1.0", "return 2.0"),
+        "member 'b', metrics.share: factor changed since the run",
+    ),
+    "a module's module": (("WEIGHT = 1.5", "WEIGHT = 2.5"), "member 'a', loss: WEIGHT changed since the run began"),
     "a metric": (
         ("accuracy(output, target)", "accuracy(output, target * 0)"),
         "'b', metrics.share: share changed since",
@@ -98,13 +129,13 @@ def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., argos
     """Takes a study file, changed or not, as the command takes it in a process of its own."""
 
     def load(old: str = "", new: str = "", *, name: str = "study") -> argosy.Study:
-        assert old in FILE + BESIDE
+        assert old in FILE + BESIDE + FURTHER
         folder = tmp_path / f"files{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        for file, text in ((f"{name}.py", FILE), ("beside.py", BESIDE)):
+        for file, text in ((f"{name}.py", FILE), ("beside.py", BESIDE), ("further.py", FURTHER)):
             (folder / file).write_text(text.replace(old, new) if old else text)
         monkeypatch.setattr(sys, "path", [*sys.path])
-        for module in (name, "beside"):
+        for module in (name, "beside", "further"):
             monkeypatch.setitem(sys.modules, module, sys)  # so that it is none of them again after the test
             monkeypatch.delitem(sys.modules, module)
         return load_study(folder / f"{name}.py")
@@ -290,6 +321,32 @@ def test_validation_on_training_samples_is_told(tmp_path: Path, launcher: str) -
     augmented = argosy.Data(train=noisy, val=noisy)
     with pytest.warns(UserWarning, match="members are validated on augmented samples"):
         argosy.train(studies.study(data=augmented, fleet=fleet, epochs=1), directory=tmp_path / "b", launcher=launcher)
+
+
+@pytest.mark.fresh
+@pytest.mark.parametrize(
+    ("reader", "how"),
+    [("loss", "set by the script"), ("Dataset", "changed meanwhile"), ("on_device", "set by the script")],
+)
+def test_a_module_that_is_another_in_a_worker_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, how: str
+) -> None:
+    file = tmp_path / "of_workers.py"
+    file.write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "of_workers", sys)  # so that it is not there again after the test
+    monkeypatch.delitem(sys.modules, "of_workers")
+    module: Any = importlib.import_module("of_workers")
+    member = studies.member(**({"loss": module.loss} if reader == "loss" else {}))
+    on_device = module.on_device if reader == "on_device" else None
+    data = argosy.Data(train=module.Rows() if reader == "Dataset" else studies.Vectors(30), on_device=on_device)
+    study = studies.study(data=data, fleet=[member], epochs=1, objective="train_loss")
+    if how == "set by the script":
+        module.SCALE = 20.0
+    else:
+        file.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 20.0"))
+    with pytest.raises(StudyError, match=r"^of_workers\.SCALE: not the same in a worker"):
+        argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
 
 
 def broken(batch: Any) -> Any:

@@ -23,6 +23,7 @@ import torch
 
 from argosy.errors import StudyError
 from argosy.running.launch.launcher import Job
+from argosy.stream.imported import imported_by
 from argosy.stream.mapped import MappedFile
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
@@ -113,11 +114,12 @@ def blobs_of(job: Job) -> dict[str, int]:
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
-        data, files = data_to_descriptor(replace(study.data, on_device=None))
+        sent = replace(study.data, on_device=None)
+        data, files = data_to_descriptor(sent)
         undone.callback(os.close, data)
-        feeder = to_descriptor((*told, files), "what a feeder is told")
+        feeder = to_descriptor((*told, files, imported_by([sent])), "what a feeder is told")
         undone.callback(os.close, feeder)
-        trainer = to_descriptor((study.terms, job.settings), "Data.on_device")
+        trainer = to_descriptor((study.terms, job.settings, imported_by([study.data.on_device])), "Data.on_device")
         undone.callback(os.close, trainer)
         state = to_descriptor(job.process_state, "a filter of warnings")
         undone.pop_all()

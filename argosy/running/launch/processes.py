@@ -36,6 +36,7 @@ from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import restrict
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.imported import imported_by
 from argosy.stream.wire import Peer
 from argosy.study import Member
 
@@ -393,7 +394,7 @@ class ProcessWorkers:
 
 def enlisting(members: tuple[Member, ...]) -> Enlist:
     """Return the message that tells another process what members are; raises StudyError for one that cannot be sent."""
-    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources())
+    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources(), imported=imported_by(members))
 
 
 def _kill(pid: int) -> None:

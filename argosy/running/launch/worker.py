@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.mapped import MappedFile
+from argosy.stream.imported import Imported, check_imported
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, poll
 from argosy.study import Data, Terms
@@ -62,7 +62,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         given = _unpacked(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
-            data = partial(_unpacked, descriptors[5])
+            *given, imported = given
+            data = partial(_unpacked_data, descriptors[5], imported)
             _feed(driver, given, data, name=name, heartbeat=heartbeat, nodes_here=arguments["nodes_here"])
         else:
             directory = Path(arguments["directory"])
@@ -96,9 +97,15 @@ def _unpacked(descriptor: int) -> Any:
         raise RuntimeError(f"EOFError: {error}") from error
 
 
+def _unpacked_data(descriptor: int, imported: Imported) -> Data:
+    data: Data = _unpacked(descriptor)
+    check_imported([data], imported)
+    return data
+
+
 def _feed(
     driver: Peer,
-    given: tuple[Settings, int, int, tuple[MappedFile, ...]],
+    given: Sequence[Any],
     data: Callable[[], Data],
     *,
     name: str,
@@ -122,8 +129,11 @@ def _feed(
     )
 
 
-def _train(driver: Peer, given: tuple[Terms, Settings], directory: Path, *, name: str, heartbeat: Heartbeat) -> None:
-    terms, settings = given
+def _train(
+    driver: Peer, given: tuple[Terms, Settings, Imported], directory: Path, *, name: str, heartbeat: Heartbeat
+) -> None:
+    terms, settings, imported = given
+    check_imported([terms.on_device], imported)
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     with heartbeat.busy("opening its device", opaque=True):

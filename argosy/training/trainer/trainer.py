@@ -40,6 +40,7 @@ from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
+from argosy.stream.imported import check_imported
 from argosy.stream.padding import form_of
 from argosy.stream.schedule import Orders
 from argosy.study import Member, Terms
@@ -185,7 +186,9 @@ class Trainer:
         elif isinstance(command, Enlist):
             know_sources(command.sources)
             sys.path += [folder for folder in command.path if folder not in sys.path]
-            self.enlist(cloudpickle.loads(command.definitions))
+            members = cloudpickle.loads(command.definitions)
+            check_imported(members, command.imported)
+            self.enlist(members)
         elif isinstance(command, Measure):
             self.trials.want(command)
             if command.assignment is not None:

@@ -1,0 +1,48 @@
+"""What members and data reach in the user's modules, which each process imports for itself: it must be what it was where the run was started."""
+
+import functools
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from argosy.errors import StudyError
+from argosy.stream.code_digest import Code
+from argosy.study import FACTORIES, Data, Member
+
+__all__ = ["Imported", "check_imported", "imported_by"]
+
+Imported = Mapping[str, Sequence[str]]
+"""Digests of functions, classes and plain values, by their names."""
+MOST_NAMED = 3
+
+
+def imported_by(values: Iterable[Any]) -> Imported:
+    """Return what these members, data and functions reach in modules of the user."""
+    code = Code()
+    for value in values:
+        for read in _read_of(value):
+            code.read(read)
+    return code.imported()
+
+
+def _read_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, Member):
+        return *(getattr(value, name) for name in FACTORIES), *value.metrics.values()
+    if isinstance(value, Data):
+        # Of a Dataset only its class: what it holds may be large, and travels with it.
+        given, code = (value.train, value.val, value.then), (types.FunctionType, functools.partial)
+        return [one if isinstance(one, code) else type(one) for one in given]
+    return [value]
+
+
+def check_imported(values: Iterable[Any], wanted: Imported) -> None:
+    """Raise StudyError where this process has imported something else than that with which the run was started."""
+    found = imported_by(values)
+    others = [name for name in wanted if not {*found.get(name, ())} <= {*wanted[name]}]
+    if others:
+        named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
+        raise StudyError(
+            f"{named}: not the same in a worker, which imports modules itself, as where the run was started. If the file was changed since, give "
+            "the run's command again. If the script sets it, set it in the module, or bind it to the function that reads it, as "
+            "functools.partial(loss, scale=2.0)."
+        )
