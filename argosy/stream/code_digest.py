@@ -184,11 +184,7 @@ class Code:
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
             module = part.module if isinstance(part, Global) else part.__module__
-            if (
-                module in sys.modules
-                and module != "__main__"
-                and not (isinstance(part, Global) and not _is_plain(part.value))
-            ):
+            if module in sys.modules and module != "__main__" and _is_as_imported(part):
                 found.setdefault(f"{module}.{_name(part)}", []).append(digest)
         return found
 
@@ -469,15 +465,24 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(instruction.argval)
 
 
+def _is_as_imported(part: Part) -> bool:
+    """Whether a part is what its import has made unless it was set: no cache, and no register, which calls fill."""
+    if isinstance(part, Global):
+        return _is_plain(part.value) and not (isinstance(part.value, Mapping | list | set) and not part.value)
+    if isinstance(part, type):
+        return all(hasattr(type(value), "__get__") or _is_plain(value) for value in vars(part).values())
+    held = [cell.cell_contents for cell in _cells(part).values()]
+    return all((isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_plain(value) for value in held)
+
+
 def _is_plain(value: Any) -> bool:
-    """Whether a value consists of numbers and texts, as settings do; what a process keeps for itself seldom does."""
+    """Whether a value consists of numbers and texts, as settings do."""
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_is_plain, value))
-    return type(value) in PLAIN or (
-        (isinstance(value, HOLDERS) or _is_own(type(value))) and all(map(_is_plain, attributes_of(value).values()))
-    )
+    held = isinstance(value, HOLDERS) or _is_own(type(value))
+    return type(value) in PLAIN or (held and all(map(_is_plain, attributes_of(value).values())))
 
 
 def _key(part: Part) -> Key:

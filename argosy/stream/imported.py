@@ -1,4 +1,4 @@
-"""What members and data reach in the user's modules, which each process imports for itself: it must be what it was where the run was started."""
+"""What members and data reach in the user's modules, which each process imports for itself: it must be the same in all."""
 
 import functools
 import types
@@ -36,13 +36,13 @@ def _read_of(value: Any) -> Iterable[Any]:
 
 
 def check_imported(values: Iterable[Any], wanted: Imported) -> None:
-    """Raise StudyError where this process has imported something else than that with which the run was started."""
+    """Raise StudyError where this process has imported something else than another one, which has told what it `wanted`."""
     found = imported_by(values)
     others = [name for name in wanted if not {*found.get(name, ())} <= {*wanted[name]}]
     if others:
         named = ", ".join(others[:MOST_NAMED]) + (" and others" if len(others) > MOST_NAMED else "")
         raise StudyError(
-            f"{named}: not the same in a worker, which imports modules itself, as where the run was started. If the file was changed since, give "
-            "the run's command again. If the script sets it, set it in the module, or bind it to the function that reads it, as "
-            "functools.partial(loss, scale=2.0)."
+            f"{named}: not the same in all processes of the run, each of which imports modules itself. If a file was changed since the run began, "
+            "put that back, or end the run and give its command again. If the script sets it, set it in the module, or bind it to the function "
+            "that reads it, as functools.partial(loss, scale=2.0)."
         )

@@ -1,7 +1,9 @@
 """Files that people add to a run: what is wrong with one is in its answer, and costs the run nothing."""
 
+import importlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,29 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
         f"refused: its module 'studies' is {tmp_path / 'studies.py'}; the run has another one of that name, "
         f"{studies.__file__}. Rename it."
     )
+
+
+def test_a_module_that_was_changed_since_the_run_began_is_not_taken_for_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, answers = tmp_path / "of_newcomers.py", list[str]()
+    file.write_text("def turned(batch):\n    return batch\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "of_newcomers", sys)  # so that it is not there again after the test
+    monkeypatch.delitem(sys.modules, "of_newcomers")
+    importlib.import_module("of_newcomers")
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
+    for name in ("late", "later"):
+        run = tmp_path / name
+        run.mkdir()
+        text = LATE.format(fleet=f"studies.member({name!r}, augment=of_newcomers.turned)")
+        (tmp_path / f"{name}.py").write_text(f"import of_newcomers\n{text}")
+        inbox.leave(run, {"command": "add", "study": str(tmp_path / f"{name}.py")})
+        argosy.train(studies.study(90, fleet=[studies.member()], epochs=2), directory=run, launcher="inline")
+        answers += answers_of(run).values()
+        file.write_text("def turned(batch):\n    return batch[0] * 2, batch[1]\n")
+    assert answers[0] == "added late"
+    assert answers[1].startswith("refused: of_newcomers.turned: not the same in all processes of the run")
 
 
 def test_where_no_process_can_be_started_an_addition_is_refused(

@@ -345,7 +345,7 @@ def test_a_module_that_is_another_in_a_worker_is_refused(
         module.SCALE = 20.0
     else:
         file.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 20.0"))
-    with pytest.raises(StudyError, match=r"^of_workers\.SCALE: not the same in a worker"):
+    with pytest.raises(StudyError, match=r"^of_workers\.SCALE: not the same in all processes"):
         argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
 
 

@@ -20,6 +20,7 @@ from argosy.running.control.rehearsal import Rehearsal, Rehearsed
 from argosy.running.control.run import Run
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
+from argosy.stream.imported import check_imported
 from argosy.study import Member
 
 __all__ = ["Additions"]
@@ -81,6 +82,7 @@ class Additions:
                 raise StudyError(
                     "all members of the study are here already, or being added; give `study` members of other names."
                 )
+            check_imported(members, rehearsed.imported)
             check_batches(members, run.lengths)
             self._check_alike(members)
             self.admit(file, members)

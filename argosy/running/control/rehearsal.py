@@ -23,6 +23,7 @@ from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.blobs import dump
 from argosy.stream.death import die_with_parent, name_process
+from argosy.stream.imported import Imported, imported_by
 
 __all__ = ["Rehearsal", "Rehearsed", "main"]
 
@@ -42,6 +43,8 @@ class Rehearsed:
     """Why its members cannot be added; empty where nothing speaks against it."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Files of modules that it imports from its own folder, by name."""
+    imported: Imported = field(default_factory=dict)
+    """What its members reach in the user's modules."""
 
 
 class Rehearsal:
@@ -124,7 +127,7 @@ def _read(copy: StudyCopy) -> Rehearsed:
         return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
     finally:
         sys.path.remove(str(copy.folder))
-    return Rehearsed(modules=_imported_from(copy.folder))
+    return Rehearsed(modules=_imported_from(copy.folder), imported=imported_by(study.members))
 
 
 def _imported_from(folder: Path) -> dict[str, str]:
