@@ -466,13 +466,21 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def _is_as_imported(part: Part) -> bool:
-    """Whether a part is what its import has made unless it was set: no cache, and no register, which calls fill."""
+    """Whether a part is what its import has made unless it was set: no cache and no register, which calls fill, and no place of a node's own."""
     if isinstance(part, Global):
-        return _is_plain(part.value) and not (isinstance(part.value, Mapping | list | set) and not part.value)
+        filled = isinstance(part.value, Mapping | list | set) and not part.value
+        return _is_plain(part.value) and not filled and not _has_a_path(part.value)
     if isinstance(part, type):
         return all(hasattr(type(value), "__get__") or _is_plain(value) for value in vars(part).values())
     held = [cell.cell_contents for cell in _cells(part).values()]
     return all((isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_plain(value) for value in held)
+
+
+def _has_a_path(value: Any) -> bool:
+    """Whether a plain value has an absolute path in it, which may be another on each node."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_has_a_path, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, str) and os.path.isabs(value)
 
 
 def _is_plain(value: Any) -> bool:

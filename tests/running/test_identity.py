@@ -23,6 +23,7 @@ from argosy.protocol.events import Proposed, SearchBegan
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
 from argosy.stream.code_digest import Code
+from argosy.stream.imported import check_imported, imported_by
 
 FILE = """
 from functools import partial
@@ -347,6 +348,22 @@ def test_a_module_that_is_another_in_a_worker_is_refused(
         file.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 20.0"))
     with pytest.raises(StudyError, match=r"^of_workers\.SCALE: not the same in all processes"):
         argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
+
+
+def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_nodes.py").write_text(
+        "ROOT, SCALE = '/scratch/1', 1.0\ndef loss(output, target):\n    return output.mean() * SCALE * len(ROOT)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "of_nodes", sys)  # so that it is not there again after the test
+    monkeypatch.delitem(sys.modules, "of_nodes")
+    module: Any = importlib.import_module("of_nodes")
+    wanted = imported_by([studies.member(loss=module.loss)])
+    module.ROOT = "/scratch/2"
+    check_imported([studies.member(loss=module.loss)], wanted)
+    module.SCALE = 2.0
+    with pytest.raises(StudyError, match=r"^of_nodes\.SCALE: not the same"):
+        check_imported([studies.member(loss=module.loss)], wanted)
 
 
 def broken(batch: Any) -> Any:
