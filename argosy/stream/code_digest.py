@@ -480,7 +480,7 @@ def _has_a_path(value: Any) -> bool:
     """Whether a plain value has an absolute path in it, which may be another on each node."""
     if isinstance(value, Mapping | list | tuple):
         return any(map(_has_a_path, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, str) and os.path.isabs(value)
+    return isinstance(value, str) and Path(value).is_absolute()
 
 
 def _is_plain(value: Any) -> bool:
