@@ -466,21 +466,22 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def _is_as_imported(part: Part) -> bool:
-    """Whether a part is what its import has made unless it was set: no cache and no register, which calls fill, and no place of a node's own."""
+    """Whether a part is what its import has made unless a script has set it: nothing that calls fill or count, and no place of a node's own."""
     if isinstance(part, Global):
-        filled = isinstance(part.value, Mapping | list | set) and not part.value
-        return _is_plain(part.value) and not filled and not _has_a_path(part.value)
+        return _is_constant(part.value)
     if isinstance(part, type):
-        return all(hasattr(type(value), "__get__") or _is_plain(value) for value in vars(part).values())
+        return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
     held = [cell.cell_contents for cell in _cells(part).values()]
-    return all((isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_plain(value) for value in held)
+    return all(
+        (isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_constant(value) for value in held
+    )
 
 
-def _has_a_path(value: Any) -> bool:
-    """Whether a plain value has an absolute path in it, which may be another on each node."""
-    if isinstance(value, Mapping | list | tuple):
-        return any(map(_has_a_path, value.values() if isinstance(value, Mapping) else value))
-    return isinstance(value, str) and Path(value).is_absolute()
+def _is_constant(value: Any) -> bool:
+    """Whether a value is plain and cannot be changed in its place; of absolute paths each node may have its own."""
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return type(value) in PLAIN and not (isinstance(value, str) and Path(value).is_absolute())
 
 
 def _is_plain(value: Any) -> bool:

@@ -187,7 +187,9 @@ class Trainer:
             know_sources(command.sources)
             sys.path += [folder for folder in command.path if folder not in sys.path]
             members = cloudpickle.loads(command.definitions)
-            check_imported(members, command.imported)
+            if not self.known:
+                # Later a module may have what members of this trainer have set in it.
+                check_imported(members, command.imported)
             self.enlist(members)
         elif isinstance(command, Measure):
             self.trials.want(command)
