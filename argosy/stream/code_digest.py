@@ -36,7 +36,7 @@ import torch
 from argosy.stream.blocks import bytes_of
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["Code", "Global", "Opaque", "Reading", "Content", "attributes_of", "is_installed"]
+__all__ = ["Code", "Content", "Global", "Opaque", "Reading", "attributes_of", "is_installed", "is_own_module"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
@@ -373,7 +373,7 @@ class _Text:
     def _installed(self, module: str | None) -> None:
         """Note an installed package."""
         package = (module or "").partition(".")[0]
-        if self.whole is not None and package not in sys.stdlib_module_names and not _is_own_module(module):
+        if self.whole is not None and package not in sys.stdlib_module_names and not is_own_module(module):
             self.whole.packages.add(package)
 
     # ---- the user's code
@@ -403,7 +403,7 @@ class _Text:
         self.parts.append(
             Global(name, value, 0 if self.whole is None else id(namespace), namespace.get("__name__", ""))
         )
-        if isinstance(value, types.ModuleType) and _is_own_module(value.__name__):
+        if isinstance(value, types.ModuleType) and is_own_module(value.__name__):
             self._inside(value, attributes)
 
     def _inside(self, module: types.ModuleType, attributes: set[str]) -> None:
@@ -433,7 +433,7 @@ class _Text:
         if module is None:
             if self.whole is not None:
                 self.whole.packages.add(name.partition(".")[0])
-        elif _is_own_module(module.__name__):
+        elif is_own_module(module.__name__):
             # `import a.b` gives the function a.
             self._inside(module if taken else sys.modules[module.__name__.partition(".")[0]], attributes)
         else:
@@ -587,11 +587,11 @@ def _maps(array: Any) -> bool:
 
 
 def _is_own(value: Any) -> bool:
-    return _is_own_module(value.__module__)
+    return is_own_module(value.__module__)
 
 
 @functools.cache
-def _is_own_module(name: str | None) -> bool:
+def is_own_module(name: str | None) -> bool:
     """Whether a module is the user's (file, script or notebook): not of Python, an installed package or Argosy."""
     name = name or ""
     package = name.partition(".")[0]

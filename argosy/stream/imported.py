@@ -12,7 +12,7 @@ from argosy.study import FACTORIES, Data, Member
 __all__ = ["Imported", "check_imported", "imported_by"]
 
 Imported = Mapping[str, Sequence[str]]
-"""Digests of functions, classes and plain values, by their names."""
+"""Digests of functions, classes and constants, by their names."""
 MOST_NAMED = 3
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from argosy.stream.code_digest import is_own_module
+
 __all__ = ["generators_of", "names_random", "states_of_own"]
 
 MOST = 2000
@@ -44,19 +46,14 @@ def names_random(function: Any) -> bool:
     """Whether code that a call of this leads to names `random`, `numpy.random`, or one of their functions."""
     for one in _reached(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
-            of_seeded = any(getattr(value, "__self__", None) is seeded for seeded in SEEDED)
-            if (
-                of_seeded
-                or value is random
-                or value is np.random
-                or (value is np and "random" in _names_of(one.__code__))
-            ):
+            is_module = value is random or value is np.random or (value is np and "random" in _names_of(one.__code__))
+            if is_module or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
 
 
 def _reached(function: Any) -> Iterator[Any]:
-    """Yield the functions that a call of this leads to, as far as they are of one module or class with it, and the generators that it holds."""
+    """Yield the user's functions that a call of this leads to, as far as they are of one module or class with it, and the generators that it holds."""
     todo, seen = [function], set[int]()
     while todo:
         one = todo.pop()
@@ -69,14 +66,14 @@ def _reached(function: Any) -> Iterator[Any]:
         elif isinstance(one, MethodType):
             todo += [one.__func__, one.__self__]
         elif isinstance(one, FunctionType):
-            yield one
-            todo += [
-                other for other in _named(one) if isinstance(other, FunctionType) and other.__module__ == one.__module__
-            ]
+            if is_own_module(one.__module__):  # a library's may be thousands
+                yield one
+                beside = (other for other in _named(one) if isinstance(other, FunctionType))
+                todo += [other for other in beside if other.__module__ == one.__module__]
         else:
             kind = one if isinstance(one, type) else type(one)
             yield from [] if kind is one else _found((one,))
-            own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+            own = [base for base in kind.__mro__ if is_own_module(base.__module__)]
             todo += [code for base in own for code in vars(base).values() if isinstance(code, FunctionType)]
 
 

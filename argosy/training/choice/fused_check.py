@@ -118,9 +118,8 @@ def _attempt(
         fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
-    attributed = [
-        behaviour(copied, layers=alike) for copied in alone
-    ]  # layers of unlike members do nothing beside computing
+    # Layers of unlike members do nothing beside computing.
+    attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in steps:
         own = apart[0] if train else apart[1]
         given = [filled(block, length + own, double=double) for _ in range(2)]

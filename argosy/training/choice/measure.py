@@ -8,7 +8,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from argosy.bindings import called
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
@@ -305,13 +305,8 @@ def _code_of(live: LiveMember) -> list[Any]:
 
 def _called(member: Member) -> dict[str, Any]:
     """Return the functions and objects that are called, or whose methods are, as a member trains."""
-    found = {}
-    for name in CALLED:
-        called = getattr(member, name)
-        while isinstance(called, partial):
-            called = called.func
-        found[name] = getattr(called, "__self__", called)
-    return found
+    functions = {name: called(getattr(member, name)) for name in CALLED}
+    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
 
 
 def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:

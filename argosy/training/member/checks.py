@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -47,9 +47,9 @@ def registering() -> Iterator[set[int]]:
         hook.remove()
 
 
-def check_generators(member: Member, functions: Mapping[str, Any]) -> None:
+def check_generators(member: Member, functions: Iterable[tuple[str, Any]]) -> None:
     """Raise StudyError where one of these functions of the member draws from a generator that other members move too, and that no checkpoint has."""
-    for what, function in functions.items():
+    for what, function in functions:
         found = generators_of(function)
         if found:
             kind = type(found[0])

@@ -489,14 +489,16 @@ def build(
 
     With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
-    check_generators(member, {name: getattr(member, name) for name in ("model", "loss", "augment", "step")})
+    check_generators(member, [(name, getattr(member, name)) for name in ("model", "loss", "augment", "step")])
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     with kept_by(member.name), randomness.building():
         with registering() as registered:
             model = member.model()
         check_network(member, model)
-        check_generators(member, {f"layer {kind.__name__}": kind for kind in map(type, model.modules())})
+        check_generators(
+            member, [(f"layer {kind.__name__}", kind) for kind in dict.fromkeys(map(type, model.modules()))]
+        )
         model = model.to(backend.device)
         optimizer, schedule = (
             _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
