@@ -73,7 +73,7 @@ PATIENCE_SECONDS = 3600.0
 """Virtual time after which a driver that has not ended makes no progress."""
 MOST_ROUNDS = 20_000
 STEPS_AFTER_STOP = 2
-"""Most steps that a member makes while it is on its way to it that it is to stop; a step of a large batch ends all sections of an epoch."""
+"""Most steps that a member makes while it is on its way to it that it is to stop; a step ends as many sections as its batch is long."""
 MOST_DRIVERS = 12
 MEMORY = Path("/dev/shm")
 TEMPORARY = tempfile.gettempdir()
@@ -240,7 +240,10 @@ class Watched(driving.Driver):
         for name in self.run.study.names if self.run.begun else ():
             if self.members.is_told_to_stop(name):
                 sections = len(self.state.member(name).sections)
-                most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * self.run.per_epoch)
+                ends = math.ceil(
+                    self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"]
+                )
+                most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends)
                 assert sections <= most, f"{name} was told to stop, and goes on"
 
     def _handle(self, worker: str, message: Any) -> None:
