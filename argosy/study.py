@@ -1,5 +1,6 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
+import dis
 import functools
 import inspect
 import re
@@ -476,7 +477,9 @@ def _outer_scalars(factory: Any) -> dict[str, Any]:
     if not inspect.isfunction(factory):
         return {}
     outer = inspect.getclosurevars(factory)
-    variables = {**outer.globals, **outer.nonlocals}
+    # Among its globals are those that have the name of an attribute.
+    read = {one.argval for one in dis.get_instructions(factory) if one.opname == "LOAD_GLOBAL"}
+    variables = {**{name: value for name, value in outer.globals.items() if name in read}, **outer.nonlocals}
     return {name: value for name, value in variables.items() if isinstance(value, bool | int | float | str)}
 
 

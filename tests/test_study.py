@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import living
@@ -328,3 +329,17 @@ def test_a_member_beside_its_own_repetitions_is_refused() -> None:
     mlp = studies.member("mlp")
     with pytest.raises(StudyError, match="a member 'mlp' beside members that repeat 'mlp'"):
         studies.study(60, fleet=[mlp, *argosy.replicate(mlp, seeds=2)], val=20)
+
+
+def test_an_attribute_with_the_name_of_a_variable_is_another_thing() -> None:
+    global rate
+    rate = 0.1
+    settings = SimpleNamespace(rate=0.3)
+    member = argosy.Member(
+        "a", model=partial(nn.Linear, 4, 3), batch_size=8, optimizer=lambda p: SGD(p, lr=settings.rate)
+    )
+    rate = 0.2
+    argosy.Study(data=studies.data("drawn", 40), members=[member])
+
+
+rate = 0.0

@@ -179,7 +179,7 @@ class Code:
         return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
     def imported(self) -> dict[str, list[str]]:
-        """Return digests by name of what was read so far in modules of the user: functions, classes and plain values, which every process
+        """Return digests by name of what was read so far in modules of the user: functions, classes and constants, which every process
         imports for itself."""
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
@@ -429,7 +429,7 @@ class _Text:
         except Opaque:
             if self.whole is not None:
                 raise
-            module = None  # whoever calls the function hears of it
+            module = None  # raised again where the function is called
         if module is None:
             if self.whole is not None:
                 self.whole.packages.add(name.partition(".")[0])
