@@ -38,7 +38,8 @@ from argosy.results.fold import RunState
 from argosy.running.control.driver import drive
 from argosy.running.directory.journal import Journal, Lock
 from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.launcher import Job, node_of
+from argosy.running.launch.discovery import node_of
+from argosy.running.launch.launcher import Job
 from argosy.running.launch.processes import ProcessWorkers
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings

@@ -34,7 +34,7 @@ from argosy.planning.simulate import lower_bound_seconds
 from argosy.profiles import Profile
 from argosy.running.directory.audit import audit
 from argosy.running.directory.journal import timeline
-from argosy.running.launch.launcher import discover
+from argosy.running.launch.discovery import discover
 from argosy.settings import Settings
 
 POLICIES = ("solo", "rounds", "fleet", "fleet-local", "balanced")

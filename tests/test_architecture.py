@@ -243,6 +243,19 @@ def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
     assert subprocess.run(words, check=False).returncode == 0
 
 
+def test_the_agent_of_a_node_that_trains_on_cpu_slots_does_not_import_torch() -> None:
+    """Its fork server does, beside it; on one core the two would wait for each other."""
+    script = """
+import sys
+from argosy.running.hosts.agent import serve
+from argosy.running.launch.discovery import discover
+from argosy.settings import Settings
+discover(Settings(devices="cpu:1"))
+sys.exit("torch" in sys.modules or "numpy" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
 def test_the_fork_server_imports_torch_beside_the_command() -> None:
     script = """
 import sys

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import psutil
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from argosy.errors import WorkerError
 from argosy.stream.listener import Listener, dial
 from argosy.stream.wire import Peer
 
-__all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "interface_of", "store_at"]
+__all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "store_at"]
 
 FORMING = datetime.timedelta(seconds=60)
 """Timeout of connecting, which begins when all processes are there."""
@@ -161,11 +160,3 @@ def store_at(rendezvous: str, size: int) -> Any:
     place, key, name = rendezvous.removeprefix(SCHEME).split("/")
     host, _, port = place.rpartition(":")
     return RendezvousStore(host, int(port), bytes.fromhex(key), name)
-
-
-def interface_of(address: str) -> str:
-    """Return the network interface that has an address; raises LookupError where none has."""
-    for name, found in psutil.net_if_addrs().items():
-        if any(one.address == address for one in found):
-            return str(name)
-    raise LookupError(f"no network interface has the address {address}")

@@ -24,8 +24,8 @@ from argosy.running.control.losses import Way
 from argosy.running.control.members import State
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
+from argosy.running.launch.discovery import discover
 from argosy.running.launch.inline import Inline, InlineWorkers
-from argosy.running.launch.launcher import discover
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import Silent
 from argosy.stopping import Stop

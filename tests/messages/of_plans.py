@@ -23,8 +23,8 @@ from argosy.planning.replay import Network, workload_of
 from argosy.planning.simulate import simulate
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import PreparationRates, Profile, ShardCost, load_profiles
+from argosy.running.launch.discovery import discover
 from argosy.running.launch.inline import Inline
-from argosy.running.launch.launcher import discover
 from argosy.settings import Settings
 from argosy.training.device.devices import KINDS, Hardware
 from messages import of_studies

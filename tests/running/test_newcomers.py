@@ -26,8 +26,8 @@ from argosy.protocol.trainer import DevicePoisoned, Measure
 from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.running.launch import inline
+from argosy.running.launch.discovery import discover
 from argosy.running.launch.inline import Inline, InlineWorkers
-from argosy.running.launch.launcher import discover
 
 EPOCHS = 6
 

@@ -17,9 +17,9 @@ from disks import fill_up
 from family import COMMAND, Run, study_file
 
 import argosy
+from argosy.disk import settled
 from argosy.errors import DiskError, RunError
 from argosy.running.directory.journal import Lock
-from argosy.training.member import checkpoint
 
 
 def mode(path: Path) -> int:
@@ -145,7 +145,7 @@ def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: py
     advice = {errno.ENOSPC: "Free disk space", errno.EIO: "The disk fails", errno.EMFILE: "ulimit -n"}[number]
     argosy.train(studies.study(epochs=1), directory=tmp_path, launcher="inline")
     before = evidence.results(tmp_path)
-    monkeypatch.setattr(checkpoint, "_flush_files", refuse)
+    monkeypatch.setattr(settled, "_flush_files", refuse)
     with pytest.raises(
         argosy.ArgosyError, match=rf"the checkpoint before it is untouched: \[Errno {number}\].*{advice}"
     ):

@@ -31,6 +31,7 @@ import torch
 import argosy
 from argosy import api
 from argosy.cluster import Cluster, Device, Node
+from argosy.disk import settled
 from argosy.disk.cached import Cached
 from argosy.errors import DiskError
 from argosy.errors.system import refusals_told
@@ -522,9 +523,9 @@ def _replaced(world: World, script: Script, disk: Disk) -> Iterator[None]:
         *((os, name, calls(name)) for name in ("write", "rename")),
         *((os, name, flush) for name in ("fsync", "fdatasync")),
         # Of a disk that keeps its power only that it is flushed matters, and not what is.
-        *([] if loses_power else [(checkpoint, "_flush", lambda path, flush: flush(-1))]),
-        (checkpoint, "_libc", SimpleNamespace(syncfs=syncfs)),
-        (checkpoint, "_dirty_bytes", int),
+        *([] if loses_power else [(settled, "_flush", lambda path, flush: flush(-1))]),
+        (settled, "_libc", SimpleNamespace(syncfs=syncfs)),
+        (settled, "_dirty_bytes", int),
         (checkpoint, "_write", _written),
         (checkpoint, "load", _loaded),
         (resume, "ThreadPoolExecutor", _InTurn),

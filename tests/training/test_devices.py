@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from argosy.errors import PlanError, StudyError, WorkerError
-from argosy.running.launch.launcher import discover
+from argosy.running.launch.discovery import discover
 from argosy.settings import Settings
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.order import Digest

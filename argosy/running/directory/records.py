@@ -3,35 +3,21 @@
 import itertools
 import json
 import os
-import platform
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
 from argosy.cluster import Device
 from argosy.disk.files import appending, replacing
 from argosy.disk.json_values import finite
 from argosy.protocol.events import RunStarted, SectionEnded
 from argosy.results.fold import MemberState
+from argosy.running.directory.versions import versions
 from argosy.settings import Settings
-from argosy.version import __version__
 
-__all__ = ["Metrics", "run_started", "tree_cpu_seconds", "versions"]
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the software that decides what this process computes."""
-    return {
-        "argosy": __version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-    }
+__all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
 
 
 def run_started(

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
+from argosy.running.directory.versions import versions_of
 from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
-from argosy.running.doctor.machine import versions_of
 from argosy.running.doctor.machine_checks import Check
 from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, open_listener
 from argosy.running.hosts.place import JobPlace, place_of

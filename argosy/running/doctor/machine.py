@@ -2,22 +2,21 @@
 
 import contextlib
 import fcntl
-import importlib.metadata
 import mmap
 import os
 import resource
 import shutil
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import psutil
 
 from argosy.errors import WorkerError
+from argosy.running.directory.versions import versions_of
 from argosy.running.doctor.machine_checks import (
     EXTRAS,
     GIB,
@@ -39,7 +38,7 @@ from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.wire import Peer
 
-__all__ = ["examine", "versions_of"]
+__all__ = ["examine"]
 
 FORK_SECONDS = 60.0
 """Most seconds to wait for the first worker; importing torch from a cold disk takes most of them."""
@@ -73,20 +72,6 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     except (OSError, WorkerError) as error:
         mend = "mend the checks above first, then run argosy doctor again"
         return Check(name=name, found=f"{type(error).__name__}: {error}", wanted="no error", ok=False, mend=mend)
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """Return versions by package, and of ``python``; None for a package that is not installed."""
-    return {name: _version(name) for name in packages}
-
-
-def _version(package: str) -> str | None:
-    if package == "python":
-        return ".".join(map(str, sys.version_info[:3]))
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _check_memfd() -> Check:

@@ -25,14 +25,13 @@ from argosy.cluster import Node
 from argosy.disk.files import check_directory
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
-from argosy.running.directory.records import versions
+from argosy.running.directory.versions import versions
 from argosy.running.hosts.file_transfer import Arrivals, FilePiece, Outbox
-from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in
+from argosy.running.hosts.notices import board_of, call_driver, certificate_in, interface_of, key_in
 from argosy.running.hosts.place import JobPlace
 from argosy.running.launch.forkserver import IGNORED
 from argosy.running.launch.processes import Processes, ProcessWorkers
 from argosy.settings import Settings
-from argosy.stream.rendezvous import interface_of
 from argosy.stream.wire import Peer, poll
 
 __all__ = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from argosy.disk.files import appending, make_folder
 from argosy.errors import PlanError, WorkerError
-from argosy.running.directory.records import versions
+from argosy.running.directory.versions import versions
 from argosy.running.hosts.agent import Joined
 from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer

@@ -19,14 +19,14 @@ from argosy.running.directory.journal import own_directory
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.notices import board_of, certificate_in, key_in, open_listener
+from argosy.running.hosts.notices import board_of, certificate_in, interface_of, key_in, open_listener
 from argosy.running.hosts.place import JobPlace
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.launcher import Job, node_of
+from argosy.running.launch.discovery import node_of
+from argosy.running.launch.launcher import Job
 from argosy.running.launch.processes import Processes
 from argosy.settings import Settings
-from argosy.stream.rendezvous import interface_of
 from argosy.stream.wire import Peer
 
 __all__ = ["Agents"]

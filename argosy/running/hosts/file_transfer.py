@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from argosy.disk.files import created, make_folder
+from argosy.disk.settled import settle
 from argosy.errors import CheckpointError
 from argosy.stream.wire import Peer
-from argosy.training.member.checkpoint import settle
 
 __all__ = ["Arrivals", "Outbox", "FilePiece", "pieces"]
 

@@ -19,7 +19,8 @@ from argosy.protocol.trainer import Came
 from argosy.running.hosts.agent import Joined
 from argosy.running.hosts.agent_listener import AgentListener, check_versions
 from argosy.running.hosts.remote_node import RemoteNode
-from argosy.running.launch.processes import ProcessWorkers, enlisting
+from argosy.running.launch.blobs import enlisting
+from argosy.running.launch.processes import ProcessWorkers
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.rendezvous import NetworkRendezvous
 from argosy.stream.wire import Peer, poll

@@ -40,6 +40,7 @@ __all__ = [
     "call_any",
     "call_driver",
     "certificate_in",
+    "interface_of",
     "key_in",
     "listener_and_notice",
     "open_listener",
@@ -331,3 +332,11 @@ def _check_certificate(name: str, notice: Notice, certificate: Certificate | Non
             f"{name} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
             f"TLS only where all have the same. Set the same {CERTIFICATE} on all of them, or on none."
         )
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface that has an address; raises LookupError where none has."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(one.address == address for one in found):
+            return str(name)
+    raise LookupError(f"no network interface has the address {address}")

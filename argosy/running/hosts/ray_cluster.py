@@ -30,7 +30,8 @@ from argosy.running.hosts.nodes import NodeWorkers
 from argosy.running.hosts.notices import Notice, call_any, certificate_in, listener_and_notice
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
-from argosy.running.launch.launcher import Job, devices_asked, node_of
+from argosy.running.launch.discovery import devices_asked, node_of
+from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer

@@ -22,13 +22,15 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
+from argosy.errors.traces import sources
+from argosy.protocol.trainer import Enlist
 from argosy.running.launch.launcher import Job
 from argosy.stream.imported import imported_by
 from argosy.stream.mapped import MappedFile
 from argosy.stream.memory import memory_file
 from argosy.study import Data, Member
 
-__all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "from_descriptor", "to_descriptor"]
+__all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "enlisting", "from_descriptor", "to_descriptor"]
 
 ADVICE = (
     "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
@@ -107,6 +109,11 @@ def dump(members: Iterable[Member]) -> bytes:
         return _dumps(members)
     except Exception as error:  # whatever the user's objects raise when they are pickled
         raise StudyError(f"{_culprit(members)} cannot be sent to another process: {error!r}. {ADVICE}") from error
+
+
+def enlisting(members: tuple[Member, ...]) -> Enlist:
+    """Return the message that tells another process what members are; raises StudyError for one that cannot be sent."""
+    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources(), imported=imported_by(members))
 
 
 def blobs_of(job: Job) -> dict[str, int]:

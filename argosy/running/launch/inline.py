@@ -13,7 +13,8 @@ from argosy.errors import PlanError
 from argosy.protocol.events import Skipped, Used
 from argosy.protocol.feeder import Credit, Feed, Hold, Leg, Open, Opened
 from argosy.protocol.trainer import Attach, Exit, Lost
-from argosy.running.launch.launcher import Job, discover
+from argosy.running.launch.discovery import discover
+from argosy.running.launch.launcher import Job
 from argosy.running.launch.limits import memory_to_keep_in
 from argosy.running.launch.worker import COPY_SECONDS
 from argosy.settings import Settings

@@ -15,32 +15,31 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
 
 from argosy.cluster import Cluster
 from argosy.disk.files import appending, make_folder
-from argosy.errors.traces import sources
 from argosy.protocol.feeder import Lend
-from argosy.protocol.trainer import Attach, Enlist, Lost
+from argosy.protocol.trainer import Attach, Lost
 from argosy.running.launch.activity import activity, own_activity
-from argosy.running.launch.blobs import blobs_of, dump
+from argosy.running.launch.discovery import discover
 from argosy.running.launch.forkserver import STOPPED_SECONDS, ForkServer, reason_of
-from argosy.running.launch.launcher import Job, discover
 from argosy.running.launch.limits import restrict
 from argosy.settings import Settings
 from argosy.stream.heartbeat import Heartbeat
-from argosy.stream.imported import imported_by
 from argosy.stream.wire import Peer
-from argosy.study import Member
 
-__all__ = ["ProcessWorkers", "Processes", "enlisting"]
+if TYPE_CHECKING:
+    from argosy.running.launch.launcher import Job
+    from argosy.study import Member
+
+__all__ = ["ProcessWorkers", "Processes"]
 
 POLL_SECONDS = 2.0
 """Seconds between two checks for stopped processes; a check reads about every process of the machine."""
@@ -70,8 +69,12 @@ class Processes:
         restrict(self._server.process.pid, settings.cores)
         return discover(settings)
 
-    def open(self, job: Job) -> "ProcessWorkers":
+    def open(self, job: "Job") -> "ProcessWorkers":
         """Implement `Launcher.open`: worker processes of this machine."""
+        from argosy.running.launch.blobs import (
+            blobs_of,
+        )  # with torch, for which an agent, which only passes blobs on, has no use
+
         return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
 
     def workers(self, blobs: dict[str, int], **rest: Any) -> "ProcessWorkers":
@@ -182,8 +185,10 @@ class ProcessWorkers:
         if found is not None and not found.ended:  # otherwise its pid may belong to another process
             _kill(found.pid or self.server.process.pid)
 
-    def enlist(self, worker: str, members: tuple[Member, ...]) -> None:
+    def enlist(self, worker: str, members: "tuple[Member, ...]") -> None:
         """Implement `Workers.enlist`: send the members, pickled."""
+        from argosy.running.launch.blobs import enlisting  # as in `Processes.open`
+
         self.send(worker, enlisting(members))
 
     def rendezvous(self) -> str:
@@ -390,11 +395,6 @@ class ProcessWorkers:
 
     def _peers(self) -> list[Peer]:
         return [worker.peer for worker in self.workers.values() if worker.peer is not None]
-
-
-def enlisting(members: tuple[Member, ...]) -> Enlist:
-    """Return the message that tells another process what members are; raises StudyError for one that cannot be sent."""
-    return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources(), imported=imported_by(members))
 
 
 def _kill(pid: int) -> None:

@@ -4,14 +4,12 @@ Nothing in a run directory is ever unpickled: files are read with ``weights_only
 (torch alone accepts a flipped bit).
 """
 
-import contextlib
-import ctypes
 import hashlib
 import os
 import re
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,24 +17,19 @@ import numpy as np
 import torch
 
 from argosy.disk.files import beside, created, opened, sum_of
+from argosy.disk.settled import deleted_if_refused, settle
 from argosy.errors import ArgosyError, CheckpointError
 from argosy.errors.system import disk_refused, means_refused
 from argosy.errors.wording import sized
 
-__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "settle"]
+__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all"]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
-MANY = 4
-"""Files from which on one flush of the whole file system is cheaper than flushing each (2 files: equal; 8: half)."""
-LITTLE = 64 * 2**20
-"""Bytes of unwritten data above which the file system is not flushed: it would wait for other processes' writes."""
 
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
 """Names of checkpoints, as `argosy.training.member.files` gives them, and of temporary files renamed to one or to a link."""
 
 ADVICE = "Put it back as it was written, or train in another directory."
-
-_libc = ctypes.CDLL(None)
 
 
 def save(state: Mapping[str, Any], path: Path) -> str:
@@ -58,36 +51,10 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     pairs = [(beside(path), path) for _, path in items]
     sums = []
     for (temporary, path), (state, _) in zip(pairs, items, strict=True):
-        with _refusals_told(pairs, path):
+        with deleted_if_refused(pairs, path):
             sums.append(_write(state, temporary))
     settle(pairs)
     return sums
-
-
-def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Flush written files to the disk and rename them, as `save_all` does, with the same errors."""
-    if not pairs:
-        return
-    with _refusals_told(pairs, pairs[-1][1]):
-        _flush_files([temporary for temporary, _ in pairs])
-        for temporary, path in pairs:
-            temporary.rename(path)
-        _flush_folders(dict.fromkeys(path.parent for _, path in pairs))
-
-
-@contextlib.contextmanager
-def _refusals_told(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[None]:
-    """Delete temporary files and raise DiskError or WorkerError where the system refuses."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        for temporary, _ in pairs:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        # Torch's writer raises its own error after a refused write, without the reason.
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        what = f"cannot write {at}, and the checkpoint before it is untouched"
-        raise means_refused(cause, what) or disk_refused(cause, what) from error
 
 
 class _Summed:
@@ -255,37 +222,3 @@ def keep_newest(folder: Path, keep: set[str]) -> None:
         for entry in entries:
             if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):
                 Path(entry).unlink(missing_ok=True)
-
-
-def _flush_files(paths: Collection[Path]) -> None:
-    """Flush files to the disk."""
-    _flush_together(paths)
-    for path in paths:
-        _flush(path, os.fsync)
-
-
-def _flush_folders(paths: Collection[Path]) -> None:
-    """Flush the entries of folders to the disk."""
-    if not _flush_together(paths):
-        for path in paths:
-            _flush(path, os.fsync)
-
-
-def _flush_together(paths: Collection[Path]) -> bool:
-    """Flush the file system of these files or folders where that is cheaper; returns whether it was done and succeeded."""
-    together = len(paths) >= MANY and _dirty_bytes() < LITTLE
-    return together and _flush(next(iter(paths)), _libc.syncfs) == 0
-
-
-def _flush(path: Path, flush: Callable[[int], int | None]) -> int | None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        return flush(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _dirty_bytes() -> int:
-    """Return the machine's written bytes that are not on a disk yet."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["Dirty"].split()[0]) * 1024
