@@ -108,9 +108,10 @@ def copied(text: str = "study = 3\n") -> StudyCopy:
     return StudyCopy.take(Path("more.py"), Path("1-more.py"))
 
 
-def added(rehearsed: Rehearsed) -> None:
-    """An added file whose members are here already, as the driver takes it up."""
-    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()))
+def added(rehearsed: Rehearsed, seed: int = 0) -> None:
+    """An added file whose members are here already, as the driver of a run of this seed takes it up."""
+    study = SimpleNamespace(seed=seed)
+    run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), study=study, data=None)
     additions = Additions(
         cast(Run, run), cast(CarryOut, SimpleNamespace(answer=lambda *_: None)), cast(Measurements, None)
     )
@@ -365,6 +366,7 @@ CASES = {
         Rehearsed(problem="the study file did not come to its end; it must, and leave a variable `study`.")
     ),
     "an added file with another module of a name": another_module,
+    "an added file of another seed": lambda: added(Rehearsed(), seed=3),
     "an added file without new members": lambda: added(Rehearsed()),
     "a copy of an added file that is missing": missing_copy,
     "a copy of an added file that was changed": changed_copy,

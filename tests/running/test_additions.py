@@ -12,6 +12,7 @@ import forked
 import living
 import pytest
 import studies
+import torch
 from family import Run
 
 import argosy
@@ -174,6 +175,35 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         assert (run / "journal.jsonl").read_bytes() == before
     copy.write_text(text)
     assert {row.status for row in living.run(study, run, devices="cpu:2", block_size=16).rows} == {"done"}
+
+
+def arrays(length: int) -> argosy.Data:
+    rows = torch.arange(12 * length).reshape(length, 12)
+    return argosy.Data(arrays=(rows / rows.max(), rows[:, 0] % 4))
+
+
+def test_members_of_another_seed_or_other_samples_are_not_trained_as_if_they_were_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = "[studies.member('late')]"
+    files = {
+        "seed": f"study = studies.study(data=arrays(40), fleet={fleet}, seed=3)",
+        "data": f"study = studies.study(data=arrays(41), fleet={fleet})",
+        "same": f"study = studies.study(data=arrays(40), fleet={fleet})",
+    }
+    monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
+    (tmp_path / "run").mkdir()
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(f"{HEAD}from test_additions import arrays\n{text}\n")
+        inbox.leave(tmp_path / "run", {"command": "add", "study": str(tmp_path / f"{name}.py")})
+    argosy.train(
+        studies.study(data=arrays(40), fleet=[studies.member()]), directory=tmp_path / "run", launcher="inline"
+    )
+    answers = {Path(file).stem: answer for file, answer in answers_of(tmp_path / "run").items()}
+    ways = ". Members of a run have these in common: make it of the run's study, by dataclasses.replace(study, members=[...])."
+    assert answers["seed"] == f"refused: its study has seed 3, and the run 0{ways}"
+    assert answers["data"] == f"refused: its study has other samples in Data.train{ways}"
+    assert answers["same"] == "added late"
 
 
 def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

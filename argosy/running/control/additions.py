@@ -21,7 +21,7 @@ from argosy.running.control.run import Run
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.stream.imported import check_imported
-from argosy.study import Member
+from argosy.study import Member, Study
 
 __all__ = ["Additions"]
 
@@ -77,7 +77,9 @@ class Additions:
             if rehearsed.problem:
                 raise StudyError(rehearsed.problem)
             _check_modules(copy.folder, rehearsed.modules)
-            members = run.positions.newcomers(load_copy(copy))
+            study = load_copy(copy)
+            self._check_same(study, rehearsed.fingerprints)
+            members = run.positions.newcomers(study)
             if not members:
                 raise StudyError(
                     "all members of the study are here already, or being added; give `study` members of other names."
@@ -97,6 +99,21 @@ class Additions:
         if self.run.steering is not None:
             self.run.steering.check(members)
         self.measurements.expect(members, addition=file)
+
+    def _check_same(self, study: Study, fingerprints: Mapping[str, str]) -> None:
+        """Raise StudyError where a file's study has another seed or other data, so that its members would not be what they are by it."""
+        seed, data = self.run.study.seed, self.run.data
+        known = {} if data is None else data.fingerprints
+        found = [
+            f"other samples in Data.{split}" for split, digest in fingerprints.items() if known.get(split) != digest
+        ]
+        if study.seed != seed:
+            found.insert(0, f"seed {study.seed}, and the run {seed}")
+        if found:
+            raise StudyError(
+                f"its study has {'; '.join(found)}. Members of a run have these in common: make it of the run's study, by "
+                "dataclasses.replace(study, members=[...])."
+            )
 
     def _check_alike(self, members: Sequence[Member]) -> None:
         for member in members:

@@ -24,6 +24,7 @@ from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.blobs import dump
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.imported import Imported, imported_by
+from argosy.stream.sources import identities_of_arrays
 
 __all__ = ["Rehearsal", "Rehearsed", "main"]
 
@@ -45,6 +46,8 @@ class Rehearsed:
     """Files of modules that it imports from its own folder, by name."""
     imported: Imported = field(default_factory=dict)
     """What its members reach in the user's modules."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Identities of the splits that it gives as arrays."""
 
 
 class Rehearsal:
@@ -127,7 +130,11 @@ def _read(copy: StudyCopy) -> Rehearsed:
         return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
     finally:
         sys.path.remove(str(copy.folder))
-    return Rehearsed(modules=_imported_from(copy.folder), imported=imported_by(study.members))
+    return Rehearsed(
+        modules=_imported_from(copy.folder),
+        imported=imported_by(study.members),
+        fingerprints=identities_of_arrays(study.data),
+    )
 
 
 def _imported_from(folder: Path) -> dict[str, str]:
