@@ -221,14 +221,14 @@ class _Text:
 
     def of(self, value: Any) -> str:
         """Return the text of any value."""
-        if isinstance(value, types.FunctionType | type):
-            return self._defined(value)
         if type(value) in PLAIN:
             return repr(value) if self.whole is None else self._plain(value, [value])
         if id(value) in self._within:
             return "itself"
         self._within.add(id(value))
         try:
+            if isinstance(value, types.FunctionType | type):
+                return self._defined(value)
             return f"{type(value).__qualname__} {self._content(value)}{self._besides(value)}"
         finally:
             self._within.discard(id(value))
@@ -380,7 +380,7 @@ class _Text:
 
     def _class(self, kind: type) -> str:
         counts = _is_method if self.whole is None else _counts
-        attributes = {name: value for name, value in vars(kind).items() if counts(name, value)}
+        attributes = {name: value for name, value in _as_written(kind).items() if counts(name, value)}
         return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
@@ -496,6 +496,21 @@ def _is_plain(value: Any) -> bool:
 
 def _key(part: Part) -> Key:
     return (part.name, part.namespace, id(part.value)) if isinstance(part, Global) else (None, 0, id(part))
+
+
+def _as_written(kind: type) -> dict[str, Any]:
+    """Return the attributes of a class without what torch puts around the `step` of an optimizer's class, its own or inherited, when the
+    first one is made."""
+    found = dict(vars(kind))
+    if _without_hooks(found.get("step")) is not found.get("step"):
+        found["step"] = _without_hooks(found["step"])
+        if found["step"] is _without_hooks(getattr(super(kind, kind), "step", None)):
+            del found["step"]
+    return found
+
+
+def _without_hooks(step: Any) -> Any:
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _is_method(name: str, value: Any) -> bool:

@@ -197,6 +197,45 @@ def test_a_digest_is_the_same_in_every_process() -> None:
     assert there.stdout.strip() == Code().read(studies.study).digest
 
 
+class Own(torch.optim.Optimizer):
+    """An optimizer of the user's: torch wraps `step` of its class when the first one is made."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            weight -= self.param_groups[0]["lr"] * weight.grad
+
+
+class Heir(Own):
+    """It has the step of another one."""
+
+
+@pytest.mark.parametrize("first", [Own, Heir])
+def test_a_digest_is_the_same_when_optimizers_of_the_class_were_made(
+    first: type[Own], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (Own, Heir):
+        monkeypatch.setattr(kind, "step", Own.step, raising=False)
+    monkeypatch.delattr(Heir, "step")
+    unmade = [Code().read(kind).digest for kind in (Own, Heir)]
+    for kind in (first, Own, Heir):
+        kind([torch.nn.Parameter(torch.zeros(1))])
+        assert [Code().read(kind).digest for kind in (Own, Heir)] == unmade
+
+
+def test_a_function_of_a_package_may_enclose_itself() -> None:
+    """As those do that `torch.jit.script_method` leaves in a class."""
+
+    def lowered(number: int) -> int:
+        return lowered(number - 1) if number else 0
+
+    lowered.__module__ = "torch._jit_internal"
+    assert Code().read(lowered).digest == Code().read(lowered).digest
+
+
 def scaled(output: torch.Tensor, target: torch.Tensor, by: float = 1.0) -> torch.Tensor:
     """A loss of our own."""
     return torch.nn.functional.cross_entropy(output, target, reduction="none") * by
