@@ -5,6 +5,7 @@ import dis
 import functools
 import pickle
 import random
+import re
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 
 from argosy.stream.code_digest import is_own_module
 
-__all__ = ["generators_of", "names_random", "states_of_own"]
+__all__ = ["generators_of", "names_random", "states_of_own", "stores_items"]
 
 MOST = 2000
 """Objects that are looked at."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SEEDED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that are seeded for every sample."""
+CALLED_NAMES = ("LOAD_METHOD", "LOAD_ATTR")
 CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
 """Whose attributes are no part of a Dataset."""
 
@@ -50,6 +52,16 @@ def names_random(function: Any) -> bool:
             if is_module or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
+
+
+def stores_items(function: Any) -> bool:
+    """Whether code that a call of this leads to has a line as `batch[:, 2:5] = …`, or calls a method as `batch.mul_(…)`."""
+    codes = (one.__code__ for one in _reached(function) if isinstance(one, FunctionType))
+    return any(
+        "STORE_S" in one.opname or (one.opname in CALLED_NAMES and re.fullmatch("[a-z]\\w*_", one.argval))
+        for code in codes
+        for one in dis.get_instructions(code)
+    )
 
 
 def _reached(function: Any) -> Iterator[Any]:

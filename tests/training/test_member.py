@@ -1,6 +1,7 @@
 """A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
 
 import math
+import random
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -416,6 +417,29 @@ def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
         measured = measure(start(member), block, validated=50)
         assert measured.notes == notes
         assert not block.touched
+
+
+def mixed_at_times(batch: Any) -> Any:
+    """CutMix of a share of the batches: here of none of the first ones."""
+    inputs, targets = batch
+    if np.random.rand() < 1e-9:
+        inputs[:, 2:5] = inputs[torch.randperm(len(inputs)), 2:5]
+    return inputs, targets
+
+
+def scaled_at_times(batch: Any) -> Any:
+    return (batch[0].mul_(2) if random.random() < 1e-9 else batch[0]), batch[1]
+
+
+def scaled_apart(batch: Any) -> Any:
+    return batch[0] * random.random(), batch[1]
+
+
+@pytest.mark.parametrize("augment", [mixed_at_times, scaled_at_times, scaled_apart])
+def test_what_draws_and_may_write_into_its_input_has_copies_from_the_first_batch_on(augment: Any) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    notes = measure(start(studies.member(augment=augment)), block).notes
+    assert notes == ((NUMPY_RANDOM,) if augment is scaled_apart else (PRIVATE, NUMPY_RANDOM))
 
 
 class Hoarding:

@@ -22,7 +22,7 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import names_random, states_of_own
+from argosy.stream.own_generators import names_random, states_of_own, stores_items
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
@@ -102,7 +102,9 @@ def measuring(
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
     drew = not trial.live.randomness.others_equal(before) or any(map(names_random, _code_of(live)))
-    unusual = {PRIVATE: wrote or batch.written, NUMPY_RANDOM: drew}
+    # What draws, as CutMix of a share of the batches, may write for the first time later.
+    writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
+    unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(moving[:1], True)}
     for what, part in _called(live.member).items():
