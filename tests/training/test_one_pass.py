@@ -16,8 +16,10 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import argosy
+from argosy.training.optim.kernels import Kernel
 from argosy.training.optim.one_pass import one_pass, takes_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs import solo
 
 Factory = Callable[[Any], Optimizer]
@@ -40,8 +42,8 @@ def differentiate(model: nn.Module, number: int) -> None:
 def tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from tensors(one)
 
 
@@ -198,3 +200,30 @@ def test_who_wants_it_exact_gets_the_optimizer(
     fleet = [studies.member("adam", optimizer=partial(Adam, lr=0.01))]
     argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher="inline", devices="cpu:1", numerics=numerics)
     assert bool(made) == all([passes, *made]) == passes
+
+
+@pytest.mark.parametrize(
+    "factory", [partial(SGD, lr=0.05, momentum=0.9), partial(Adam, lr=0.01), partial(AdamW, lr=0.01)]
+)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_rows_of_several_members_have_the_bits_of_each_alone(factory: Factory, count: int) -> None:
+    """Also of the last elements of each weight, which torch's kernels round otherwise than those before."""
+    models, alone = ([network(torch.float32) for _ in range(count)] for _ in range(2))
+    lone, packed = ([factory(model.parameters()) for model in several] for several in (alone, models))
+    parameter_buffer = ParameterBuffer.of(models, packed)
+    kernel = Kernel.of(packed, parameter_buffer, 0)
+    assert kernel is not None
+    for number in range(STEPS):
+        slopes = torch.randn(count, parameter_buffer.weights.size(1), generator=torch.Generator().manual_seed(number))
+        slopes *= 10.0 ** (torch.arange(slopes.size(1)) % 7 - 3)
+        for row, model in zip(slopes, alone, strict=True):
+            for weight, piece in zip(model.parameters(), parameter_buffer.pieces, strict=True):
+                weight.grad = piece.of(row).clone()
+        assert all(map(one_pass, lone))
+        move = kernel.ready(slopes)
+        assert move is not None
+        with torch.no_grad():
+            move()
+    assert difference([model.state_dict() for model in alone], [model.state_dict() for model in models]) == 0
+    for one, other in zip(lone, packed, strict=True):
+        assert difference(one.state_dict()["state"], other.state_dict()["state"]) == 0

@@ -4,7 +4,7 @@ Hyper-parameters are read from the members' own optimizers at every step, so tor
 `optimizer.state` holds views of the matrices here, in torch's own shapes, so the optimizer itself can make any step as well.
 
 On a CPU the steps are those of torch's fused kernels, as for a single member (`argosy.training.optim.one_pass`), and have the same bits:
-one call for all rows with equal numbers, over the tensors where vector instructions begin and end at the same elements. Elsewhere the
+one call for all rows with equal numbers, over tensors in which vector instructions begin and end at the same elements. Elsewhere the
 arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once. Muon's is that of `torch/optim/_muon.py` everywhere, and each of its
 products is one of all rows.
 
@@ -100,6 +100,8 @@ class Tile:
     """``[rows, columns]``."""
     state: dict[str, Tensor]
     """Optimizer state by torch's names: in the weights' shape, and ``step`` ``[rows, weights]``."""
+    runs: Sequence[slice] | None = None
+    """Columns that are one tensor for torch's kernels on a CPU, once these are called."""
     shown: tuple[Numbers, Tensor] | None = None
     """The last numbers and their tensor, kept because they seldom change."""
     alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
@@ -300,23 +302,32 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 def _adam_fused(tile: Tile, gradients: Tensor) -> Move:
     kernel = torch._fused_adamw_ if tile.decoupled else torch._fused_adam_
-    slopes, moves = gradients.unbind(), []
+    slopes, moves = _cut(tile, gradients), []
     for own in _alike(tile, adam_numbers, ("exp_avg", "exp_avg_sq")):
         weights, first, second = own.tensors
-        moves.append(
-            partial(kernel, weights, [slopes[row] for row in own.rows], first, second, [], own.steps, **own.numbers)
-        )
+        moves.append(partial(kernel, weights, own.of(slopes), first, second, [], own.steps, **own.numbers))
     return partial(_all, moves)
 
 
 def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
-    # The kernel rounds the last elements of a tensor otherwise than those before, so it gets each weight by itself.
-    slopes, moves = [gradients[:, columns].unbind() for columns in tile.pieces], []
-    for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else (), apart=True):
+    slopes, moves = _cut(tile, gradients), []
+    for own in _alike(tile, sgd_numbers, ("momentum_buffer",) if tile.momentum else ()):
         weights, *buffers = own.tensors
-        of_rows = [piece[row] for piece in slopes for row in own.rows]
-        moves.append(partial(torch._fused_sgd_, weights, of_rows, buffers[0] if buffers else [], **own.numbers))
+        moves.append(partial(torch._fused_sgd_, weights, own.of(slopes), buffers[0] if buffers else [], **own.numbers))
     return partial(_all, moves)
+
+
+def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
+    """Return the rows of each run of columns that torch's kernels take as one tensor.
+
+    They round the elements behind the last whole vector of a tensor otherwise than those before. So that these are the same as where each
+    weight is a tensor, as alone, a run ends with each weight that is no whole number of vectors.
+    """
+    if tile.runs is None:
+        vector = (64 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 32) // matrix.element_size()
+        ends = [piece.stop for piece in tile.pieces if (piece.stop - piece.start) % vector or piece is tile.pieces[-1]]
+        tile.runs = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+    return [matrix[:, run].unbind() for run in tile.runs]
 
 
 def _muon_numbers(tile: Tile) -> Numbers:
@@ -380,30 +391,22 @@ class Alike(NamedTuple):
     """Of the weights, and of each part of the state."""
     steps: Sequence[Tensor]
 
+    def of(self, cut: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Return what these rows have of each run of columns."""
+        return [run[row] for run in cut for row in self.rows]
 
-def _alike(
-    tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], names: Sequence[str], *, apart: bool = False
-) -> Sequence[Alike]:
-    """Divide the rows by their numbers, kept until these change; with `apart`, each weight is a tensor of its own."""
+
+def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], names: Sequence[str]) -> Sequence[Alike]:
+    """Divide the rows by their numbers, kept until these change."""
     numbers = [numbers_of(group) for group in tile.groups]
     if tile.alike is None or tile.alike[0] != numbers:
         rows: dict[Hashable, list[int]] = {}
         for row, own in enumerate(numbers):
             rows.setdefault(tuple(own.values()), []).append(row)
-        matrices = [tile.weights, *(tile.state[name] for name in names)]
-        pieces = tile.pieces if apart else [slice(None)]
-        columns = [[matrix[:, piece].unbind() for piece in pieces] for matrix in matrices]
-        steps = tile.state["step"][:, 0].unbind() if "step" in tile.state else ()
-        made = [
-            Alike(
-                own,
-                numbers[own[0]],
-                [[piece[row] for piece in of_matrix for row in own] for of_matrix in columns],
-                [steps[row] for row in own if steps],
-            )
-            for own in rows.values()
-        ]
-        tile.alike = numbers, made
+        cut = [_cut(tile, matrix) for matrix in (tile.weights, *(tile.state[name] for name in names))]
+        steps = [tile.state["step"][:, 0].unbind()] * len(cut[0]) if "step" in tile.state else []
+        made = [Alike(own, numbers[own[0]], [], []) for own in rows.values()]
+        tile.alike = numbers, [own._replace(tensors=[*map(own.of, cut)], steps=own.of(steps)) for own in made]
     return tile.alike[1]
 
 
