@@ -187,8 +187,13 @@ def root(model: nn.Module, batch: Any) -> Tensor:
     return adding(model, batch).sqrt()
 
 
+def variational(model: nn.Module, batch: Any) -> Tensor:
+    """A sum, and random numbers in each pass."""
+    return adding(model, (batch[0] + 0.01 * torch.randn_like(batch[0]), batch[1]))
+
+
 @pytest.mark.parametrize("rows", [20, 2])
-@pytest.mark.parametrize("own", [adding, root])
+@pytest.mark.parametrize("own", [adding, root, variational])
 @pytest.mark.parametrize("what", ["step", "validate"])
 def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own: Any, rows: int) -> None:
     told = reason(tmp_path, member(**{"step": step, what: own}, batch_size=8, eval_batch_size=rows))

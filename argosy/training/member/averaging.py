@@ -25,6 +25,8 @@ PAIRED = 8
 """Samples that are compared in several orders."""
 TOLERANCE = 1e-3
 """Relative difference up to which values count as equal."""
+DRAWN = 0.1
+"""The same of values that draw random numbers."""
 ROUNDED = 1e-2
 """The same in precisions in which kernels of two batch sizes may round that differently."""
 Value = Callable[[Any], Any]
@@ -56,17 +58,21 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False where that cannot be told.
 
     A few samples are given once, twice and three times over: a mean stays, a sum grows by as much each time, a root of one by a power of
-    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and it cannot be told of one that draws
-    random numbers, or takes no such batch.
+    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted. Of one that draws random numbers, as that of a
+    variational autoencoder, it is told where these decide little; it cannot be told of one that takes no such batch.
     """
     few = list(range(max(1, min(SAMPLES, rows // 2))))
     found = [_mean_of(value, _taken(samples, rows, few * times)) for times in (1, 1, 2, 3)]
     once, again, twice, thrice = found
-    if once != again or not all(map(math.isfinite, found)):
+    if not all(map(math.isfinite, found)):
         return False
-    if _adds_up(once, twice, thrice) or _is_power(once, twice, thrice):
+    if once == again:
+        grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
+    else:
+        grows = all(_close(n * once, one, DRAWN) for n, one in zip((1, 2, 3), found[1:], strict=True))
+    if grows:
         raise _sum(member, what, {len(few): once, 2 * len(few): twice})
-    return True
+    return once == again
 
 
 def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
@@ -216,8 +222,8 @@ def _is_power(once: float, twice: float, thrice: float) -> bool:
     return power > 0.1 and abs(math.log(thrice / once, 3) - power) <= TOLERANCE * power
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= TOLERANCE * max(abs(one), abs(other))
+def _close(one: float, other: float, tolerance: float = TOLERANCE) -> bool:
+    return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
 def _sum(member: Member, what: str, losses: Mapping[int, float]) -> StudyError:
