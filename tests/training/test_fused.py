@@ -278,6 +278,24 @@ def test_dropout_and_seeds_are_each_members_own() -> None:
         assert all(one.state_dict()["random"]["torch"] is not None for one in fused[1:])
 
 
+class Sampled(nn.Module):
+    """A network that drops out in validation too, as one whose answer is a mean of several passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(functional.dropout(x, 0.5, training=True))
+
+
+def test_what_a_validation_draws_goes_on_over_its_blocks() -> None:
+    """Each block of it began with the draws of the first, and so did what came behind a pause."""
+    members = [member(name, model=Sampled, eval_batch_size=8) for name in "ab"]
+    first, *others = [run(members, 2, size=size)[1] for run in (alone, together) for size in (8, 40)]
+    assert all(difference(first, found) <= EXACT for found in others)
+
+
 def test_bfloat16_rounds_as_alone() -> None:
     members = [
         member(f"m{n}", optimizer=partial(SGD, lr=lr), dtype=torch.float32, precision="bfloat16")

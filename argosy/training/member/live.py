@@ -150,6 +150,8 @@ class LiveMember:
     """Whether the weights are those of the best section, and not in a file yet."""
     _best_weights: dict[str, Any] | None = None
     """Copies of the best section's weights, where the model has moved on and they are in no file."""
+    _validating: Randomness | None = None
+    """Random state of the validation that is under way, if any."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -234,9 +236,16 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Drop what was validated, for another validation."""
-        self.val = self._validation()
+        self.val, self._validating = self._validation(), None
         if self.average is not None:
             self.average_val = self._validation()
+
+    @property
+    def validating(self) -> Randomness:
+        """Random state of the current validation: it begins as training's stands, and goes on over all blocks of the validation."""
+        if self._validating is None:
+            self._validating = self.randomness.aside()
+        return self._validating
 
     def _validation(self) -> Validation:
         answers = Answers(self.member, self.backend) if self.answering else None

@@ -48,7 +48,7 @@ class Program(Protocol[Cut]):
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
         """Draw from the members' random states inside, and measure their time.
 
-        With `keep`, for validation: without gradients, and random states are unchanged afterwards.
+        With `keep`, for validation: without gradients, from random states of the validation's own, which goes on at the next block.
         """
         ...
 

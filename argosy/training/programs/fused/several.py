@@ -102,7 +102,7 @@ class ProgramOfSeveral(ABC):
         """Implement `Program.active`."""
         with timed([live.clock for live in self.members], self._parts):
             if keep:
-                self._states = States(live.randomness.aside() for live in self.members)
+                self._states = States(live.validating for live in self.members)
             try:
                 with torch.set_grad_enabled(not keep):
                     yield
