@@ -79,6 +79,13 @@ def training(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
+def differentiating(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A penalty on gradients by its inputs, in validation as well."""
+    inputs = batch[0].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    return slope.square().sum(1)
+
+
 def on_numbers(**fields: Any) -> None:
     """One member with one output, trained on numbers."""
     rest = {"model": partial(nn.Linear, 12, 1), "loss": nn.BCEWithLogitsLoss(), "metrics": {}, **fields}
@@ -138,6 +145,7 @@ CASES = {
     "a network with lazy modules": lambda: tried(model=lambda: nn.LazyLinear(10)),
     "an augmentation to more samples, and micro-batches": lambda: tried(augment=twice, accumulate=2, metrics={}),
     "a step that sets train()": lambda: tried(step=training, metrics={}),
+    "a validation that asks for gradients": lambda: tried(step=differentiating, metrics={}),
     "a network of which copies compute with the original": lambda: tried(model=Outside),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "a generator of one's own in an augmentation": lambda: tried(augment=shifted),

@@ -179,3 +179,26 @@ def test_metrics_beside_an_own_step_are_those_of_the_usual_one(tmp_path: Path) -
     found = evidence.results(tmp_path)
     assert [row[2] for row in found["own"]["epochs"]] == [row[2] for row in found["usual"]["epochs"]]
     assert found["own"]["weights"] == found["usual"]["weights"]
+
+
+def dropping(model: nn.Module, batch: Any) -> Tensor:
+    """The mean of several passes with dropout."""
+    for part in model.modules():
+        if type(part).__name__.startswith("Dropout"):
+            part.train()
+    return torch.stack([cross_entropy(model(batch[0]), batch[1], reduction="none") for _ in range(3)]).mean(0)
+
+
+def penalized(model: nn.Module, batch: Any) -> Tensor:
+    with torch.enable_grad():
+        inputs = batch[0].clone().requires_grad_()
+        losses = cross_entropy(model(inputs), batch[1], reduction="none")
+        (slope,) = torch.autograd.grad(losses.sum(), inputs, create_graph=True)
+        return losses + slope.square().sum(1)
+
+
+@pytest.mark.parametrize("how", [{"step": dropping}, {"step": penalized}])
+def test_a_validation_may_drop_out_and_differentiate(tmp_path: Path, how: Any) -> None:
+    study = studies.study(fleet=[studies.member(metrics={}, **how)])
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    assert report.best().epochs == 2

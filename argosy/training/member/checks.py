@@ -22,6 +22,7 @@ from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
+    "check_differentiated",
     "check_generators",
     "check_gradients",
     "check_labels",
@@ -31,6 +32,7 @@ __all__ = [
     "check_own",
     "check_schedule",
     "check_state",
+    "modes_of",
     "registering",
     "wants_classes",
 ]
@@ -103,7 +105,8 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(
             f"member {member.name!r}: {type(optimizer).__name__}.step needs a closure, to compute the loss several times a "
-            "batch; a member computes it once. Use an optimizer whose step() needs none."
+            "batch; a member computes it once. Use an optimizer whose step() needs none, or call it in a step of your own, step=, with optimizers= in "
+            "place of optimizer=."
         )
     own = set(map(id, model.parameters()))
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
@@ -164,13 +167,27 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
         )
 
 
+def modes_of(model: nn.Module) -> list[bool]:
+    """Return which parts of a network are in train(), but for dropout, which may be so in a validation on purpose."""
+    return [part.training for part in model.modules() if not isinstance(part, nn.modules.dropout._DropoutNd)]
+
+
 def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
     """Raise StudyError where a validation has put parts of the network into another mode than they had, as into train()."""
-    if [module.training for module in model.modules()] != modes:
+    if modes_of(model) != modes:
         raise StudyError(
             f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} calls train() of its network, in validation as well, so "
             "that it would be validated with dropout, and validation samples would move its statistics. Leave that out: the network is "
-            "in train() or eval() when it is called."
+            "in train() or eval() when it is called. To validate with dropout, call train() of layers of dropout alone."
+        )
+
+
+def check_differentiated(member: Member, error: RuntimeError) -> None:
+    """Raise StudyError where a validation has asked torch for gradients."""
+    if "does not require grad" in str(error):
+        raise StudyError(
+            f"member {member.name!r}: its validation asks for gradients, as by torch.autograd.grad, and a validation computes none. Compute what they "
+            "are of, and them, within torch.enable_grad(), or give a function that needs none as validate=."
         )
 
 

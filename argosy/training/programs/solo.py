@@ -18,7 +18,14 @@ from argosy.study import IGNORED, Member
 from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import check_loss, check_sizes, check_step
-from argosy.training.member.checks import check_gradients, check_labels, check_modes, wants_classes
+from argosy.training.member.checks import (
+    check_differentiated,
+    check_gradients,
+    check_labels,
+    check_modes,
+    modes_of,
+    wants_classes,
+)
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -50,9 +57,10 @@ class Solo:
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
         """Implement `Program.active`."""
+        randomness = self.live.validating if keep else self.live.randomness
         with (
             timed((self.live.clock,), (1.0,)),
-            self.live.randomness.active(keep=keep),
+            randomness.active(),
             torch.set_grad_enabled(not keep),
         ):
             yield
@@ -175,9 +183,13 @@ class Solo:
     def try_validation(self, data: Any, rows: int) -> None:
         """Run a validation of one batch, from the metrics' first call to their values."""
         live = self.live
-        modes = [module.training for module in live.model.eval().modules()]
+        modes = modes_of(live.model.eval())
         with torch.no_grad():
-            output, target = self._validate(Batch(data, rows, Digest()), live.val)
+            try:
+                output, target = self._validate(Batch(data, rows, Digest()), live.val)
+            except RuntimeError as error:
+                check_differentiated(live.member, error)
+                raise
             live.val.end()
             check_modes(live.member, live.model, modes)
             with self._autocast():
