@@ -2,9 +2,11 @@
 
 import math
 import random
+from collections import deque
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import evidence
@@ -513,6 +515,26 @@ def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
     assert [note.partition(",")[0] for note in noted] == (
         [] if moves in ("", "saved") else [f"steps change {moves!r} of the network"]
     )
+
+
+class Replaying(nn.Linear):
+    """It holds earlier samples, as an energy-based network or a GAN does, or weights and constants in an object."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(12, 10)
+        self.pool = SimpleNamespace(earlier=kind([torch.zeros(12)]), weight=self.weight, zero=torch.zeros(()).expand(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.pool.earlier, deque):
+            self.pool.earlier.append(x[0].clone())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [deque, tuple])
+def test_buffers_of_earlier_samples_that_are_in_no_file_are_noted(kind: Any) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    noted = measure(start(studies.member(model=partial(Replaying, kind))), block).notes
+    assert [note.partition(",")[0] for note in noted] == ["steps change 'pool' of the network"] * (kind is deque)
 
 
 class Drawing(nn.Linear):

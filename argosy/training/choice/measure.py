@@ -6,8 +6,8 @@ import statistics
 import sys
 import time
 import weakref
-from collections import Counter
-from collections.abc import Generator, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Generator, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -43,6 +43,8 @@ FEW = 8
 STEPS = 5
 SECONDS = 0.030
 NUMBERS = (bool, int, float)
+MOST = 2000
+"""Values of an attribute that are looked at."""
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
@@ -285,17 +287,17 @@ def _check_apart(live: LiveMember) -> None:
 
 def _in_no_file(live: LiveMember) -> dict[str, Any]:
     """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
-    found = {}
+    found, held_there = {}, live.model.state_dict(keep_vars=True)
+    saved = {id(leaf) for leaf in (*held_there.values(), *flatten(live.optimizer.state_dict())[0])}
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
                 continue  # it saves what it likes
             where = f"layer {name!r}" if name else f"the {what}"
-            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what)}
-    saved = {id(leaf) for leaf in flatten(live.optimizer.state_dict())[0]}
+            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
     for optimizer in optimizers_of(live.optimizer):
-        held = [*_unsaved(optimizer, "optimizer"), *_unsaved_inside(optimizer, saved)]
+        held = [*_unsaved(optimizer, "optimizer", saved), *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
 
@@ -321,8 +323,9 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
             yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
 
 
-def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:
-    """Yield tokens of the numbers and leaf tensors that an object holds, and of the numbers that a function finds around it, by their names."""
+def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
+    """Yield tokens of the numbers and leaf tensors that an object holds, but for those `saved`, by id, and of the numbers that a function finds
+    around it, by their names."""
     if isinstance(holder, FunctionType):
         code, enclosed = holder.__code__, map(content_of, holder.__closure__ or ())
         around = {name: holder.__globals__.get(name) for name in code.co_names} | dict(
@@ -332,12 +335,31 @@ def _unsaved(holder: Any, what: str) -> Iterator[tuple[str, Any]]:
     else:
         held = dict(getattr(holder, "__dict__", {}))
     if isinstance(holder, nn.Module):
+        held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
         held |= {key: holder._buffers.get(key) for key in names}
     for key, value in held.items():
-        is_tensor = isinstance(value, torch.Tensor) and value.is_leaf and value.layout is torch.strided
-        if is_tensor or type(value) in NUMBERS:
-            yield key, token(value)
+        found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
+        if found:
+            yield key, found
+
+
+def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
+    """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
+    samples, and among attributes of objects."""
+    todo, seen = [value], set(saved)
+    while todo and len(seen) - len(saved) < MOST:
+        one = todo.pop()
+        if type(one) in NUMBERS:
+            yield one
+        elif id(one) not in seen:
+            seen.add(id(one))
+            if isinstance(one, torch.Tensor):
+                yield from [one] if one.is_leaf and one.layout is torch.strided else []
+            elif deep and isinstance(one, list | tuple | deque | dict):
+                todo += one.values() if isinstance(one, dict) else one
+            elif deep and not isinstance(one, nn.Module | type | FunctionType):
+                todo += getattr(one, "__dict__", {}).values()
 
 
 def state_bytes(live: LiveMember) -> int:

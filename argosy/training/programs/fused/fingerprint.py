@@ -182,7 +182,10 @@ def _inner(value: Any, seen: Seen) -> Any:
         return tuple(token(item, seen) for item in values)
 
     if isinstance(value, torch.Tensor):
-        return _content(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), value)
+        whole = (
+            value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        )  # one number may lie with a stride of 0
+        return _content(whole.view(-1).view(torch.uint8).numpy(), value)
     if isinstance(value, np.ndarray):
         return _content(value, value)
     if isinstance(value, tuple | list):
