@@ -20,6 +20,7 @@ import argosy
 from argosy.api import profile
 from argosy.errors import MemberFailed, StudyError
 from argosy.running.launch.inline import Inline
+from argosy.training.member.averaging import check_step
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(72, 6, generator=GENERATOR)
@@ -446,6 +447,14 @@ class Flat(nn.Module):
 def test_a_loss_by_hand_that_broadcasts_is_refused(tmp_path: Path, loss: Any) -> None:
     told = sentence(tmp_path, member(model=ONE, loss=loss), arrays=(X, NUMBERS.flatten()))
     assert "compares each output with the targets of other samples" in told
+
+
+def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
+    """As of a contrastive one, whose values at the beginning are nearly the same: by chance those in four orders were equal, and others not."""
+    samples = X[:16], NUMBERS[:16].flatten()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        check_step(member(), "step", lambda batch: 4 + 0.006 * torch.rand(()), samples, 16)
 
 
 def cox(risk: Tensor, time: Tensor) -> Tensor:
