@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import io
 import itertools
 import mmap
@@ -79,6 +80,8 @@ FEW_PATHS = 1000
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
+READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+"""Instructions that read a variable from around a function."""
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = tuple(
     Path(path).resolve()
@@ -384,15 +387,19 @@ class _Text:
         return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
-        instructions = list(_instructions(function.__code__))
+        instructions = [i for i in _instructions(function.__code__) if i.opname != "EXTENDED_ARG"]
         stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
         for name in sorted(names & function.__globals__.keys()):
             # The module's own name and file may differ.
             if not name.startswith("__"):
-                self._global(name, function.__globals__[name], function.__globals__, attributes)
-        enclosed = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
+                for path, value in _read_of(instructions, name, function.__globals__[name]).items():
+                    self._global(path, value, function.__globals__, attributes)
+        cells = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
+        enclosed = {
+            path: read for name, held in cells.items() for path, read in _read_of(instructions, name, held).items()
+        }
         content = [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed]
         self._imports(instructions, function.__globals__, attributes)
         if self.whole is not None:
@@ -411,7 +418,11 @@ class _Text:
         found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
         for name, value in found.items():
             if not isinstance(value, types.ModuleType):
-                self.parts.append(Global(name, value, 0 if self.whole is None else id(vars(module)), module.__name__))
+                settings = {f"{name}.{key}": _setting(value, key) for key in sorted(attributes)}
+                for path, part in {name: value, **{p: v for p, v in settings.items() if type(v) in PLAIN}}.items():
+                    self.parts.append(
+                        Global(path, part, 0 if self.whole is None else id(vars(module)), module.__name__)
+                    )
             else:
                 self._global(name, value, vars(module), attributes - {name})
 
@@ -465,6 +476,31 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(instruction.argval)
 
 
+def _read_of(instructions: list[dis.Instruction], name: str, value: Any) -> dict[str, Any]:
+    """Return what a function reads of a variable: of settings the plain values that it names, as `args.lr` or `CFG["lr"]`, where it
+    does nothing else with them, so that others may change; else all."""
+    found = {}
+    for n in (n for n, i in enumerate(instructions) if i.opname in READS and i.argval == name):
+        path, held, rest = name, value, instructions[n + 1 :]
+        while type(held) not in PLAIN:
+            key, *rest = rest
+            if key.opname == "LOAD_CONST" and (rest[0].opname == "BINARY_SUBSCR" or rest[0].argrepr == "[]"):
+                rest = rest[1:]
+            elif key.opname != "LOAD_ATTR":
+                return {name: value}
+            path, held = f"{path}.{key.argval}", _setting(held, key.argval)
+        found[path] = held
+    return found or {name: value}
+
+
+def _setting(held: Any, key: Any) -> Any:
+    """Return an attribute or item of settings; NotImplemented where it has none, or is something else."""
+    if isinstance(held, Mapping) and key in held:
+        return held[key]
+    is_settings = isinstance(held, HOLDERS) or _is_own(held if isinstance(held, type) else type(held))
+    return inspect.getattr_static(held, key, NotImplemented) if is_settings else NotImplemented
+
+
 def _is_as_imported(part: Part) -> bool:
     """Whether a part is what its import has made unless a script has set it: nothing that calls fill or count, and no place of a node's own."""
     if isinstance(part, Global):
@@ -482,16 +518,6 @@ def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return type(value) in PLAIN and not (isinstance(value, str) and Path(value).is_absolute())
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value consists of numbers and texts, as settings do."""
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_plain, value))
-    held = isinstance(value, HOLDERS) or _is_own(type(value))
-    return type(value) in PLAIN or (held and all(map(_is_plain, attributes_of(value).values())))
 
 
 def _key(part: Part) -> Key:

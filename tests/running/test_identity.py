@@ -26,6 +26,7 @@ from argosy.stream.code_digest import Code
 from argosy.stream.imported import check_imported, imported_by
 
 FILE = """
+import argparse
 from functools import partial
 import torch
 from torch import nn
@@ -34,10 +35,16 @@ import beside
 from beside import last
 
 HIDDEN = 8
-SETTINGS = {"scale": 1.0}
+SETTINGS = {"scale": 1.0, "epochs": 1}
+args = argparse.Namespace(gamma=0.5, epochs=1)
+class CFG:
+    decay, seeds = 0.8, 3
 
 def scaled(output, target):
     return nn.functional.cross_entropy(output, target, reduction="none") * SETTINGS["scale"] * beside.further.WEIGHT
+
+def stepped(cfg):
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=cfg.step, gamma=args.gamma * CFG.decay)
 
 class Net(nn.Module):
     slope = 0.1
@@ -60,6 +67,7 @@ study = argosy.Study(
     members=[
         argosy.Member("a", model=partial(Net, 6), optimizer=lambda p: torch.optim.SGD(p, 0.1), batch_size=10, loss=scaled),
         argosy.Member("b", model=lambda: Net(6), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
+                      schedule=stepped(argparse.Namespace(step=5, rounds=2)),
                       loss=nn.CrossEntropyLoss(label_smoothing=0.1), metrics={"share": share},
                       augment=lambda batch: (batch[0] + 0.0, batch[1])),
     ],
@@ -96,7 +104,13 @@ class Rows(torch.utils.data.Dataset):
 """
 CODE = {
     "a constant": (("HIDDEN = 8", "HIDDEN = 9"), "members 'a', 'b', model: HIDDEN changed since the run began"),
-    "a dict": (('"scale": 1.0', '"scale": 2.0'), "member 'a', loss: SETTINGS changed since the run began"),
+    "a dict": (('"scale": 1.0', '"scale": 2.0'), "member 'a', loss: SETTINGS.scale changed since the run began"),
+    "an argument": (("gamma=0.5", "gamma=0.6"), "member 'b', schedule: args.gamma changed since the run began"),
+    "a class of settings": (
+        ("seeds = 0.8", "seeds = 0.7"),
+        "member 'b', schedule: CFG.decay changed since the run began",
+    ),
+    "a setting enclosed": (("step=5", "step=6"), "member 'b', schedule: stepped.<lambda> changed since the run began"),
     "an attribute": (("slope = 0.1", "slope = 0.2"), "members 'a', 'b', model: Net changed since the run began"),
     "an instance": (("smoothing=0.1", "smoothing=0.2"), "member 'b', loss: what it holds changed since the run began"),
     "an augmentation": (("[0] + 0.0", "[0] + 0.1"), "member 'b', augment: <lambda> changed since the run began"),
@@ -105,7 +119,10 @@ CODE = {
         ("self.layers(x)", "self.layers(turned(x))"),
         "model: Net.forward, turned changed since the run began",
     ),
-    "another file": (("(hidden, 3)", "(hidden, 3, bias=False)"), "members 'a', 'b', model: last changed since the run"),
+    "another file": (
+        ("(hidden, 3)", "(hidden, 3, bias=False)"),
+        "members 'a', 'b', model: last changed since the run",
+    ),
     "what a function imports": (
         ("return 1.0", "return 2.0"),
         "member 'b', metrics.share: factor changed since the run",
@@ -121,6 +138,10 @@ SAME = {
     "as it was": ("", ""),
     "comments and lines": ("return self.layers(x)", "# the layers\n\n        return self.layers(x)  # all of them"),
     "a docstring": ("return self.layers(x)", '"""Scores."""\n        return self.layers(x)'),
+    "a key that is not read": ('"epochs": 1', '"epochs": 2'),
+    "an argument that is not read": ("gamma=0.5, epochs=1", "gamma=0.5, epochs=2"),
+    "an attribute that is not read": ("seeds = 0.8, 3", "seeds = 0.8, 4"),
+    "a setting enclosed that is not read": ("rounds=2", "rounds=3"),
     "what nobody uses": ("def turned(x):\n", "def turned(x, y=3):\n"),
 }
 
@@ -387,6 +408,29 @@ def test_a_module_that_is_another_in_a_worker_is_refused(
         file.write_text(MODULE.replace("SCALE = 1.0", "SCALE = 20.0"))
     with pytest.raises(StudyError, match=r"^of_workers\.SCALE: not the same in all processes"):
         argosy.train(study, directory=tmp_path / "run", devices="cpu:1")
+
+
+@pytest.mark.parametrize(
+    "read", ["CFG.scale", "args.scale", "SETTINGS['scale']", "SETTINGS['of']['scale']", "owner.CFG.scale"]
+)
+def test_settings_that_a_script_sets_in_a_module_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    (tmp_path / "of_settings.py").write_text(
+        "import argparse, sys\nclass CFG:\n    scale = epochs = 1.0\nargs = argparse.Namespace(scale=1.0, epochs=1.0)\n"
+        "SETTINGS = {'scale': 1.0, 'epochs': 1.0, 'of': {'scale': 1.0}}\nowner = sys.modules[__name__]\n"
+        f"def loss(output, target):\n    return output.mean() * {read}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "of_settings", sys)  # so that it is not there again after the test
+    monkeypatch.delitem(sys.modules, "of_settings")
+    module: Any = importlib.import_module("of_settings")
+    wanted = imported_by([studies.member(loss=module.loss)])
+    module.CFG.epochs = module.args.epochs = module.SETTINGS["epochs"] = 2.0
+    check_imported([studies.member(loss=module.loss)], wanted)
+    module.CFG.scale = module.args.scale = module.SETTINGS["scale"] = module.SETTINGS["of"]["scale"] = 2.0
+    with pytest.raises(StudyError, match=r"^of_settings\.(CFG|args|SETTINGS|SETTINGS\.of)\.scale: not the same"):
+        check_imported([studies.member(loss=module.loss)], wanted)
 
 
 def test_a_folder_may_be_another_one_on_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
