@@ -636,6 +636,7 @@ UNREADABLE = {
     "syntax": ("def study(:\n", "study.py cannot be read: File"),
     "exit": ("raise SystemExit('no')\n", "ended with sys.exit('no') while it was read"),
     "raises": ("1 / 0\n", "line 1, in <module> 1 / 0"),
+    "relative": ("from .data import x\n", "Give a file beside its package instead"),
 }
 
 

@@ -199,7 +199,8 @@ class Loop(Asked):
             total, count = self._batch_loss
             mean: torch.Tensor = total / count
             return mean
-        return _loss(made, "validation_step neither logs 'val_loss' nor returns a loss")
+        logged = f" (it logs {', '.join(map(repr, self._logged))})" if self._logged else ""
+        return _loss(made, f"validation_step neither logs 'val_loss' nor returns a loss{logged}")
 
     def _trained(self, batch: Any) -> torch.Tensor:
         made = _called(self.module.training_step, batch, self.batch_idx)
@@ -397,5 +398,6 @@ def check_hooks(kind: type) -> None:
     if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:
         raise StudyError(
             f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which Argosy does not call; called are "
-            f"{', '.join(sorted(CALLED))}. Move what they do into the steps, or the constructor."
+            f"{', '.join(sorted(CALLED))}. Move what they do into the steps or the constructor, what makes data "
+            "into Data(train=…, val=…), callbacks into the study's stopping rules."
         )

@@ -454,6 +454,19 @@ def test_a_validation_step_that_adds_up_samples_is_refused(tmp_path: Path, logs:
         run(tmp_path, member, 1)
 
 
+class Otherwise(Classifier):
+    """Its validation logs a loss under another name, as Lightning's own examples do."""
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("valid_loss", functional.cross_entropy(self(batch[0]), batch[1]))
+
+
+def test_a_validation_without_val_loss_says_what_it_logs(tmp_path: Path) -> None:
+    member = argosy.from_lightning("net", Otherwise, batch_size=15)
+    with pytest.warns(MemberFailed, match=r"neither logs 'val_loss' nor returns a loss \(it logs 'valid_loss'\)"):
+        run(tmp_path, member, 1)
+
+
 class Hooked(Classifier):
     """Does something between backward pass and step."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import studies
 import torch
+import torchmetrics
 from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
@@ -535,6 +536,24 @@ def test_buffers_of_earlier_samples_that_are_in_no_file_are_noted(kind: Any) -> 
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     noted = measure(start(studies.member(model=partial(Replaying, kind))), block).notes
     assert [note.partition(",")[0] for note in noted] == ["steps change 'pool' of the network"] * (kind is deque)
+
+
+class Measuring(nn.Linear):
+    """It has a metric among its layers, as LightningModules have."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.right = torchmetrics.Accuracy(task="multiclass", num_classes=10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = super().forward(x)
+        self.right(scores, torch.zeros(len(x), dtype=torch.long))
+        return scores
+
+
+def test_a_metric_among_the_layers_is_not_noted() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert measure(start(studies.member(model=Measuring)), block).notes == ()
 
 
 class Drawing(nn.Linear):

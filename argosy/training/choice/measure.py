@@ -292,8 +292,11 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
-            if isinstance(module, nn.Module) and type(module).get_extra_state is not nn.Module.get_extra_state:
-                continue  # it saves what it likes
+            if isinstance(module, nn.Module) and (
+                type(module).get_extra_state is not nn.Module.get_extra_state  # it saves what it likes
+                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, by which no weights go
+            ):
+                continue
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
     for optimizer in optimizers_of(live.optimizer):
