@@ -556,6 +556,19 @@ def test_a_metric_among_the_layers_is_not_noted() -> None:
     assert measure(start(studies.member(model=Measuring)), block).notes == ()
 
 
+class Recurrent(nn.Module):
+    """Its hidden state goes on from batch to batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.hidden = nn.LSTM(12, 10), (torch.zeros(1, 10), torch.zeros(1, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output, hidden = self.read(x, self.hidden)
+        self.hidden = hidden[0].detach(), hidden[1].detach()
+        return output
+
+
 class Drawing(nn.Linear):
     """Adds noise from a generator of its own, if it has one."""
 
@@ -648,6 +661,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
         ({"loss": annealed()}, "steps change 'calls' of the loss"),
         ({"model": partial(Kept, "count")}, ""),
+        ({"model": Recurrent}, "steps change 'hidden' of the network"),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),
