@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -52,6 +52,8 @@ class Trained:
     study: Study | None
     state: RunState
     directory: Path
+    changed: Callable[[str], Sequence[str]] | None = None
+    """Tells of a member what has changed in its network since it was trained."""
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
@@ -81,6 +83,11 @@ class Trained:
                 f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
             )
         member = study.member(name)
+        if self.changed is not None and (changed := self.changed(name)):
+            warn_caller(
+                f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), and gets the weights of what it was, so "
+                "that its answers may not be those of the report. Load it with the study as it was."
+            )
         return opened(member, best["model"], seed_of(member, study.seed)), (epoch, section)
 
     def predict(self, network: nn.Module, samples: Any) -> Any:

@@ -4,12 +4,14 @@ import copy
 import io
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +194,27 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
         folder = report.export(tmp_path / "exported", "net")
     config = json.loads((folder / "config.json").read_text())
     assert (config["epochs"], config["figures"]) == (1, first)
+
+
+def made(activation: Any, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(12, width), activation(), nn.Linear(width, 10))
+
+
+def test_a_network_that_has_changed_since_it_was_trained_is_loaded_with_a_warning(tmp_path: Path) -> None:
+    def study(activation: Any, width: int = 8) -> argosy.Study:
+        return studies.study(fleet=[studies.member("m", model=lambda: made(activation, width))])
+
+    argosy.train(study(nn.ReLU), directory=tmp_path, launcher="inline")
+    argosy.load(tmp_path, study=study(nn.ReLU)).member("m").load()
+    with pytest.warns(UserWarning) as told:
+        argosy.load(tmp_path, study=study(nn.Tanh)).member("m").load()
+    (warning,) = told
+    assert warning.filename == __file__
+    assert re.fullmatch(
+        r"member 'm': its network has changed since it was trained \(model: .*<lambda> changed since the run began\), and gets the weights of "
+        r"what it was, so that its answers may not be those of the report\. Load it with the study as it was\.",
+        str(warning.message),
+    )
 
 
 def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Report, tmp_path: Path) -> None:

@@ -124,6 +124,12 @@ class Identity:
             del self._readings[member.name]  # another member will get that name
         return equal
 
+    def of_network(self, study: Study, name: str) -> list[str]:
+        """Return in words what has changed in a member's network, as far as is known: its weights are of what it was."""
+        there = {} if self.found is None else self.found["members"].get(name, {})
+        here = self._summary(replace(study, members=[study.member(name)]))["members"][name]
+        return list(self._other_code(name, there, here, ["model"])) if there else []
+
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
         code = self._read(member.name, functions(member))
         return {**describe(member, None), "stop": repr(study.stop_of(member)), "code": code}

@@ -41,6 +41,10 @@ def search_of(found: Report) -> SearchReport | None:
 
 
 def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
-    from argosy.ensembling.trained import Trained  # imports torch, which a query of a run's state should not wait for
+    # They import torch, which a query of a run's state should not wait for.
+    from argosy.ensembling.trained import Trained
+    from argosy.running.directory.identity import Identity
+    from argosy.training.device.process_state import ProcessState
 
-    return Trained(study, state, directory)
+    changed = None if study is None else partial(Identity(directory, {}, ProcessState.here()).of_network, study)
+    return Trained(study, state, directory, changed)
