@@ -6,7 +6,7 @@ import functools
 import pickle
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from argosy.stream.code_digest import is_own_module
 
-__all__ = ["generators_of", "names_random", "states_of_own", "stores_items"]
+__all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
 
 MOST = 2000
 """Objects that are looked at."""
@@ -54,6 +54,14 @@ def names_random(function: Any) -> bool:
     return False
 
 
+def variables_of(function: Any) -> dict[str, Any]:
+    """Return by name what code that a call of this leads to reads around itself: globals, names of functions around it, and attributes of functions."""
+    found: dict[str, Any] = {}
+    for one in _reached(function):
+        found |= {**_around(one), **vars(one)} if isinstance(one, FunctionType) else {}
+    return found
+
+
 def stores_items(function: Any) -> bool:
     """Whether code that a call of this leads to has a line as `batch[:, 2:5] = …`, or calls a method as `batch.mul_(…)`."""
     codes = (one.__code__ for one in _reached(function) if isinstance(one, FunctionType))
@@ -89,13 +97,18 @@ def _reached(function: Any) -> Iterator[Any]:
             todo += [code for base in own for code in vars(base).values() if isinstance(code, FunctionType)]
 
 
-def _named(function: FunctionType) -> Iterator[Any]:
-    """Yield what the code of a function, and of those that it defines, names outside of itself."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing has that name yet
-            yield cell.cell_contents
+def _named(function: FunctionType) -> Collection[Any]:
+    """Return what the code of a function, and of those that it defines, names outside of itself."""
+    return _around(function).values()
+
+
+def _around(function: FunctionType) -> dict[str, Any]:
     names = _globals_of(function.__code__)
-    yield from (function.__globals__[name] for name in names & function.__globals__.keys())
+    found = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing has that name yet
+            found[name] = cell.cell_contents
+    return found
 
 
 @functools.lru_cache(maxsize=1000)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
+import argosy
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
@@ -603,6 +604,37 @@ def annealed() -> Any:
     return partial(loss, 1.0)
 
 
+CALLS, BANK, TEACHER, CACHE = 0, deque[torch.Tensor](maxlen=2), nn.Linear(1, 1), dict[Any, torch.Tensor]()
+
+
+def by_global(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    return nn.functional.cross_entropy(output, target)
+
+
+def banked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    BANK.append(output.detach())
+    return nn.functional.cross_entropy(output, target)
+
+
+def taught(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        TEACHER.weight.mul_(0.9)
+    return nn.functional.cross_entropy(output, target)
+
+
+def lagged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    lagged.lag = getattr(lagged, "lag", 0) + 1  # type: ignore[attr-defined]
+    return nn.functional.cross_entropy(output, target)
+
+
+def cached(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if output.shape not in CACHE:
+        CACHE[output.shape] = torch.ones(output.shape)
+    return nn.functional.cross_entropy(output * CACHE[output.shape], target)
+
+
 class Kept(Holding):
     """Its file has what it counts."""
 
@@ -659,7 +691,12 @@ class Tempered(nn.CrossEntropyLoss):
             "steps change 'inner' of its optimizer Around",
         ),
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
-        ({"loss": annealed()}, "steps change 'calls' of the loss"),
+        ({"loss": annealed()}, "steps change 'calls' around a function"),
+        ({"loss": by_global}, "steps change 'CALLS' around a function"),
+        ({"loss": banked}, "steps change 'BANK' around a function"),
+        ({"loss": taught}, "steps change 'TEACHER' around a function"),
+        ({"loss": lagged}, "steps change 'lag' around a function"),
+        ({"loss": cached}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
@@ -675,6 +712,16 @@ def test_what_else_is_in_no_file_or_not_trained_is_noted(fields: Any, words: str
     solo = start(studies.member(**fields))
     assert [note.partition(",")[0] for note in measure(solo, block, validated=30).notes] == ([words] if words else [])
     assert getattr(solo.live.member.loss, "calls", 0) == 0, "copies have counted"
+
+
+def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) -> None:
+    fleet = [studies.member(name, loss=by_global) for name in "ab"]
+    with pytest.warns(
+        UserWarning, match=r"member '[ab]': steps change 'CALLS' around a function, which all members .* together"
+    ) as told:
+        argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    (warning,) = told
+    assert warning.filename == __file__
 
 
 VECTORS, STATE = torch.randn(12, 10), nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10)).state_dict()

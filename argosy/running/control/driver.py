@@ -71,6 +71,7 @@ from argosy.running.watch.interrupts import interrupts
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
+from argosy.training.choice.measure import TOGETHER
 
 __all__ = ["Driver", "drive"]
 
@@ -98,6 +99,8 @@ class Driver(DriverPart):
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
         """By trainer: files that were journaled in this round."""
+        self._warned: set[str] = set()
+        """Notes on members of which the caller has been warned."""
         self._polled = 0.0
 
     # ---- life
@@ -260,6 +263,7 @@ class Driver(DriverPart):
                 if self.members.state(event.member) is not State.ENDED:
                     self.carry_out.record(event)
                     self.predictions.started(event.member)
+                    self._warn_of_shared(event)
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
@@ -267,6 +271,13 @@ class Driver(DriverPart):
                 self.carry_out.record(event)
         if report.section is not None:
             self.barriers.section_ended(worker, report.section)
+
+    def _warn_of_shared(self, started: MemberStarted) -> None:
+        """Warn of what makes members other than they would be alone, once for members alike."""
+        for note in started.notes:
+            if TOGETHER in note and note not in self._warned:
+                self._warned.add(note)
+                warn_caller(f"member {started.member!r}: {note}.")
 
     def _number_of_leg(self, member: str) -> int:
         """Return the number of the leg that a member trains in or leaves; 0 where there is none."""

@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -22,7 +22,7 @@ from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import names_random, states_of_own, stores_items
+from argosy.stream.own_generators import names_random, states_of_own, stores_items, variables_of
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
@@ -33,7 +33,7 @@ from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, optimizers_of
 from argosy.training.member.live import LiveMember
-from argosy.training.programs.fused.fingerprint import content_of, token
+from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
@@ -50,6 +50,8 @@ NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
 MOVING = "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, or in an optimizer's state"
+TOGETHER = "which all members with that function change together"
+AROUND = f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in an object with __call__, of which each member has its own"
 UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
 DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
@@ -287,8 +289,10 @@ def _check_apart(live: LiveMember) -> None:
 
 def _in_no_file(live: LiveMember) -> dict[str, Any]:
     """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
-    found, held_there = {}, live.model.state_dict(keep_vars=True)
+    found: dict[str, Any] = {}
+    held_there = live.model.state_dict(keep_vars=True)
     saved = {id(leaf) for leaf in (*held_there.values(), *flatten(live.optimizer.state_dict())[0])}
+    found |= {AROUND.format(repr(key)): marks for one in _code_of(live) for key, marks in _marked(variables_of(one))}
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
@@ -327,16 +331,8 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
 
 
 def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
-    """Yield tokens of the numbers and leaf tensors that an object holds, but for those `saved`, by id, and of the numbers that a function finds
-    around it, by their names."""
-    if isinstance(holder, FunctionType):
-        code, enclosed = holder.__code__, map(content_of, holder.__closure__ or ())
-        around = {name: holder.__globals__.get(name) for name in code.co_names} | dict(
-            zip(code.co_freevars, enclosed, strict=True)
-        )
-        held = {key: value for key, value in around.items() if type(value) in NUMBERS}
-    else:
-        held = dict(getattr(holder, "__dict__", {}))
+    """Yield tokens of the numbers and leaf tensors that an object holds, but for those `saved`, by id."""
+    held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
@@ -345,6 +341,15 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
         found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
         if found:
             yield key, found
+
+
+def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield numbers and versions of tensors in variables that functions read around them, by their names; a network among these by its weights."""
+    for key, value in variables.items():
+        held = list(value.state_dict(keep_vars=True).values()) if isinstance(value, nn.Module) else value
+        state = list(_state_in(held, (), deep=True))
+        if state:
+            yield key, [one if type(one) in NUMBERS else (id(one), one.is_inference() or one._version) for one in state]
 
 
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
