@@ -83,12 +83,13 @@ class Trained:
                 f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
             )
         member = study.member(name)
+        network = opened(member, best["model"], seed_of(member, study.seed))
         if self.changed is not None and (changed := self.changed(name)):
             warn_caller(
-                f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), and gets the weights of what it was, so "
+                f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), and has the weights of what it was, so "
                 "that its answers may not be those of the report. Load it with the study as it was."
             )
-        return opened(member, best["model"], seed_of(member, study.seed)), (epoch, section)
+        return network, (epoch, section)
 
     def predict(self, network: nn.Module, samples: Any) -> Any:
         """Implement `Networks.predict`. Raises RunError without samples where the study has no validation data, and StudyError for samples that raise where the study does not skip them."""

@@ -211,7 +211,7 @@ def test_a_network_that_has_changed_since_it_was_trained_is_loaded_with_a_warnin
     (warning,) = told
     assert warning.filename == __file__
     assert re.fullmatch(
-        r"member 'm': its network has changed since it was trained \(model: .*<lambda> changed since the run began\), and gets the weights of "
+        r"member 'm': its network has changed since it was trained \(model: .*<lambda> changed since the run began\), and has the weights of "
         r"what it was, so that its answers may not be those of the report\. Load it with the study as it was\.",
         str(warning.message),
     )
