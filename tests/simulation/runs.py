@@ -182,7 +182,7 @@ def _drive(scenario: Scenario, directory: Path, world: World, script: Script, ou
         else:
             _train(scenario, directory, place, judges)
     assert not place.workers.there, f"workers are left: {list(place.workers.there)}"
-    return bool(script.driver.run.positions.unfinished())
+    return bool(script.driver.run.positions.unfinished()) or script.driver._more_to_come
 
 
 def _train(scenario: Scenario, directory: Path, place: "Place", judges: Sequence["Waits"]) -> None:

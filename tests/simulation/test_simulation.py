@@ -27,6 +27,12 @@ def test_whatever_happens_to_it_a_run_ends_as_without(first: int, end: int) -> N
     assert not played(range(first, end)).wrong, "python -m simulation --story SEED tells it"
 
 
+@pytest.mark.parametrize("seed", [39244, 41799, 60561, 139211])
+def test_runs_of_campaigns_that_were_wrong_end_well(seed: int) -> None:
+    """A bound that was too tight; a trainer paused for a member that it still saved, whose other members stood still; searches not resumed to their end."""
+    assert not played([seed]).wrong
+
+
 def test_a_seed_replays_bit_for_bit_whatever_the_order_of_sets() -> None:
     told = "from simulation.runs import play; from simulation.scenario import drawn; print([play(drawn(s)).journal for s in (*range(20), 44, 89, 91)])"
     runs = [

@@ -438,7 +438,8 @@ class CarryOut(DriverPart):
 
     def regroup(self, legs: Iterable[LiveLeg] | None) -> list[str]:
         """Let the trainers of these legs, or of all, save their members and let them go. Returns these trainers."""
-        new = [leg for leg in (self.legs.live if legs is None else legs) if leg.gate is not Gate.REGROUPING]
+        asked = self.legs.live if legs is None else self._paused_with(legs)
+        new = [leg for leg in asked if leg.gate is not Gate.REGROUPING]
         numbers = None if legs is None else {leg.number for leg in new}
         leaving = {name: its for name, its in self.members.leaving.items() if numbers is None or its.leg in numbers}
         self.members.regroup(dict.fromkeys([*leaving, *(name for leg in new for name in leg.members)]))
@@ -450,6 +451,16 @@ class CarryOut(DriverPart):
         busy = [device for device in dict.fromkeys(devices) if self.pool.knows(device)]
         self.send(dict.fromkeys(busy, Pause()))
         return busy
+
+    def _paused_with(self, legs: Iterable[LiveLeg]) -> list[LiveLeg]:
+        """Return legs that regroup, with those whose devices still save members of these: a trainer that pauses lets all its members go."""
+        found = list(legs)
+        for leg in found:
+            savers = {its.device for its in self.members.leaving.values() if its.leg == leg.number}
+            found += [
+                other for other in self.legs.live if other not in found and savers & {*other.devices, *other.starting}
+            ]
+        return found
 
     def pause(self, names: Iterable[str], reason: str) -> None:
         """The run ends, and these are saved to go on with the next one."""
