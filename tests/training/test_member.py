@@ -605,6 +605,7 @@ def annealed() -> Any:
 
 
 CALLS, BANK, TEACHER, CACHE = 0, deque[torch.Tensor](maxlen=2), nn.Linear(1, 1), dict[Any, torch.Tensor]()
+LOG = list[int]()
 
 
 def by_global(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -626,6 +627,12 @@ def taught(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def lagged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     lagged.lag = getattr(lagged, "lag", 0) + 1  # type: ignore[attr-defined]
+    return nn.functional.cross_entropy(output, target)
+
+
+def logged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    LOG.append(len(output))
+    studies.late = len(LOG)  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(output, target)
 
 
@@ -697,6 +704,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": taught}, "steps change 'TEACHER' around a function"),
         ({"loss": lagged}, "steps change 'lag' around a function"),
         ({"loss": cached}, ""),
+        ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -344,12 +344,16 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
 
 
 def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield numbers and versions of tensors in variables that functions read around them, by their names; a network among these by its weights."""
+    """Yield numbers and versions of tensors in variables that functions read around them, by their names; a network among these by its weights.
+
+    Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
+    """
     for key, value in variables.items():
         held = list(value.state_dict(keep_vars=True).values()) if isinstance(value, nn.Module) else value
-        state = list(_state_in(held, (), deep=True))
-        if state:
-            yield key, [one if type(one) in NUMBERS else (id(one), one.is_inference() or one._version) for one in state]
+        tensors = [one for one in _state_in(held, (), deep=True) if isinstance(one, torch.Tensor)]
+        numbers = [one for one in (value.values() if isinstance(value, dict) else [value]) if type(one) in NUMBERS]
+        if tensors or numbers:
+            yield key, (numbers, [(id(one), one.is_inference() or one._version) for one in tensors])
 
 
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
@@ -366,7 +370,7 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
                 yield from [one] if one.is_leaf and one.layout is torch.strided else []
             elif deep and isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
-            elif deep and not isinstance(one, nn.Module | type | FunctionType):
+            elif deep and not isinstance(one, nn.Module | type | FunctionType | ModuleType):
                 todo += getattr(one, "__dict__", {}).values()
 
 
