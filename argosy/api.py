@@ -30,11 +30,11 @@ from argosy.running.control.profiling import first_plan, measure
 from argosy.running.directory.anew import begin_anew, set_aside
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal, Lock, own_directory, read_journal, timeline
+from argosy.running.directory.loading import load
 from argosy.running.launch.inline import Inline
 from argosy.running.launch.launcher import Job, Launcher, Workers
 from argosy.running.launch.limits import only_cores, usable_cores
 from argosy.running.launch.processes import Processes
-from argosy.running.search.loading import load
 from argosy.running.watch.apart import Apart
 from argosy.running.watch.hooks import Hooked
 from argosy.running.watch.view import Silent, View
@@ -211,7 +211,7 @@ def run(
             cluster = launcher.discover(settings)
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
-        report = load(directory, study=study)
+        report = load(directory, study=study, compares=False)  # it is what was trained
         watching.ended(report, report.leader)
     return report
 
@@ -386,7 +386,7 @@ def run_search(
                 drive(job, cluster, launcher.open(job), journal, state, watching, **roles)
             finally:
                 tuner.leave(state)
-        run = load(directory, study=tuner.study)
+        run = load(directory, study=tuner.study, compares=False)
         report = SearchReport.of(run, timeline(directory), tuner.sampling.study)
         watching.ended(run, report.leader)
     return report

@@ -2,8 +2,8 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -52,8 +52,8 @@ class Trained:
     study: Study | None
     state: RunState
     directory: Path
-    changed: Callable[[str], Sequence[str]] | None = None
-    """Tells of a member what has changed in its network since it was trained."""
+    changed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By member: what has changed in its network since it was trained."""
 
     def load(self, name: str, *, preprocess: bool = False) -> nn.Module:
         """Implement `Networks.load`. Raises RunError where nothing was saved or the study has no such member."""
@@ -84,7 +84,7 @@ class Trained:
             )
         member = study.member(name)
         network = opened(member, best["model"], seed_of(member, study.seed))
-        if self.changed is not None and (changed := self.changed(name)):
+        if changed := self.changed.get(name):
             warn_caller(
                 f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), and has the weights of what it was, so "
                 "that its answers may not be those of the report. Load it with the study as it was."

@@ -187,7 +187,8 @@ class Code:
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
             module = part.module if isinstance(part, Global) else part.__module__
-            if module in sys.modules and module != "__main__" and _is_as_imported(part):
+            state = isinstance(part, Global) and "." in part.name and part.name.rpartition(".")[2] in _set_by(module)
+            if module in sys.modules and module != "__main__" and _is_as_imported(part) and not state:
                 found.setdefault(f"{module}.{_name(part)}", []).append(digest)
         return found
 
@@ -511,6 +512,26 @@ def _is_as_imported(part: Part) -> bool:
     return all(
         (isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_constant(value) for value in held
     )
+
+
+def _set_by(name: str) -> set[str]:
+    """Return the attributes and keys that functions of a module set where they are called, but for those that make objects: state, and no settings."""
+    found, defined = (
+        set[str](),
+        [value for value in vars(sys.modules[name]).values() if getattr(value, "__module__", None) == name],
+    )
+    methods = [
+        method for kind in defined if isinstance(kind, type) for key, method in vars(kind).items() if key != "__init__"
+    ]
+    for function in (*defined, *methods):
+        instructions = list(_instructions(function.__code__)) if isinstance(function, types.FunctionType) else []
+        found |= {one.argval for one in instructions if one.opname == "STORE_ATTR"}
+        found |= {
+            key.argval
+            for key, one in itertools.pairwise(instructions)
+            if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"
+        }
+    return found
 
 
 def _is_constant(value: Any) -> bool:

@@ -217,6 +217,22 @@ def test_a_network_that_has_changed_since_it_was_trained_is_loaded_with_a_warnin
     )
 
 
+def counted(config: dict[str, int]) -> nn.Module:
+    config["built"] = config.get("built", 0) + 1  # as configurations of Hugging Face fill themselves in
+    return made(nn.ReLU, config["width"])
+
+
+def test_what_building_a_network_fills_in_is_no_change(tmp_path: Path) -> None:
+    def study() -> argosy.Study:
+        config = {"width": 8}
+        return studies.study(fleet=[studies.member(name, model=lambda: counted(config)) for name in "ab"])
+
+    report = argosy.train(study(), directory=tmp_path, launcher="inline")
+    for found in (report, argosy.load(tmp_path, study=study())):
+        for name in "ab":
+            found.member(name).load()
+
+
 def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Report, tmp_path: Path) -> None:
     row = report.member("wide.r")
     wanted = report.predict(X[TEST], row.load())

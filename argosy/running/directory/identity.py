@@ -125,7 +125,8 @@ class Identity:
         return equal
 
     def of_network(self, study: Study, name: str) -> list[str]:
-        """Return in words what has changed in a member's network, as far as is known: its weights are of what it was."""
+        """Return in words what has changed in a member's network, as far as is known: its weights are of what it was. Asked before one is built,
+        which may change what its factory refers to."""
         there = {} if self.found is None else self.found["members"].get(name, {})
         here = self._summary(replace(study, members=[study.member(name)]))["members"][name]
         return list(self._other_code(name, there, here, ["model"])) if there else []

@@ -1,5 +1,6 @@
 """Read a run's directory."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from argosy.tuning.report import SearchReport
 __all__ = ["load", "search_of"]
 
 
-def load(directory: str | Path, *, study: Study | None = None) -> Report:
-    """Return the report of a run, read from its directory, as `argosy.load` does."""
+def load(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
+    """Return the report of a run, read from its directory, as `argosy.load` does; `compares` networks with what was trained."""
     directory = Path(directory)
     state, working = RunState.of(read_journal(directory)), at_work(directory)
     summary = found_study(directory)
@@ -31,7 +32,9 @@ def load(directory: str | Path, *, study: Study | None = None) -> Report:
         )
         raise RunError(f"{directory} holds no study.json: the data {how}.")
 
-    networks = partial(_networks, study, state, directory)
+    networks = partial(
+        _networks, study, state, directory, _changed(study, directory) if study is not None and compares else {}
+    )
     return Report.of(state, directory=directory, summary=summary, networks=networks, at_work=working)
 
 
@@ -40,11 +43,15 @@ def search_of(found: Report) -> SearchReport | None:
     return SearchReport.of(found, timeline(found.directory), None) if found.is_search else None
 
 
-def _networks(study: Study | None, state: RunState, directory: Path) -> Networks:
-    # They import torch, which a query of a run's state should not wait for.
-    from argosy.ensembling.trained import Trained
-    from argosy.running.directory.identity import Identity
+def _changed(study: Study, directory: Path) -> dict[str, list[str]]:
+    from argosy.running.directory.identity import Identity  # imports torch, as the study has
     from argosy.training.device.process_state import ProcessState
 
-    changed = None if study is None else partial(Identity(directory, {}, ProcessState.here()).of_network, study)
+    identity = Identity(directory, {}, ProcessState.here())
+    return {name: identity.of_network(study, name) for name in study.names}
+
+
+def _networks(study: Study | None, state: RunState, directory: Path, changed: Mapping[str, Sequence[str]]) -> Networks:
+    from argosy.ensembling.trained import Trained  # imports torch, which a query of a run's state should not wait for
+
     return Trained(study, state, directory, changed)
