@@ -187,8 +187,7 @@ class Code:
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
             module = part.module if isinstance(part, Global) else part.__module__
-            state = isinstance(part, Global) and "." in part.name and part.name.rpartition(".")[2] in _set_by(module)
-            if module in sys.modules and module != "__main__" and _is_as_imported(part) and not state:
+            if module in sys.modules and module != "__main__" and _is_as_imported(part) and not _is_state(part):
                 found.setdefault(f"{module}.{_name(part)}", []).append(digest)
         return found
 
@@ -514,24 +513,29 @@ def _is_as_imported(part: Part) -> bool:
     )
 
 
-def _set_by(name: str) -> set[str]:
-    """Return the attributes and keys that functions of a module set where they are called, but for those that make objects: state, and no settings."""
-    found, defined = (
-        set[str](),
-        [value for value in vars(sys.modules[name]).values() if getattr(value, "__module__", None) == name],
-    )
-    methods = [
-        method for kind in defined if isinstance(kind, type) for key, method in vars(kind).items() if key != "__init__"
+def _is_state(part: Part) -> bool:
+    """Whether a part is an attribute or a key of something that functions of its module set, but for those that make objects: state, and no setting."""
+    if not isinstance(part, Global) or "." not in part.name:
+        return False
+    own = [
+        one
+        for one in vars(sys.modules[part.module]).values()
+        if isinstance(one, types.FunctionType | type) and _is_own(one)
     ]
-    for function in (*defined, *methods):
-        instructions = list(_instructions(function.__code__)) if isinstance(function, types.FunctionType) else []
-        found |= {one.argval for one in instructions if one.opname == "STORE_ATTR"}
-        found |= {
-            key.argval
-            for key, one in itertools.pairwise(instructions)
-            if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"
-        }
-    return found
+    methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
+    functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
+    return any(part.name.rpartition(".")[2] in _set_by(function.__code__) for function in functions)
+
+
+@functools.lru_cache(maxsize=1000)
+def _set_by(code: types.CodeType) -> frozenset[Any]:
+    """Return the attributes and constant keys that code sets."""
+    instructions = list(_instructions(code))
+    attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
+    pairs = itertools.pairwise(instructions)
+    return frozenset(
+        attributes | {key.argval for key, one in pairs if one.opname == "STORE_SUBSCR" and key.opname == "LOAD_CONST"}
+    )
 
 
 def _is_constant(value: Any) -> bool:

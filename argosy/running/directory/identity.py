@@ -124,12 +124,13 @@ class Identity:
             del self._readings[member.name]  # another member will get that name
         return equal
 
-    def of_network(self, study: Study, name: str) -> list[str]:
-        """Return in words what has changed in a member's network, as far as is known: its weights are of what it was. Asked before one is built,
-        which may change what its factory refers to."""
-        there = {} if self.found is None else self.found["members"].get(name, {})
-        here = self._summary(replace(study, members=[study.member(name)]))["members"][name]
-        return list(self._other_code(name, there, here, ["model"])) if there else []
+    def of_networks(self, study: Study) -> dict[str, list[str]]:
+        """Return by member, in words, what has changed in its network, as far as is known: its weights are of what it was. Asked before one is
+        built, which may change what its factory refers to."""
+        there, here = {} if self.found is None else self.found["members"], self._summary(study)["members"]
+        return {
+            name: list(self._other_code(name, there[name], here[name], ["model"])) for name in here if name in there
+        }
 
     def _described(self, member: Member, study: Study) -> dict[str, Any]:
         code = self._read(member.name, functions(member))

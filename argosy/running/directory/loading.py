@@ -47,8 +47,7 @@ def _changed(study: Study, directory: Path) -> dict[str, list[str]]:
     from argosy.running.directory.identity import Identity  # imports torch, as the study has
     from argosy.training.device.process_state import ProcessState
 
-    identity = Identity(directory, {}, ProcessState.here())
-    return {name: identity.of_network(study, name) for name in study.names}
+    return Identity(directory, {}, ProcessState.here()).of_networks(study)
 
 
 def _networks(study: Study | None, state: RunState, directory: Path, changed: Mapping[str, Sequence[str]]) -> Networks:

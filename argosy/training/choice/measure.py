@@ -292,7 +292,11 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
     found: dict[str, Any] = {}
     held_there = live.model.state_dict(keep_vars=True)
     saved = {id(leaf) for leaf in (*held_there.values(), *flatten(live.optimizer.state_dict())[0])}
-    found |= {AROUND.format(repr(key)): marks for one in _code_of(live) for key, marks in _marked(variables_of(one))}
+    for one in _code_of(live):
+        for key, marks in _marked(variables_of(one)):
+            found.setdefault(AROUND.format(repr(key)), []).append(
+                marks
+            )  # several modules may have a variable of that name
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
@@ -359,12 +363,12 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
     """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
     samples, and among attributes of objects."""
-    todo, seen = [value], set(saved)
-    while todo and len(seen) - len(saved) < MOST:
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < MOST:
         one = todo.pop()
         if type(one) in NUMBERS:
             yield one
-        elif id(one) not in seen:
+        elif id(one) not in seen and id(one) not in saved:
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
                 yield from [one] if one.is_leaf and one.layout is torch.strided else []

@@ -182,9 +182,8 @@ def _inner(value: Any, seen: Seen) -> Any:
         return tuple(token(item, seen) for item in values)
 
     if isinstance(value, torch.Tensor):
-        whole = (
-            value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        )  # one number may lie with a stride of 0
+        # A copy: one number, which is contiguous, may lie with a stride of 0.
+        whole = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return _content(whole.view(-1).view(torch.uint8).numpy(), value)
     if isinstance(value, np.ndarray):
         return _content(value, value)
