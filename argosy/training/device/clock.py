@@ -10,11 +10,10 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from argosy.training.device.devices import Backend, TimedEvent
 
-__all__ = ["DeviceClock", "side_by_side", "timed"]
+__all__ = ["DeviceClock", "Span", "side_by_side", "timed"]
 
 
 class DeviceClock:
@@ -26,25 +25,25 @@ class DeviceClock:
         """The pass under way in which its program runs side by side with others."""
         self._seconds = seconds
         """Seconds that were read."""
-        self._coming: deque[tuple[TimedEvent, Callable[[], float]]] = deque()
-        """Turns to be read: the event behind each, and its seconds once that has passed."""
+        self._coming: deque[tuple[Span, Callable[[], float]]] = deque()
+        """Turns to be read: the work that each waits for, and its seconds once that has passed."""
 
     @property
     def seconds(self) -> float:
         """Seconds so far. Waits for an asynchronous device."""
         while self._coming:
-            self._coming[0][0].synchronize()
+            self._coming[0][0].wait()
             self._read()
         return self._seconds
 
-    def add(self, end: TimedEvent, seconds: Callable[[], float]) -> None:
-        """Add a turn. Never waits."""
-        self._coming.append((end, seconds))
+    def add(self, span: "Span", seconds: Callable[[], float]) -> None:
+        """Add a turn, whose seconds are known once this work has passed. Never waits."""
+        self._coming.append((span, seconds))
         self.poll()
 
     def poll(self) -> int:
         """Read the turns that the device has completed; returns how many are left. Never waits."""
-        while self._coming and self._coming[0][0].query():
+        while self._coming and self._coming[0][0].passed:
             self._read()
         return len(self._coming)
 
@@ -60,10 +59,10 @@ def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[Non
     try:
         yield
     finally:
-        span = _Span(start, backend.stamp())
+        span = Span(start, backend.stamp())
         if beside is None:
             for clock, part in zip(clocks, parts, strict=True):
-                clock.add(span.end, partial(span.seconds, part))
+                clock.add(span, partial(span.part, part))
         else:
             beside.spans.append((span, clocks, parts))
 
@@ -86,35 +85,52 @@ def side_by_side(clocks: Sequence[DeviceClock]) -> Iterator[None]:
         beside.close(backend.stamp())
 
 
-class _Span(NamedTuple):
-    """Work between two points of a stream."""
+class Span:
+    """Work between two points of a stream. Members of a program share one, so that the device is asked once for all of them."""
 
-    start: TimedEvent
-    end: TimedEvent
+    def __init__(self, start: TimedEvent, end: TimedEvent) -> None:
+        self._start = start
+        self._end = end
+        self._passed = False
 
-    def seconds(self, part: float) -> float:
-        """Return a part of the seconds between the two, which have passed."""
-        return self.start.elapsed_time(self.end) / 1000 * part
+    @property
+    def passed(self) -> bool:
+        """Whether the device has completed it. Never waits."""
+        self._passed = self._passed or self._end.query()
+        return self._passed
+
+    def wait(self) -> None:
+        """Wait until it has passed."""
+        self._end.synchronize()
+
+    @functools.cached_property
+    def seconds(self) -> float:
+        """Its seconds, once it has passed."""
+        return self._start.elapsed_time(self._end) / 1000
+
+    def part(self, part: float) -> float:
+        """Return a part of its seconds."""
+        return self.seconds * part
 
 
 class _Pass:
     """Turns side by side."""
 
     def __init__(self, start: TimedEvent) -> None:
-        self.spans: list[tuple[_Span, Sequence[DeviceClock], Sequence[float]]] = []
+        self.spans: list[tuple[Span, Sequence[DeviceClock], Sequence[float]]] = []
         self._start = start
 
     def close(self, end: TimedEvent) -> None:
         """Add the turns to their clocks; they are read when the whole pass has passed."""
-        self._whole = _Span(self._start, end)
+        self._whole = Span(self._start, end)
         for span, clocks, parts in self.spans:
             for clock, part in zip(clocks, parts, strict=True):
-                clock.add(end, partial(self._seconds, span, part))
+                clock.add(self._whole, partial(self._seconds, span, part))
 
-    def _seconds(self, span: _Span, part: float) -> float:
-        return span.seconds(part) * self._scale
+    def _seconds(self, span: Span, part: float) -> float:
+        return span.part(part) * self._scale
 
     @functools.cached_property
     def _scale(self) -> float:
         """The time of the pass in relation to the sum of the turns' times."""
-        return self._whole.seconds(1.0) / (sum(span.seconds(1.0) for span, *_ in self.spans) or 1.0)
+        return self._whole.seconds / (sum(span.seconds for span, *_ in self.spans) or 1.0)

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["AT_ONCE", "BLOCK", "OF_A_STEP", "Drawn", "OwnKernels"]
+__all__ = ["AHEAD", "AT_ONCE", "BLOCK", "OF_A_STEP", "Drawn", "OwnKernels"]
+
+AHEAD = 64
+"""Captured steps whose numbers are brought to the device at once: to bring those of one takes a host as long as a small network's step
+takes the device."""
 
 BLOCK = 1024
 """Numbers of a member's weight that a step takes at once; each weight's memory is a multiple of it."""

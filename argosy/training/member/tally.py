@@ -53,7 +53,8 @@ class Tally:
     def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: DeviceEvent) -> None:
         """Add batches; their totals of a value, one `total_of` each, are still being copied to the host."""
         self.fetch()
-        self.add(rows, digest, {})
+        self.rows += rows
+        self.digest = self.digest.plus(digest)
         self._coming.append(Coming(name, totals, event, self.rows))
 
     @property
@@ -76,9 +77,10 @@ class Tally:
 
     def fetch(self) -> None:
         """Start copying the device's sums to the host, after all work issued on the current stream."""
-        for name, totals in self._unread.items():
-            self._coming.append(Coming(name, *self.backend.fetch(torch.stack(totals)), self.rows))
-        self._unread.clear()
+        if self._unread:
+            for name, totals in self._unread.items():
+                self._coming.append(Coming(name, *self.backend.fetch(torch.stack(totals)), self.rows))
+            self._unread.clear()
 
     def _read(self, count: int) -> None:
         """Add the `count` oldest of the coming sums."""

@@ -18,7 +18,17 @@ from torch.optim._muon import _adjust_lr
 from argosy.training.device.kernel_forms import BLOCK, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.device.recorders import InBranches
-from argosy.training.optim.kernels import OF_MUON, Numbers, adopt, orthogonal, parts_of, steps_differ
+from argosy.training.optim.kernels import (
+    OF_MUON,
+    Numbers,
+    Settings,
+    Steps,
+    adopt,
+    orthogonal,
+    parts_of,
+    settings_of,
+    steps_differ,
+)
 
 __all__ = ["FlatKernel", "FlatMemory"]
 
@@ -87,9 +97,6 @@ class FlatKernel:
                     number += 1
         self._owners = owners.to(memory.weights.device)
         self._firsts = [row.first for row in self._rows]
-        self._read: list[tuple[Any, ...]] = []
-        """What numbers were last read of each row's group, and what they give without Adam's corrections, and for these."""
-        self._fixed, self._betas = np.empty(0), np.empty(0)
         self._momentum = [bool(row.group.get("momentum")) for row in self._rows]
         self._runs = list(self._side_by_side(memory))
 
@@ -111,21 +118,32 @@ class FlatKernel:
         """Whether a step may run out of memory when it has moved some weights."""
         return bool(self._runs)
 
-    def numbers(self) -> Sequence[Numbers] | None:
-        """Return the numbers of each row (`OwnKernels.step`); None where a schedule switched momentum on or off."""
-        read = [_numbers_of(row.group) for row in self._rows]
-        if self._read != read:
-            if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
-                return None
-            self._read = read
-            self._fixed = np.array([_numbers(row) for row in self._rows])
-            self._betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
-        made = self._fixed.copy()
-        # Of SGD and Muon, whose betas count as zero, both corrections are 1.
-        first, second = 1 - self._betas ** (self._steps.numpy()[self._firsts] + 1.0)
-        root = np.sqrt(second)
-        made[:, EPS] *= root
-        made[:, RATE] *= root / first
+    @property
+    def settings(self) -> Settings:
+        """What the optimizers have in their groups at present."""
+        return [settings_of(row.group) for row in self._rows]
+
+    @property
+    def steps(self) -> Steps:
+        """Steps that each weight has made."""
+        made: Steps = self._steps.numpy()
+        return made
+
+    def numbers(self, count: int) -> Sequence[Numbers] | None:
+        """Return the numbers of the coming steps ``[count, rows, numbers]`` (`OwnKernels.step`), with the present settings.
+
+        None where a schedule switched momentum on or off.
+        """
+        if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
+            return None
+        made = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
+        betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
+        # Each step with the bits that it has by itself. Of SGD and Muon, whose betas count as zero, both corrections are 1.
+        for own, steps in zip(made, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
+            first, second = 1 - betas**steps
+            root = np.sqrt(second)
+            own[:, EPS] *= root
+            own[:, RATE] *= root / first
         return [made]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
@@ -137,7 +155,7 @@ class FlatKernel:
 
     def note_step(self) -> None:
         """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
-        self._steps.add_(1)
+        self.steps[:] += 1
         if not self._begun:
             self._begun = True
             for optimizer in self._optimizers:
@@ -204,18 +222,6 @@ def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
     """Move matrices along their gradients made orthogonal, at their rates."""
     rates = numbers.index_select(0, run.rows)[:, RATE].view(-1, 1, 1)
     run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
-
-
-def _numbers_of(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a step depends on."""
-    return (
-        group["lr"],
-        group["weight_decay"],
-        group.get("betas"),
-        group.get("momentum"),
-        group.get("eps"),
-        group.get("nesterov"),
-    )
 
 
 def _numbers(row: RowOfNumbers) -> tuple[float, ...]:

@@ -34,12 +34,15 @@ __all__ = [
     "OF_MUON",
     "Kernel",
     "Numbers",
+    "Settings",
+    "Steps",
     "adam_numbers",
     "adopt",
     "is_unusual",
     "kind_of",
     "orthogonal",
     "parts_of",
+    "settings_of",
     "sgd_numbers",
     "steps_differ",
 ]
@@ -55,6 +58,10 @@ Move = Callable[[], None]
 """Moves weights and state, and allocates no memory."""
 Numbers = npt.NDArray[np.float64]
 """For each row, the numbers of a step from its optimizer ``[rows, numbers]``: one less where nothing decays."""
+Steps = npt.NDArray[np.float32]
+"""Numbers of steps made."""
+Settings = Sequence[tuple[Any, ...]]
+"""What optimizers have in their parameter groups."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
@@ -106,14 +113,11 @@ class Tile:
     """The last numbers and their tensor, kept because they seldom change."""
     alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
     """The last numbers, and the rows by them."""
-    read: tuple[Any, Any] | None = None
-    """What was last read of the groups, and arrays of it."""
 
     @property
-    def steps(self) -> npt.NDArray[np.float64]:
-        """Each row's number of steps, the coming one included."""
-        made: npt.NDArray[np.float64] = self.state["step"][:, 0].numpy().astype(np.float64)
-        return made + 1
+    def steps(self) -> Steps:
+        """Number of steps that each row has made, which goes on with them; none of an optimizer that does not count."""
+        return self.state["step"][:, 0].numpy() if "step" in self.state else np.empty(0, np.float32)
 
     def placed(self, numbers: Numbers) -> Tensor:
         """Return ``[rows, numbers]`` on the weights' device."""
@@ -185,9 +189,22 @@ class Kernel:
         of_momentum = [tile for tile in self._tiles if tile.kind is SGD]
         return any(_has_momentum(group) != tile.momentum for tile in of_momentum for group in tile.groups)
 
-    def numbers(self) -> Sequence[Numbers] | None:
-        """Return the numbers of the coming step by parameter group; None where a schedule switched momentum on or off."""
-        return None if self._changed else [RULES[tile.kind].numbers(tile) for tile in self._tiles]
+    @property
+    def settings(self) -> Settings:
+        """What the optimizers have in their groups at present: numbers of steps come from it, and from the `steps` made."""
+        return [settings_of(group) for tile in self._tiles for group in tile.groups]
+
+    @property
+    def steps(self) -> Steps:
+        """Steps made, by parameter group and row; none of optimizers that do not count."""
+        return np.concatenate([tile.steps for tile in self._tiles])
+
+    def numbers(self, count: int) -> Sequence[Numbers] | None:
+        """Return the numbers of the coming steps by parameter group, each ``[count, rows, numbers]``, with the present settings.
+
+        None where a schedule switched momentum on or off.
+        """
+        return None if self._changed else [RULES[tile.kind].numbers(tile, count) for tile in self._tiles]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = in_turn) -> None:
         """Do the device's part of a step, and no other, along gradients ``[rows, columns]``, which it may write into.
@@ -201,7 +218,7 @@ class Kernel:
         """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
         for tile in self._tiles:
             if "step" in tile.state:
-                tile.state["step"].add_(1)
+                tile.state["step"].numpy()[:] += 1  # in a fifth of the time that torch takes
         if not self._stepped:
             self._stepped = True
             for optimizer in self._optimizers:
@@ -230,8 +247,8 @@ class Kernel:
 class Rule(NamedTuple):
     """The steps of one type of optimizer."""
 
-    numbers: Callable[[Tile], Numbers]
-    """Numbers of the coming step."""
+    numbers: Callable[[Tile, int], Numbers]
+    """Numbers of so many coming steps, by step."""
     move: Callable[[Tile, Tensor, Tensor], Move]
     """Step along gradients, with numbers read when it is made."""
     fused: Callable[[Tile, Tensor], Move] | None = None
@@ -241,13 +258,30 @@ class Rule(NamedTuple):
         """Return the step along gradients, with the coming step's numbers."""
         if self.fused is not None and gradients.device.type == "cpu":
             return self.fused(tile, gradients)
-        return self.move(tile, gradients, tile.placed(self.numbers(tile)))
+        return self.move(tile, gradients, tile.placed(self.numbers(tile, 1)[0]))
 
 
-def _sgd_numbers(tile: Tile) -> Numbers:
+def settings_of(group: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a step depends on of the options of a parameter group that schedules may change."""
+    return (
+        group["lr"],
+        group["weight_decay"],
+        group.get("betas"),
+        group.get("momentum"),
+        group.get("eps"),
+        group.get("nesterov"),
+    )
+
+
+def _sgd_numbers(tile: Tile, count: int) -> Numbers:
     decays = _decays(tile, lambda group: group["weight_decay"])
     rows = [(-group["lr"], group["momentum"], *own) for group, own in zip(tile.groups, decays, strict=True)]
-    return np.array(rows, np.float64)
+    return _unchanging(rows, count)
+
+
+def _unchanging(rows: Sequence[tuple[float, ...]], count: int) -> Numbers:
+    """Return the numbers of rows that are the same in all steps."""
+    return np.tile(np.array(rows, np.float64), (count, 1, 1))
 
 
 def _sgd(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -272,16 +306,17 @@ def _adam_decays(tile: Tile) -> Decays:
     return _decays(tile, lambda group: group["weight_decay"])
 
 
-def _adam_numbers(tile: Tile) -> Numbers:
-    """Return each row's own numbers: a step asks for them, so that nothing is done row by row but to see whether they have changed."""
-    read = [(group["lr"], group["betas"], group["eps"], group["weight_decay"]) for group in tile.groups]
-    if tile.read is None or tile.read[0] != read:
-        rows = [(lr, *betas, eps, *own) for (lr, betas, eps, _), own in zip(read, _adam_decays(tile), strict=True)]
-        tile.read = read, np.array(rows, np.float64).T
-    lr, beta1, beta2, eps, *decay = tile.read[1]
-    steps = tile.steps
-    root = np.sqrt(1 - beta2**steps)
-    return np.stack([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay], 1)
+def _adam_numbers(tile: Tile, count: int) -> Numbers:
+    rows = [
+        (group["lr"], *group["betas"], group["eps"], *own)
+        for group, own in zip(tile.groups, _adam_decays(tile), strict=True)
+    ]
+    lr, beta1, beta2, eps, *decay = np.array(rows, np.float64).T
+    made = []
+    for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # each with the bits that it has by itself
+        root = np.sqrt(1 - beta2**steps)
+        made.append([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay])
+    return np.array(made, np.float64).swapaxes(1, 2)
 
 
 def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
@@ -330,14 +365,14 @@ def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
     return [matrix[:, run].unbind() for run in tile.runs]
 
 
-def _muon_numbers(tile: Tile) -> Numbers:
+def _muon_numbers(tile: Tile, count: int) -> Numbers:
     """Return each row's own numbers; the last ones are the rates of each weight."""
     own = []
     for group in tile.groups:
         lr, momentum = group["lr"], group["momentum"]
         rates = [-_adjust_lr(lr, group["adjust_lr_fn"], shape) for shape in tile.shapes]
         own.append((1 - momentum, momentum, 1 - lr * group["weight_decay"], *rates))
-    return np.array(own, np.float64)
+    return _unchanging(own, count)
 
 
 def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:

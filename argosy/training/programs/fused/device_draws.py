@@ -1,7 +1,8 @@
 """Draws of captured steps: the dropout masks of all members in one kernel, each from its own state (`argosy.training.device.own_kernels`).
 
 A member gets the masks that it draws alone. A replay repeats nothing that the host does: it reads seeds and offsets from static memory,
-where they are placed before each step. Offsets move on the host by what a step draws, and stand in the members' states after it.
+where they are placed before each step. Offsets move on the host by what a step draws, and stand in the members' states after it. As most
+steps draw as much as the one before, those of coming steps are brought to the device at once.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from argosy.stream.batches import sent
-from argosy.training.device.kernel_forms import Drawn, OwnKernels
+from argosy.training.device.kernel_forms import AHEAD, Drawn, OwnKernels
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.member.randomness import Randomness
 
@@ -30,6 +31,12 @@ class DeviceDraws:
         """Seeds and offsets of the coming step."""
         self._seen: list[Tensor | None] = [None] * len(states)
         """The states that these are of."""
+        self._coming = self._placed.new_empty(0)
+        """Seeds and offsets of steps on the device ``[steps, members, 2]``, if each draws as much as the last one."""
+        self._number = 0
+        """Which of them the coming step has."""
+        self._foreseen = torch.zeros(len(states), dtype=torch.int64)
+        """By how much they move from step to step."""
         self.moves = torch.zeros(len(states), dtype=torch.int64)
         """By how much the step at hand moves the offsets."""
         self._tables: dict[Any, Any] = {}
@@ -44,13 +51,16 @@ class DeviceDraws:
 
     def place(self) -> None:
         """Let the coming step draw what comes next in the members' states."""
-        stale = False
+        stale = self._number == len(self._coming)
         for row, state in enumerate(self._states):
             if state.device_state is not self._seen[row]:
                 self._seen[row], stale = state.device_state, True
                 self._next[row] = state.device_state.view(torch.int64)
-        if stale or bool(self.moves.any()):
-            self._placed.copy_(sent(self._next.clone(), self._placed.device))
+        if stale:
+            self._number, self._foreseen = 0, self.moves
+            moved = torch.arange(AHEAD).view(-1, 1, 1) * torch.stack([torch.zeros_like(self.moves), self.moves], 1)
+            self._coming = sent(self._next + moved, self._placed.device)
+        self._placed.copy_(self._coming[self._number])
 
     def begin(self) -> None:
         """Begin the draws of a step."""
@@ -68,6 +78,10 @@ class DeviceDraws:
 
     def advance(self) -> None:
         """Move the members' states by what the step has drawn, once it is made."""
+        if not torch.equal(self.moves, self._foreseen):
+            self._number = len(self._coming)
+        elif self._number < len(self._coming):
+            self._number += 1
         if not self.moves.any():
             return
         self._next[:, 1] += self.moves

@@ -4,6 +4,7 @@ Recording each lockstep for each member takes as long as a step of many small ne
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,9 +41,7 @@ class Made:
         if not untold:
             return
         totals, event = self._lives[0].backend.fetch(torch.stack([of_turn for _, of_turn in untold], 1))
-        batches = [
-            [batch for lockstep, _ in untold if (batch := lockstep[row]) is not None] for row in range(len(self._lives))
-        ]
+        batches: Any = list(zip(*(lockstep for lockstep, _ in untold), strict=True))  # of each member, and none is None
         for live, own, found, counted in zip(self._lives, batches, totals, counts_of(batches), strict=True):
             live.commit_several(len(own), *counted, found, event)
 

@@ -96,6 +96,7 @@ class Graphed:
             try:
                 yield
             finally:
+                self._static_inputs.doubt()
                 self._whole.made.tell()
                 for live in self.members:
                     live.train.fetch()  # here, on the stream of the steps that summed
@@ -128,6 +129,8 @@ class Graphed:
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
+        if not self._scheduled:
+            self._static_inputs.note_step()
         if self._whole.draws is not None:
             self._whole.draws.advance()
         self._whole.follow()
@@ -177,10 +180,11 @@ class Graphed:
             return self._warmed_up(data)
         if usual and self._replayed is None:
             return self._recorded(data)
-        if self._replayed is not None and self._replayed.takes(data):
+        leaves = None if self._replayed is None else self._replayed.leaves_of(data)
+        if self._replayed is not None and leaves is not None:
             if self._whole.draws is not None and self._replayed.moves is not None:
                 self._whole.draws.moves = self._replayed.moves
-            return self._replayed.step(data).clone()
+            return self._replayed.step(leaves).clone()
         return self._plainly(data)
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
@@ -228,7 +232,7 @@ class Graphed:
         replayed = self._record(data)
         try:
             random.stand_at(mark)
-            replayed_totals = replayed.step(data).clone()
+            replayed_totals = replayed.step(flatten(data.tree)[0]).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
             _put(before, moving)
             random.stand_at(mark)
@@ -291,23 +295,20 @@ class Replayed:
     moves: Tensor | None
     """By how much the step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
 
-    def takes(self, data: PackInputs) -> bool:
-        """Whether the step was captured on samples of this form."""
-        leaves = flatten(data.tree)[0]
-        return (data.samples, data.apart, len(leaves)) == (
-            self._data.samples,
-            self._data.apart,
-            len(self._lying),
-        ) and all(
-            (leaf.shape, leaf.dtype) == (own.shape, own.dtype) for leaf, own in zip(leaves, self._lying, strict=True)
+    def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
+        """Return the tensors of samples; None where the step was captured on samples of another form."""
+        if data.samples != self._data.samples or data.apart != self._data.apart:
+            return None
+        leaves, lying = flatten(data.tree)[0], self._lying
+        alike = len(leaves) == len(lying) and all(
+            leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, lying, strict=True)
         )
+        return leaves if alike else None
 
-    # What the host does around a replay (copies of samples and numbers, random states) takes it about 100 µs, while the device is still
-    # at the steps before: only where these are shorter does it count. Numbers of several steps in one copy would make a step depend on
-    # later ones, which schedules, commands and a save between any two may change.
-    def step(self, data: PackInputs) -> Tensor:
+    # What the host does around a replay takes it longer than a small network's step takes the device.
+    def step(self, leaves: Sequence[Tensor]) -> Tensor:
         """Replay the step; returns the loss sums ``[members]``, valid until the next step."""
-        for own, leaf in zip(self._lying, flatten(data.tree)[0], strict=True):
+        for own, leaf in zip(self._lying, leaves, strict=True):
             own.copy_(leaf)
         self.recording.replay()
         return self._totals

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from argosy.training.device.recorders import InBranches, Uncaptured
-from argosy.training.optim.kernels import Numbers
+from argosy.training.optim.kernels import Numbers, Settings, Steps
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
@@ -49,8 +49,19 @@ class StepKernel(Protocol):
     def allocates(self) -> bool:
         """Whether a step may run out of memory when it has moved some weights."""
 
-    def numbers(self) -> Sequence[Numbers] | None:
-        """Return the numbers of the coming step; None where a schedule changed what a step is made of."""
+    @property
+    def settings(self) -> Settings:
+        """What the numbers of steps come from, beside the `steps` made: options of optimizers, which schedules change."""
+
+    @property
+    def steps(self) -> Steps:
+        """The numbers of steps made, all of which grow by one with each; none where the numbers of steps do not depend on them."""
+
+    def numbers(self, count: int) -> Sequence[Numbers] | None:
+        """Return the numbers of the coming steps, each ``[count, rows, numbers]``, as long as settings stay.
+
+        None where a schedule changed what a step is made of.
+        """
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
         """Do the device's part of a step along gradients ``[rows, columns]``; independent work `in_branches`."""
