@@ -13,7 +13,7 @@ from functools import partial
 
 from argosy.training.device.devices import Backend, TimedEvent
 
-__all__ = ["DeviceClock", "Span", "side_by_side", "timed"]
+__all__ = ["DeviceClock", "TimedSpan", "side_by_side", "timed"]
 
 
 class DeviceClock:
@@ -25,7 +25,7 @@ class DeviceClock:
         """The pass under way in which its program runs side by side with others."""
         self._seconds = seconds
         """Seconds that were read."""
-        self._coming: deque[tuple[Span, Callable[[], float]]] = deque()
+        self._coming: deque[tuple[TimedSpan, Callable[[], float]]] = deque()
         """Turns to be read: the work that each waits for, and its seconds once that has passed."""
 
     @property
@@ -36,7 +36,7 @@ class DeviceClock:
             self._read()
         return self._seconds
 
-    def add(self, span: "Span", seconds: Callable[[], float]) -> None:
+    def add(self, span: "TimedSpan", seconds: Callable[[], float]) -> None:
         """Add a turn, whose seconds are known once this work has passed. Never waits."""
         self._coming.append((span, seconds))
         self.poll()
@@ -59,7 +59,7 @@ def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[Non
     try:
         yield
     finally:
-        span = Span(start, backend.stamp())
+        span = TimedSpan(start, backend.stamp())
         if beside is None:
             for clock, part in zip(clocks, parts, strict=True):
                 clock.add(span, partial(span.part, part))
@@ -85,7 +85,7 @@ def side_by_side(clocks: Sequence[DeviceClock]) -> Iterator[None]:
         beside.close(backend.stamp())
 
 
-class Span:
+class TimedSpan:
     """Work between two points of a stream. Members of a program share one, so that the device is asked once for all of them."""
 
     def __init__(self, start: TimedEvent, end: TimedEvent) -> None:
@@ -117,17 +117,17 @@ class _Pass:
     """Turns side by side."""
 
     def __init__(self, start: TimedEvent) -> None:
-        self.spans: list[tuple[Span, Sequence[DeviceClock], Sequence[float]]] = []
+        self.spans: list[tuple[TimedSpan, Sequence[DeviceClock], Sequence[float]]] = []
         self._start = start
 
     def close(self, end: TimedEvent) -> None:
         """Add the turns to their clocks; they are read when the whole pass has passed."""
-        self._whole = Span(self._start, end)
+        self._whole = TimedSpan(self._start, end)
         for span, clocks, parts in self.spans:
             for clock, part in zip(clocks, parts, strict=True):
                 clock.add(self._whole, partial(self._seconds, span, part))
 
-    def _seconds(self, span: Span, part: float) -> float:
+    def _seconds(self, span: TimedSpan, part: float) -> float:
         return span.part(part) * self._scale
 
     @functools.cached_property
