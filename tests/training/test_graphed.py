@@ -33,6 +33,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 
+import argosy
 from argosy.errors import StudyError
 from argosy.stream.gauges import TrainerGauge
 from argosy.stream.heartbeat import Heartbeat
@@ -44,6 +45,7 @@ from argosy.training.device.equivalence import leads_elsewhere
 from argosy.training.device.recorders import recorder_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fused import Fused
+from argosy.training.programs.graphed import evaluation
 from argosy.training.programs.graphed.graphed import ALIKE, Graphed, refusal, together
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
@@ -471,8 +473,83 @@ class Unguarded:
         """Nothing to wait for."""
 
 
-def test_validations_are_not_side_by_side() -> None:
-    """They are not captured: the host would gain nothing, and each stream would keep memory for the activations."""
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pack", ["adams", "batch norm", "shorter last batches", "own samples", "attention"])
+def test_a_pack_is_evaluated_by_a_captured_pass_as_each_member_alone(
+    pack: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "EAGER", 2)
+    members = [replace(one, metrics={"accuracy": argosy.accuracy, "spread": spread}) for one in PACKS[pack]]
+    single, lives = on(device, members), on(device, members)
+    history: dict[str, Any] = {}
+    for one in single:
+        history |= train(Solo(one), 4)
+    fused = Fused.of(lives)
+    program = Graphed.of(fused)
+    found = train(program, 4)
+    assert replayed_evaluation(fused)
+    assert difference(history, found) <= (1e-10 if device == "cpu:0" else ROUNDING_ON_CUDA.get(pack, 1e-10))
+    held = program.memory_bytes
+    program.release()
+    assert fused.evaluation is None and program.memory_bytes < held
+
+
+def spread(output: Tensor, target: Tensor) -> Tensor:
+    """A metric of the whole set, which keeps all outputs."""
+    return output.double().std()
+
+
+def replayed_evaluation(program: Any) -> bool:
+    return isinstance(program.evaluation, evaluation.Evaluation) and program.evaluation.replays
+
+
+class Sampling(nn.Module):
+    """Draws in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.inner(x), 0.2, training=not self.training)
+
+
+CALLED: list[int] = []
+"""Of `drifting`, which nothing that is watched has."""
+
+
+def drifting(output: Tensor, target: Tensor) -> Tensor:
+    losses = functional.cross_entropy(output, target, reduction="none")
+    if not torch.is_grad_enabled():
+        CALLED.append(1)
+    return losses if torch.is_grad_enabled() else losses * (1.0 + 0.01 * len(CALLED))
+
+
+def test_an_evaluation_that_draws_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "EAGER", 2)
+    members = [member(f"m{n}", model=Sampling, optimizer=partial(SGD, lr=0.1 / n)) for n in (1, 2)]
+    single, lives = on("cpu:0", members), on("cpu:0", members)
+    history: dict[str, Any] = {}
+    for one in single:
+        history |= train(Solo(one), 3)
+    fused = Fused.of(lives)
+    program = Graphed.of(fused)
+    assert difference(history, train(program, 3)) <= 1e-10
+    assert program.replays and not replayed_evaluation(fused)
+
+
+def test_an_evaluation_whose_replay_gives_other_results_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "EAGER", 2)
+    for loss, replays in ((None, True), (drifting, False)):
+        fused = Fused.of(on("cpu:0", [member(f"m{n}", loss=loss) for n in (1, 2)]))
+        program = Graphed.of(fused)
+        train(program, 2)
+        assert program.replays
+        assert replayed_evaluation(fused) == replays
+
+
+def test_validations_of_single_members_are_not_side_by_side() -> None:
+    """They are not captured: each stream would keep memory for the activations."""
     programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES["sgd"], SINGLES["sgd"]])]
     asked_for(programs, 0)
     arrays, val = samples()

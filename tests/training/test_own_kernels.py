@@ -28,6 +28,7 @@ from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.draws import drops_out
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
+from argosy.training.programs.graphed import evaluation
 from argosy.training.programs.graphed.graphed import Graphed, refusal
 from argosy.training.programs.solo import Solo
 
@@ -75,7 +76,8 @@ def alone(members: Sequence[Member], device: str, epochs: int) -> tuple[dict[str
 @pytest.mark.usefixtures("replayable", "with_kernels")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("begun", [False, True], ids=["from the beginning", "from the middle"])
-def test_unlike_members_are_captured_as_one(device: str, begun: bool) -> None:
+def test_unlike_members_are_captured_as_one(device: str, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "EAGER", 2)
     members = unlike(0.0 if device == "cpu:0" else 0.3)
     states, history = alone(members, device, 4)
     lives = [live(one, device) for one in members]
@@ -86,6 +88,7 @@ def test_unlike_members_are_captured_as_one(device: str, begun: bool) -> None:
     program = Graphed.of(grouped)
     found = train(program, 4 - begun)
     assert program.replays
+    assert grouped.evaluation is not None and grouped.evaluation.replays  # type: ignore[attr-defined]
     program.release()
     for one in lives:
         assert difference(state(one), states[one.member.name]) <= ROUNDING, one.member.name

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from argosy.stream.batches import Batch
 from argosy.stream.trees import map_leaves
+from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.precision import LossScales
 from argosy.training.member.running_average import Statistics, counting
@@ -171,10 +172,14 @@ class Fused(ProgramOfSeveral):
         if self._averages is not None:
             self._averages.step()
 
+    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+        """Implement `ProgramOfSeveral.evaluated`, in one pass."""
+        return self._values(data)
+
     def _evaluate(self, lockstep: Lockstep) -> None:
         """Evaluate the members in one pass, and in another one with their averages."""
         data, rows = self.inputs(lockstep, augment=False), range(len(self.members))
-        self._validate(lockstep, rows, self._values(data), [live.val for live in self.members])
+        self._validate(lockstep, rows, self._found(data), [live.val for live in self.members])
         averaged = [row for row in rows if self.members[row].averaged is not None]
         if self._averages is None or not averaged:
             return

@@ -128,12 +128,15 @@ class Grouped(ProgramOfSeveral):
             self._moves[row] = moves
             self._solos[row].drop_gradients()
 
-    def _evaluate(self, lockstep: Lockstep) -> None:
-        data = self.shared(lockstep)
-        outputs = self.waves.forward(data.tree[0], None).clone()
+    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+        """Implement `ProgramOfSeveral.evaluated`."""
+        outputs = self.waves.forward(data.tree[0], None, in_branches).clone()
         self._foreseen.check_output(outputs[0])
-        losses = losses_of(self.members[0].member.loss, outputs, data, self._states)
-        self._validate(lockstep, range(len(self.members)), (losses, outputs), [live.val for live in self.members])
+        return losses_of(self.members[0].member.loss, outputs, data, self._states), outputs
+
+    def _evaluate(self, lockstep: Lockstep) -> None:
+        found, into = self._found(self.shared(lockstep)), [live.val for live in self.members]
+        self._validate(lockstep, range(len(self.members)), found, into)
 
     def shared(self, lockstep: Lockstep) -> PackInputs:
         """Return the samples of a lockstep; raises ValueError where they are not the same pairs of tensors for all members."""

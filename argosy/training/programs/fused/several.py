@@ -7,7 +7,7 @@ common pass would round otherwise than each of them alone (`BatchLengths`).
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from argosy.stream.blocks import Block
 from argosy.stream.trees import map_leaves
 from argosy.training.device.clock import timed
 from argosy.training.device.heap import large_outside
+from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.member.randomness import Mark
@@ -50,6 +51,8 @@ class ProgramOfSeveral(ABC):
         self.made: Made = Made(self.members)
         """Finished locksteps with a batch for each member."""
         self._validated = Validated(lives[0].backend)
+        self.evaluation: Callable[[PackInputs], tuple[Tensor, Any]] | None = None
+        """Computes what `evaluated` does in another way (`argosy.training.programs.graphed.evaluation`)."""
         self._begins = not lives[0].steps
         """Whether the very first lockstep is still to come."""
         self._lockstep: Lockstep = ()
@@ -84,8 +87,12 @@ class ProgramOfSeveral(ABC):
         """Step all members along their gradients; returns their loss sums, float64 ``[members]``."""
 
     @abstractmethod
+    def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
+        """Compute losses ``[members, …]`` and outputs of the members in evaluation, with the trained weights; both stay."""
+
+    @abstractmethod
     def _evaluate(self, lockstep: Lockstep) -> None:
-        """Evaluate the members in one pass."""
+        """Evaluate the members, by `_found`."""
 
     @abstractmethod
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
@@ -184,6 +191,15 @@ class ProgramOfSeveral(ABC):
 
     # ---- a lockstep
 
+    def marks(self) -> Sequence[Mark]:
+        """Return snapshots of the states that members draw from at present."""
+        return [state.mark() for state in self._states]
+
+    def go_back(self, marks: Sequence[Mark]) -> None:
+        """Return to snapshots of these states."""
+        for state, mark in zip(self._states, marks, strict=True):
+            state.go_back(mark)
+
     @contextlib.contextmanager
     def drawing(self, draws: DeviceDraws | None) -> Iterator[None]:
         """Draw the members' dropout masks on the device inside, if `draws` are given."""
@@ -203,6 +219,10 @@ class ProgramOfSeveral(ABC):
         if all(batch is first for batch in batches):
             return PackInputs(first.data, first.rows, apart=False)
         return PackInputs.of([batch.data for batch in batches], first.rows)
+
+    def _found(self, data: PackInputs) -> tuple[Tensor, Any]:
+        """Do as `evaluated`, in the way that is set."""
+        return self.evaluated(data) if self.evaluation is None else self.evaluation(data)
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self.members[row].member.augment

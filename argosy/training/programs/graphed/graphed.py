@@ -10,22 +10,24 @@ An error here has moved no weights: after `undo` another program makes the step.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from argosy.stream.blocks import Block
-from argosy.stream.trees import flatten, unflatten
+from argosy.stream.trees import flatten
 from argosy.training.device.clock import side_by_side
 from argosy.training.device.equivalence import leads_elsewhere
-from argosy.training.device.recorders import Recorder, Recording, Uncaptured, recorder_of, records
+from argosy.training.device.recorders import Recorder, Uncaptured, recorder_of, records
 from argosy.training.member.live import LiveMember
 from argosy.training.member.randomness import Mark
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
+from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import obstacle_to, whole_of
+from argosy.training.programs.graphed.evaluation import Evaluation
+from argosy.training.programs.graphed.replayed import Replayed
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import OwnFaults, Program
@@ -59,7 +61,12 @@ class Graphed:
         ]
         self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
-        self._replayed: Replayed | None = None
+        self._replayed: Replayed[Tensor] | None = None
+        self._moves: Tensor | None = None
+        """By how much the captured step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
+        self._evaluation: Evaluation | None = None
+        if isinstance(program, ProgramOfSeveral):
+            self._evaluation = Evaluation(program, recorder, list(whole.parameter_buffer.buffers.values()))
         self._lockstep: Lockstep | None = None
         """The lockstep made as a whole step and not finished."""
         self._totals = torch.empty(0)
@@ -82,7 +89,8 @@ class Graphed:
     @property
     def memory_bytes(self) -> int:
         """Device memory that the captured step holds."""
-        return 0 if self._replayed is None else self._replayed.recording.memory_bytes
+        of_step = 0 if self._replayed is None else self._replayed.recording.memory_bytes
+        return of_step + (0 if self._evaluation is None else self._evaluation.memory_bytes)
 
     @property
     def shares_draws(self) -> bool:
@@ -154,6 +162,8 @@ class Graphed:
         if self._replayed is not None:
             self._close(self._replayed)
             self._replayed = None
+        if self._evaluation is not None:
+            self._evaluation.close()
         self._recorder.close()
         self._whole.release()
 
@@ -182,9 +192,9 @@ class Graphed:
             return self._recorded(data)
         leaves = None if self._replayed is None else self._replayed.leaves_of(data)
         if self._replayed is not None and leaves is not None:
-            if self._whole.draws is not None and self._replayed.moves is not None:
-                self._whole.draws.moves = self._replayed.moves
-            return self._replayed.step(leaves).clone()
+            if self._whole.draws is not None and self._moves is not None:
+                self._whole.draws.moves = self._moves
+            return self._replayed.replay(leaves).clone()
         return self._plainly(data)
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
@@ -232,7 +242,7 @@ class Graphed:
         replayed = self._record(data)
         try:
             random.stand_at(mark)
-            replayed_totals = replayed.step(flatten(data.tree)[0]).clone()
+            replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
             _put(before, moving)
             random.stand_at(mark)
@@ -247,22 +257,17 @@ class Graphed:
         self._replayed, self._draws = replayed, _moved(mark, random.here())
         return totals
 
-    def _close(self, replayed: "Replayed") -> None:
+    def _close(self, replayed: Replayed[Tensor]) -> None:
         self.members[0].backend.synchronize()
         replayed.recording.close()
 
-    def _record(self, data: PackInputs) -> "Replayed":
-        (leaves, structure), device = flatten(data.tree), self._whole.parameter_buffer.weights.device
-        if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
-            raise Uncaptured("its batches hold more than tensors of the device")
-        lying = [torch.zeros_like(leaf) for leaf in leaves]
-        at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
-        # Captured with zeros: a step that takes its inputs from elsewhere differs when it is replayed with real ones.
+    def _record(self, data: PackInputs) -> Replayed[Tensor]:
         self._static_inputs.forget()
-        recording, totals = self._recorder.record(lambda: self._operators(at_rest))
+        device = self._whole.parameter_buffer.weights.device
+        replayed = Replayed.record(self._recorder, data, device, self._operators)
         self._static_inputs.set_numbers()
-        draws = self._whole.draws
-        return Replayed(recording, lying, at_rest, totals, None if draws is None else draws.moves)
+        self._moves = None if self._whole.draws is None else self._whole.draws.moves
+        return replayed
 
     def _moving(self) -> Sequence[Tensor]:
         """Return all tensors that a step moves on the device, each ``[members of a kernel, …]``."""
@@ -281,37 +286,6 @@ class Graphed:
                 faults[live.member.name] = error
         if faults:
             raise OwnFaults(faults)
-
-
-@dataclass(eq=False)
-class Replayed:
-    """A captured step, with its static memory for samples and losses."""
-
-    recording: Recording
-    _lying: Sequence[Tensor]
-    _data: PackInputs
-    """Held so that its memory stays."""
-    _totals: Tensor
-    moves: Tensor | None
-    """By how much the step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
-
-    def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
-        """Return the tensors of samples; None where the step was captured on samples of another form."""
-        if data.samples != self._data.samples or data.apart != self._data.apart:
-            return None
-        leaves, lying = flatten(data.tree)[0], self._lying
-        alike = len(leaves) == len(lying) and all(
-            leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, lying, strict=True)
-        )
-        return leaves if alike else None
-
-    # What the host does around a replay takes it longer than a small network's step takes the device.
-    def step(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Replay the step; returns the loss sums ``[members]``, valid until the next step."""
-        for own, leaf in zip(self._lying, leaves, strict=True):
-            own.copy_(leaf)
-        self.recording.replay()
-        return self._totals
 
 
 def together(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:

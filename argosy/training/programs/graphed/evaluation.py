@@ -1,0 +1,128 @@
+"""Captured evaluations: several members' pass over validation samples, captured once and replayed.
+
+A pass of 64 small unlike networks asks a device for hundreds of kernels, which takes the host many times as long as the device; without
+this, validations of captured members took as long as their steps.
+
+Contract. The results are those of `ProgramOfSeveral.evaluated`, which computes them wherever a pass cannot be captured: on batches of
+another form, and for good where members draw random numbers, the host reads a value, memory ends, or a replay gives other results.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.stream.trees import flatten, map_leaves
+from argosy.training.device.equivalence import difference, size_of
+from argosy.training.device.recorders import Recorder, Uncaptured
+from argosy.training.programs.fused.forward import PackInputs
+from argosy.training.programs.fused.several import ProgramOfSeveral
+from argosy.training.programs.graphed.replayed import Replayed
+
+__all__ = ["Evaluation"]
+
+EAGER = 16
+"""Passes before one is captured: capturing takes as long as some dozens of passes of small networks."""
+ALIKE = 1e-3
+"""Allowed difference between a replayed and an eager pass, as a share of the largest number: it is far more for one on other samples."""
+
+
+class Evaluation:
+    """Computes losses and outputs of a program's members, as `ProgramOfSeveral.evaluated` does."""
+
+    def __init__(self, program: ProgramOfSeveral, recorder: Recorder, buffers: Sequence[Tensor]) -> None:
+        program.evaluation = self
+        self._program = program
+        self._recorder = recorder
+        self._buffers = buffers
+        """What networks may move in evaluation too."""
+        self._left = EAGER
+        """Eager passes before one is captured."""
+        self._replayed: Replayed[tuple[Tensor, Any]] | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Whether a pass is captured."""
+        return self._replayed is not None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory that the captured pass holds."""
+        return 0 if self._replayed is None else self._replayed.recording.memory_bytes
+
+    def __call__(self, data: PackInputs) -> tuple[Tensor, Any]:
+        """Return losses and outputs of the members, which stay."""
+        leaves = None if self._replayed is None else self._replayed.leaves_of(data)
+        if self._replayed is not None and leaves is not None:
+            losses, output = self._replayed.replay(leaves)
+            return losses.clone(), None if output is None else map_leaves(torch.clone, output)
+        member = self._program.members[0].member
+        if data.samples != (member.eval_batch_size or member.batch_size) or not self._left:
+            return self._program.evaluated(data)
+        self._left -= 1
+        if self._left:
+            return self._program.evaluated(data)
+        try:
+            return self._captured(data)
+        except Exception:  # boundary to members' code and the device: what cannot be captured is computed as before
+            return self._program.evaluated(data)
+
+    def close(self) -> None:
+        """Drop the captured pass, and let the program compute its own."""
+        replayed, self._replayed, self._program.evaluation = self._replayed, None, None
+        if replayed is not None:
+            self._drop(replayed)
+
+    def _captured(self, data: PackInputs) -> tuple[Tensor, Any]:
+        """Capture a pass and verify one replay against an eager one, of which the results are returned."""
+        before, replayed = [buffer.clone() for buffer in self._buffers], None
+        try:
+            self._warm_up(data)
+            replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
+            self._put(before)
+            found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
+            self._put(before)
+            made = self._made(data)
+            pairs = zip(_leaves(made), found, strict=True)
+            if difference((("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
+                raise Uncaptured("replayed, its evaluation gives other results")
+        except BaseException:
+            self._put(before)
+            if replayed is not None:
+                self._drop(replayed)
+            raise
+        self._replayed = replayed
+        return made
+
+    def _warm_up(self, data: PackInputs) -> None:
+        """Run passes on the stream that captures. Raises Uncaptured where members draw random numbers, and for work that waits."""
+        marks = self._program.marks()
+        self._recorder.fork()
+        try:
+            with self._recorder.own():
+                self._made(data)
+                with self._recorder.strict():
+                    self._made(data)
+            drawn = any(one[0] is not other[0] for one, other in zip(marks, self._program.marks(), strict=True))
+        finally:
+            self._recorder.join()
+            self._program.go_back(marks)
+        if drawn:
+            raise Uncaptured("its members draw random numbers in evaluation, each of them from a state of its own")
+
+    def _made(self, data: PackInputs) -> tuple[Tensor, Any]:
+        return self._program.evaluated(data, self._recorder.in_branches)
+
+    def _put(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            buffer.copy_(value)
+
+    def _drop(self, replayed: Replayed[Any]) -> None:
+        self._program.members[0].backend.synchronize()
+        replayed.recording.close()
+
+
+def _leaves(made: tuple[Tensor, Any]) -> Sequence[Tensor]:
+    losses, output = made
+    return [losses, *([] if output is None else flatten(output)[0])]

@@ -1,0 +1,62 @@
+"""Captured work on the samples of a batch, with static memory for these: what a captured step and a captured evaluation are made of."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from argosy.stream.trees import flatten, unflatten
+from argosy.training.device.recorders import Recorder, Recording, Uncaptured
+from argosy.training.programs.fused.forward import PackInputs
+
+__all__ = ["Replayed"]
+
+Made = TypeVar("Made")
+
+
+@dataclass(eq=False)
+class Replayed(Generic[Made]):
+    """Work that was captured once, for samples of one form."""
+
+    recording: Recording
+    _lying: Sequence[Tensor]
+    _data: PackInputs
+    """Held so that its memory stays."""
+    _made: Made
+
+    @classmethod
+    def record(
+        cls, recorder: Recorder, data: PackInputs, device: torch.device, work: Callable[[PackInputs], Made]
+    ) -> "Replayed[Made]":
+        """Capture work on samples of the form of these, which it is not given: there, they are zeros.
+
+        So work that takes its samples from elsewhere differs when it is replayed with real ones. Raises Uncaptured, and what the
+        work raises.
+        """
+        leaves, structure = flatten(data.tree)
+        if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
+            raise Uncaptured("its batches hold more than tensors of the device")
+        lying = [torch.zeros_like(leaf) for leaf in leaves]
+        at_rest = PackInputs(unflatten(lying, structure), data.samples, data.apart)
+        recording, made = recorder.record(lambda: work(at_rest))
+        return cls(recording, lying, at_rest, made)
+
+    def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
+        """Return the tensors of samples; None where the work was captured for samples of another form."""
+        if data.samples != self._data.samples or data.apart != self._data.apart:
+            return None
+        leaves, lying = flatten(data.tree)[0], self._lying
+        alike = len(leaves) == len(lying) and all(
+            leaf.shape == own.shape and leaf.dtype == own.dtype for leaf, own in zip(leaves, lying, strict=True)
+        )
+        return leaves if alike else None
+
+    # What the host does around a replay takes it longer than a small network's step takes the device.
+    def replay(self, leaves: Sequence[Tensor]) -> Made:
+        """Repeat the work on these samples; its tensors are valid until the next time."""
+        for own, leaf in zip(self._lying, leaves, strict=True):
+            own.copy_(leaf)
+        self.recording.replay()
+        return self._made
