@@ -538,14 +538,17 @@ def test_an_evaluation_that_draws_is_computed_plainly(monkeypatch: pytest.Monkey
     assert program.replays and not replayed_evaluation(fused)
 
 
-def test_an_evaluation_whose_replay_gives_other_results_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_whose_replay_gives_other_results_or_holds_much_is_computed_plainly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(evaluation, "EAGER", 2)
-    for loss, replays in ((None, True), (drifting, False)):
+    for loss, least, replayed in ((None, 2**28, True), (drifting, 2**28, False), (None, 64, False)):
+        monkeypatch.setattr(evaluation, "LARGEST", least)
         fused = Fused.of(on("cpu:0", [member(f"m{n}", loss=loss) for n in (1, 2)]))
         program = Graphed.of(fused)
         train(program, 2)
         assert program.replays
-        assert replayed_evaluation(fused) == replays
+        assert replayed_evaluation(fused) == replayed
 
 
 def test_validations_of_single_members_are_not_side_by_side() -> None:

@@ -4,7 +4,7 @@ A pass of 64 small unlike networks asks a device for hundreds of kernels, which 
 this, validations of captured members took as long as their steps.
 
 Contract. The results are those of `ProgramOfSeveral.evaluated`, which computes them wherever a pass cannot be captured: on batches of
-another form, and for good where members draw random numbers, the host reads a value, memory ends, or a replay gives other results.
+another form, and for good where members draw random numbers, the host reads a value, it takes much memory, or a replay gives other results.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,8 @@ __all__ = ["Evaluation"]
 
 EAGER = 16
 """Passes before one is captured: capturing takes as long as some dozens of passes of small networks."""
+LARGEST = 2**28
+"""Bytes that a captured pass may hold: one that needs more takes the device longer than the host."""
 ALIKE = 1e-3
 """Allowed difference between a replayed and an eager pass, as a share of the largest number: it is far more for one on other samples."""
 
@@ -80,6 +82,8 @@ class Evaluation:
         try:
             self._warm_up(data)
             replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
+            if replayed.recording.memory_bytes > LARGEST:
+                raise Uncaptured("its evaluation would hold too much memory")
             self._put(before)
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
             self._put(before)
