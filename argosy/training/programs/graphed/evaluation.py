@@ -1,7 +1,6 @@
 """Captured evaluations: several members' pass over validation samples, captured once and replayed.
 
-A pass of 64 small unlike networks asks a device for hundreds of kernels, which takes the host many times as long as the device; without
-this, validations of captured members took as long as their steps.
+A pass of 64 small unlike networks asks a device for hundreds of kernels, which takes the host many times as long as the device.
 
 Contract. The results are those of `ProgramOfSeveral.evaluated`, which computes them wherever a pass cannot be captured: on batches of
 another form, and for good where members draw random numbers, the host reads a value, it takes much memory, or a replay gives other results.
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.device.equivalence import difference, size_of
+from argosy.training.device.equivalence import Compared, difference, size_of
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
@@ -89,7 +88,7 @@ class Evaluation:
             self._put(before)
             made = self._made(data)
             pairs = zip(_leaves(made), found, strict=True)
-            if difference((("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
+            if difference((Compared("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
                 raise Uncaptured("replayed, its evaluation gives other results")
         except BaseException:
             self._put(before)
