@@ -118,6 +118,7 @@ class Graphed:
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._whole.remember()
         if lockstep is None:
+            self._static_inputs.doubt()
             self._whole.made.tell()
             self._program.begin(batch)
             return
