@@ -1,8 +1,6 @@
 """What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
 
-import dis
 import functools
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +30,7 @@ from argosy.errors.checks import (
 )
 from argosy.errors.spelling import known_keywords, meant
 from argosy.ragged import check_ragged
+from argosy.readings import scalars_read_by
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
@@ -241,11 +240,11 @@ class Member:
     repetition: Repetition | None = None
     """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
     _read: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """By factory: scalars of outer variables that it reads when it is called, as they were when the member was made."""
+    """By factory: scalars around it that it reads when it is called, as they were when the member was made."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        object.__setattr__(self, "_read", {name: _outer_scalars(getattr(self, name)) for name in FACTORIES})
+        object.__setattr__(self, "_read", {name: scalars_read_by(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
         _check_functions(self)
         _check_steps(self)
@@ -472,26 +471,20 @@ class Study:
         return self.stop if member.stop is None else member.stop
 
 
-def _outer_scalars(factory: Any) -> dict[str, Any]:
-    """Return the scalars of outer variables that a function reads when it is called, as a lambda in a loop does."""
-    if not inspect.isfunction(factory):
-        return {}
-    outer = inspect.getclosurevars(factory)
-    # Among its globals are those that have the name of an attribute.
-    read = {one.argval for one in dis.get_instructions(factory) if one.opname == "LOAD_GLOBAL"}
-    variables = {**{name: value for name, value in outer.globals.items() if name in read}, **outer.nonlocals}
-    return {name: value for name, value in variables.items() if isinstance(value, bool | int | float | str)}
-
-
 def _check_outer_scalars(member: Member) -> None:
     """Raise StudyError where a factory would read another value than that of when its member was made."""
     for part, before in member._read.items():
-        now = _outer_scalars(getattr(member, part))
+        now = scalars_read_by(getattr(member, part))
         for name, value in before.items():
             if repr(now.get(name, value)) != repr(value):
+                otherwise = (
+                    "with a copy of the settings, as copy.deepcopy makes one"
+                    if "." in name
+                    else f"as a default, {name}={name}"
+                )
                 raise StudyError(
                     f"member {member.name!r}: its {part} reads {name} when it is called, and that is {now[name]!r} by now; it was {value!r} when "
-                    f"the member was made. Give it with the function, as functools.partial(SGD, lr=lr), or as a default, {name}={name}."
+                    f"the member was made. Give it with the function, as functools.partial(SGD, lr=lr), or {otherwise}."
                 )
 
 

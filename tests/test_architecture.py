@@ -16,6 +16,7 @@ ROOMS = [
     "version",
     "errors",
     "bindings",
+    "readings",
     "disk",
     "described",
     "averages",

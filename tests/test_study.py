@@ -325,6 +325,86 @@ def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays
     argosy.Study(data=arrays(), members=[*bound, *same])
 
 
+class Config:
+    """Settings that a loop sets, as scripts have them."""
+
+    width, rate, made = 4, 0.1, 0
+
+
+OPTIONS = {"width": 4, "rate": 0.1}
+
+
+class Wide(nn.Module):
+    """Reads the settings where it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = Config.width
+        self.width = nn.Linear(4, width)
+
+
+class Smoothed:
+    """Reads them where it is called."""
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return nn.functional.cross_entropy(output, target, label_smoothing=Config.rate)
+
+
+def counting(output: Any, target: Any) -> Any:
+    Config.made += 1
+    return nn.functional.cross_entropy(output, target, label_smoothing=0.1 * (Config.made > 0))
+
+
+def by_options(parameters: Any) -> SGD:
+    return SGD(parameters, lr=OPTIONS["rate"])
+
+
+def of_settings(settings: Any) -> nn.Module:
+    return nn.Linear(4, settings.width)
+
+
+def of_all(settings: Any) -> nn.Module:
+    return of_settings(settings)
+
+
+READING: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
+    "a class, by a network": lambda: ("its model reads Config.width .* 2 by now; it was 1 when", {"model": Wide}),
+    "a class, by a loss": lambda: ("its loss reads Config.rate .* 0.2 by now; it was 0.1", {"loss": Smoothed()}),
+    "a dict": lambda: ("its optimizer reads OPTIONS.rate .* 0.2 by now; it was 0.1", {"optimizer": by_options}),
+    "what is bound": lambda: (
+        "its model reads settings.width .* or with a copy",
+        {"model": partial(of_settings, Config)},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them would read what the last one set, whatever their names say."""
+    made = []
+    for number in (1, 2):
+        monkeypatch.setattr(Config, "width", number)
+        monkeypatch.setattr(Config, "rate", number / 10)
+        monkeypatch.setitem(OPTIONS, "rate", number / 10)
+        words, fields = READING[kind]()
+        usual = {"model": partial(nn.Linear, 4, 3), "optimizer": partial(SGD, lr=0.1), "batch_size": 8}
+        made.append(argosy.Member(f"m{number}", **{**usual, **fields}))
+    with pytest.raises(StudyError, match=f"member 'm1': {words}"):
+        argosy.Study(data=arrays(), members=made)
+
+
+def test_settings_that_members_do_not_name_or_have_of_their_own_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for number in (1, 2):
+        monkeypatch.setattr(Config, "width", number)
+        monkeypatch.setattr(Config, "made", number)
+        own = SimpleNamespace(width=number)
+        fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8, "loss": counting}
+        for name, model in (("own", partial(of_settings, own)), ("whole", partial(of_all, Config))):
+            made.append(argosy.Member(f"{name}{number}", model=model, **fields))
+    argosy.Study(data=arrays(), members=made)
+
+
 def test_a_member_beside_its_own_repetitions_is_refused() -> None:
     mlp = studies.member("mlp")
     with pytest.raises(StudyError, match="a member 'mlp' beside members that repeat 'mlp'"):

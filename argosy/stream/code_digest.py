@@ -15,18 +15,16 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import io
 import itertools
 import mmap
 import os
 import re
 import sys
-import sysconfig
 import threading
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -34,17 +32,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from argosy.readings import PLAIN, instructions_of, is_installed, is_own, is_own_module, read_of, setting_of
 from argosy.stream.blocks import bytes_of
 from argosy.stream.mapped import MappedFile
 
-__all__ = ["Code", "Content", "Global", "Opaque", "Reading", "attributes_of", "is_installed", "is_own_module"]
+__all__ = ["Code", "Content", "Global", "Opaque", "Reading", "attributes_of"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
 """Elements of an array that are read; the first ones distinguish arrays that were not made to deceive."""
 MOST_ITEMS = 10_000
 """Items of a container that are read; a larger one counts by its length."""
-PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 ATOMS = frozenset({bool, int, float, str, bytes, types.NoneType})
 NAMED = (
     types.BuiltinFunctionType,
@@ -80,13 +78,6 @@ FEW_PATHS = 1000
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
 """Installed classes with instances that count by their content."""
-READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-"""Instructions that read a variable from around a function."""
-PACKAGE = Path(__file__).parents[1]
-INSTALLED = tuple(
-    Path(path).resolve()
-    for path in (*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")), str(PACKAGE))
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +228,7 @@ class _Text:
             self._within.discard(id(value))
 
     def _defined(self, value: Any) -> str:
-        if _is_own(value):
+        if is_own(value):
             self.parts.append(value)
             return _name(value) if self.whole is None else self.whole.name(value)
         self._installed(value.__module__)
@@ -274,7 +265,7 @@ class _Text:
                 return f"[{', '.join(sorted(entries) if self.whole is None else entries)}]"
             case np.ndarray() | torch.Tensor():
                 return _array(value) if self.whole is None else self._whole_array(value)
-        if isinstance(value, HOLDERS) or _is_own(type(value)):
+        if isinstance(value, HOLDERS) or is_own(type(value)):
             return f"{self.of(type(value))} {self._attributes(attributes_of(value))}"
         if self.whole is not None:
             return self._pickled(value)
@@ -296,7 +287,7 @@ class _Text:
             return ""
         if isinstance(value, defaultdict):
             return f" {self.of(value.default_factory)}"
-        if not _is_own(type(value)):
+        if not is_own(type(value)):
             return ""
         if isinstance(value, CONTAINERS):
             return f" {self.of(type(value))} {self._attributes(attributes_of(value))}"
@@ -387,18 +378,20 @@ class _Text:
         return f"{self._several(kind.__bases__)} {self._attributes(attributes)}"
 
     def _function(self, function: types.FunctionType) -> str:
-        instructions = [i for i in _instructions(function.__code__) if i.opname != "EXTENDED_ARG"]
+        instructions = instructions_of(function.__code__)
         stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
         for name in sorted(names & function.__globals__.keys()):
             # The module's own name and file may differ.
             if not name.startswith("__"):
-                for path, value in _read_of(instructions, name, function.__globals__[name]).items():
+                for path, value in read_of(instructions, name, function.__globals__[name], HOLDERS).items():
                     self._global(path, value, function.__globals__, attributes)
         cells = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
         enclosed = {
-            path: read for name, held in cells.items() for path, read in _read_of(instructions, name, held).items()
+            path: read
+            for name, held in cells.items()
+            for path, read in read_of(instructions, name, held, HOLDERS).items()
         }
         content = [function.__code__, function.__defaults__, function.__kwdefaults__, enclosed]
         self._imports(instructions, function.__globals__, attributes)
@@ -418,7 +411,7 @@ class _Text:
         found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
         for name, value in found.items():
             if not isinstance(value, types.ModuleType):
-                settings = {f"{name}.{key}": _setting(value, key) for key in sorted(attributes)}
+                settings = {f"{name}.{key}": setting_of(value, key, HOLDERS) for key in sorted(attributes)}
                 for path, part in {name: value, **{p: v for p, v in settings.items() if type(v) in PLAIN}}.items():
                     self.parts.append(
                         Global(path, part, 0 if self.whole is None else id(vars(module)), module.__name__)
@@ -426,7 +419,7 @@ class _Text:
             else:
                 self._global(name, value, vars(module), attributes - {name})
 
-    def _imports(self, instructions: list[dis.Instruction], names: dict[str, Any], attributes: set[str]) -> None:
+    def _imports(self, instructions: Sequence[dis.Instruction], names: dict[str, Any], attributes: set[str]) -> None:
         """Collect what a function imports itself: a package by its name, what it takes from modules of the user by its content."""
         attributes = attributes | {i.argval for i in instructions if i.opname == "IMPORT_FROM"}
         for number, instruction in enumerate(instructions):
@@ -468,39 +461,6 @@ class _Text:
         return self.of(instruction.argval) if instruction.opcode in dis.hasconst else repr(instruction.argval)
 
 
-def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of a function and of those that it defines."""
-    for instruction in dis.get_instructions(code):
-        yield instruction
-        if isinstance(instruction.argval, types.CodeType):
-            yield from _instructions(instruction.argval)
-
-
-def _read_of(instructions: list[dis.Instruction], name: str, value: Any) -> dict[str, Any]:
-    """Return what a function reads of a variable: of settings the plain values that it names, as `args.lr` or `CFG["lr"]`, where it
-    does nothing else with them, so that others may change; else all."""
-    found = {}
-    for n in (n for n, i in enumerate(instructions) if i.opname in READS and i.argval == name):
-        path, held, rest = name, value, instructions[n + 1 :]
-        while type(held) not in PLAIN:
-            key, *rest = rest
-            if key.opname == "LOAD_CONST" and (rest[0].opname == "BINARY_SUBSCR" or rest[0].argrepr == "[]"):
-                rest = rest[1:]
-            elif key.opname != "LOAD_ATTR":
-                return {name: value}
-            path, held = f"{path}.{key.argval}", _setting(held, key.argval)
-        found[path] = held
-    return found or {name: value}
-
-
-def _setting(held: Any, key: Any) -> Any:
-    """Return an attribute or item of settings; NotImplemented where it has none, or is something else."""
-    if isinstance(held, Mapping) and key in held:
-        return held[key]
-    is_settings = isinstance(held, HOLDERS) or _is_own(held if isinstance(held, type) else type(held))
-    return inspect.getattr_static(held, key, NotImplemented) if is_settings else NotImplemented
-
-
 def _is_as_imported(part: Part) -> bool:
     """Whether a part is what its import has made unless a script has set it: nothing that calls fill or count, and no place of a node's own."""
     if isinstance(part, Global):
@@ -509,7 +469,7 @@ def _is_as_imported(part: Part) -> bool:
         return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
     held = [cell.cell_contents for cell in _cells(part).values()]
     return all(
-        (isinstance(value, types.FunctionType | type) and _is_own(value)) or _is_constant(value) for value in held
+        (isinstance(value, types.FunctionType | type) and is_own(value)) or _is_constant(value) for value in held
     )
 
 
@@ -520,7 +480,7 @@ def _is_state(part: Part) -> bool:
     own = [
         one
         for one in vars(sys.modules[part.module]).values()
-        if isinstance(one, types.FunctionType | type) and _is_own(one)
+        if isinstance(one, types.FunctionType | type) and is_own(one)
     ]
     methods = [one for kind in own if isinstance(kind, type) for name, one in vars(kind).items() if name != "__init__"]
     functions = [one for one in (*own, *methods) if isinstance(one, types.FunctionType)]
@@ -530,7 +490,7 @@ def _is_state(part: Part) -> bool:
 @functools.lru_cache(maxsize=1000)
 def _set_by(code: types.CodeType) -> frozenset[Any]:
     """Return the attributes and constant keys that code sets."""
-    instructions = list(_instructions(code))
+    instructions = instructions_of(code)
     attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
     pairs = itertools.pairwise(instructions)
     return frozenset(
@@ -650,27 +610,6 @@ def _maps(array: Any) -> bool:
     while array is not None and not isinstance(array, mmap.mmap):
         array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
     return array is not None
-
-
-def _is_own(value: Any) -> bool:
-    return is_own_module(value.__module__)
-
-
-@functools.cache
-def is_own_module(name: str | None) -> bool:
-    """Whether a module is the user's (file, script or notebook): not of Python, an installed package or Argosy."""
-    name = name or ""
-    package = name.partition(".")[0]
-    file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)
-    if file is None:
-        return package not in sys.stdlib_module_names
-    return not is_installed(Path(file))
-
-
-def is_installed(file: Path) -> bool:
-    """Whether a file is of Python, an installed package or Argosy."""
-    path = file.resolve()
-    return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
 def _hash(text: str) -> str:

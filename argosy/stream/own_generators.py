@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.stream.code_digest import is_own_module
+from argosy.readings import is_own_module
 
 __all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
 

@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,19 @@ def late() -> None:
     argosy.Study(data=VALIDATED, members=members)
 
 
+def reading_settings() -> None:
+    """Members whose optimizers read settings that the loop which made them has set."""
+    settings, members = SimpleNamespace(lr=0.1), []
+    for lr in (0.1, 0.2):
+        settings.lr = lr
+        members.append(studies.member(f"lr={lr}", optimizer=lambda given: SGD(given, lr=settings.lr)))
+    argosy.Study(data=VALIDATED, members=members)
+
+
 CASES = {
     "a view and a bar at once": lambda: trained(studies.member("mlp"), view=Silent(), progress=True),
     "a function that reads the variable of a loop": late,
+    "a function that reads settings which a loop sets": reading_settings,
     "Data has no training samples": lambda: argosy.Data(),
     "Data has validation samples twice": lambda: argosy.Data(arrays=ARRAYS, val=[1], val_arrays=ARRAYS),
     "one array as arrays": lambda: argosy.Data(arrays=ARRAYS[0]),

@@ -11,8 +11,8 @@ from typing import Any
 import cloudpickle
 
 from argosy.errors import ArgosyError, StudyError
+from argosy.readings import is_installed
 from argosy.running.directory.study_copy import StudyCopy
-from argosy.stream.code_digest import is_installed
 from argosy.study import Study
 from argosy.tuning.search import Search
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.stream.code_digest import Code, Content, Global, Opaque, attributes_of, is_installed
+from argosy.readings import is_installed
+from argosy.stream.code_digest import Code, Content, Global, Opaque, attributes_of
 from argosy.stream.kept.witnesses import Roots
 from argosy.stream.padding import given
 

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from argosy.disk.files import append_descriptor
-from argosy.stream.code_digest import is_installed
+from argosy.readings import is_installed
 
 __all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "stale"]
 

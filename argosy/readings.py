@@ -1,0 +1,141 @@
+"""What functions read of the variables around them, by the names that stand in their code: `lr`, `args.lr`, `CFG["lr"]`."""
+
+import argparse
+import dis
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from argosy.bindings import bound, called
+
+__all__ = [
+    "PLAIN",
+    "READS",
+    "instructions_of",
+    "is_installed",
+    "is_own",
+    "is_own_module",
+    "read_of",
+    "scalars_read_by",
+    "setting_of",
+]
+
+Holders = tuple[type, ...]
+PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
+READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
+"""Instructions that read a variable from around a function."""
+HOLDERS = (argparse.Namespace, types.SimpleNamespace, types.ModuleType)
+"""Installed classes of which instances hold settings."""
+INSTALLED = tuple(
+    Path(path).resolve()
+    for path in (
+        *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parent),
+    )
+)
+
+
+def scalars_read_by(factory: Any) -> dict[str, Any]:
+    """Return the scalars that a factory will read, when it is called, of what may have changed by then.
+
+    These are variables around it, as a lambda in a loop reads them, and settings that it names, around it or bound to it. What it sets
+    itself is left out, and settings with which it does more than read such names.
+
+    >>> settings = argparse.Namespace(lr=0.1)
+    >>> scalars_read_by(lambda weights: settings.lr * len(weights))
+    {'settings.lr': 0.1}
+    """
+    function = called(factory)
+    function = getattr(function, "__func__", function)
+    kind = function if isinstance(function, type) else type(function)
+    functions = [*vars(kind).values()] if is_own(kind) else [function]
+    given = bound(factory) if isinstance(factory, functools.partial) else {}
+    found: dict[str, Any] = {}
+    for one in functions:
+        if isinstance(one, types.FunctionType):
+            found |= _read_by(one, given)
+    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+
+
+def _read_by(function: types.FunctionType, given: Mapping[str, Any]) -> dict[str, Any]:
+    instructions = instructions_of(function.__code__)
+    names = {i.argval for i in instructions if i.opname in READS}
+    names -= {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    around = inspect.getclosurevars(function)
+    found: dict[str, Any] = {}
+    for name, value in {**around.globals, **around.nonlocals}.items():
+        if name in names:
+            found |= read_of(instructions, name, value, HOLDERS)
+    for name, value in given.items():
+        found |= read_of(instructions, name, value, HOLDERS, (*READS, *BOUND))
+    return found
+
+
+@functools.lru_cache(maxsize=1000)
+def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
+    """Return the instructions of a function and of those that it defines."""
+    found = list[dis.Instruction]()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname != "EXTENDED_ARG":
+            found.append(instruction)
+        if isinstance(instruction.argval, types.CodeType):
+            found.extend(instructions_of(instruction.argval))
+    return found
+
+
+BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
+"""Instructions that read an argument."""
+
+
+def read_of(
+    instructions: Sequence[dis.Instruction], name: str, value: Any, holders: Holders, reads: Sequence[str] = READS
+) -> dict[str, Any]:
+    """Return what a function reads of a variable: of settings the plain values that it names, as `args.lr` or `CFG["lr"]`, where it
+    does nothing else with them, so that others may change; else all. Settings are as `setting_of` has them."""
+    found = {}
+    for n in (n for n, i in enumerate(instructions) if i.opname in reads and i.argval == name):
+        path, held, rest = name, value, instructions[n + 1 :]
+        while type(held) not in PLAIN:
+            key, *rest = rest
+            if key.opname == "LOAD_CONST" and (rest[0].opname == "BINARY_SUBSCR" or rest[0].argrepr == "[]"):
+                rest = rest[1:]
+            elif key.opname != "LOAD_ATTR":
+                return {name: value}
+            path, held = f"{path}.{key.argval}", setting_of(held, key.argval, holders)
+        found[path] = held
+    return found or {name: value}
+
+
+def setting_of(held: Any, key: Any, holders: Holders) -> Any:
+    """Return an item of a dict, or an attribute of a class of the user's, or an instance of one or of the holders; else NotImplemented."""
+    if isinstance(held, Mapping) and key in held:
+        return held[key]
+    is_settings = isinstance(held, holders) or is_own(held if isinstance(held, type) else type(held))
+    return inspect.getattr_static(held, key, NotImplemented) if is_settings else NotImplemented
+
+
+def is_own(value: Any) -> bool:
+    """Whether a function or class is the user's."""
+    return is_own_module(value.__module__)
+
+
+@functools.cache
+def is_own_module(name: str | None) -> bool:
+    """Whether a module is the user's (file, script or notebook): not of Python, an installed package or Argosy."""
+    name = name or ""
+    package = name.partition(".")[0]
+    file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)
+    if file is None:
+        return package not in sys.stdlib_module_names
+    return not is_installed(Path(file))
+
+
+def is_installed(file: Path) -> bool:
+    """Whether a file is of Python, an installed package or Argosy."""
+    path = file.resolve()
+    return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
