@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,9 +61,10 @@ class Predicted(NamedTuple):
 
 
 def samples_of(study: Study, samples: Any) -> Data:
-    """Return the study's data with these samples for validation: arrays, alone or in a tuple, a Dataset, or a function that returns one.
+    """Return the study's data with these samples for validation: arrays, alone, in a tuple or by name in dicts, a Dataset, or a function
+    that returns one.
 
-    Raises StudyError for a table: its columns would be read by position, whatever their names.
+    Raises StudyError for a table, the columns of which would be read by position, whatever their names, and for arrays of unlike lengths.
     """
     if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
         raise StudyError(
@@ -71,8 +73,32 @@ def samples_of(study: Study, samples: Any) -> Data:
         )
     if hasattr(samples, "shape"):
         samples = (samples,)
+    if isinstance(samples, Mapping) or (
+        isinstance(samples, tuple) and any(isinstance(part, Mapping) for part in samples)
+    ):
+        samples = RowsByName(samples)
     arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
+
+
+class RowsByName:
+    """The samples of arrays ``[N, …]`` in dicts, or in a tuple with some."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = arrays
+        lengths = {len(array) for array in flatten(arrays)[0]}
+        if len(lengths) != 1:
+            raise StudyError(
+                f"samples to predict: arrays have {' and '.join(f'{length:,}' for length in sorted(lengths)) or 'no'} rows. "
+                "Give a row of each array for each sample."
+            )
+        (self._length,) = lengths
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        return map_leaves(itemgetter(index), self._arrays)
 
 
 def preparation_of(study: Study, device: torch.device | str = "cpu") -> InputPreparation | None:

@@ -184,7 +184,7 @@ class Report:
     def predict(self, samples: Any = None, network: Any = None) -> Any:
         """Return a network's output, by default the best member's, for each sample: a tensor ``[N, …]`` on the host.
 
-        A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone or in a tuple, or
+        A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone, in a tuple or by name in a dict, or
         a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
         may be that of a member, by its name, or any, such as an ensemble; it runs on the device where it is. A sample that raises has NaN where the study skips such samples
         (`Data.on_error`), and a warning names it. Raises RunError and StudyError.

@@ -482,6 +482,38 @@ class Bytes(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return (image, label) if self.labels else image
 
 
+class ByName:
+    """Digits in two parts with names, with their labels."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> object:
+        return {"upper": X[index][:32], "lower": X[index][32:]}, int(Y[index])
+
+
+class Halves(nn.Module):
+    """Takes both by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, parts: dict[str, Tensor]) -> Tensor:
+        return self.inner(torch.cat([parts["upper"], parts["lower"]], 1))
+
+
+def test_arrays_are_predicted_by_their_names(tmp_path: Path) -> None:
+    data = argosy.Data(train=ByName(), val=ByName())
+    report = trained(tmp_path, [member("net", model=Halves)], data=data, epochs=1)
+    parts = {"upper": X[:40, :32], "lower": X[:40, 32:].numpy()}
+    wanted = report.predict(ByName())[:40]
+    for samples in (parts, (parts,), (parts, Y[:40])):
+        torch.testing.assert_close(report.predict(samples), wanted)
+    with pytest.raises(StudyError, match="arrays have 39 and 40 rows"):
+        report.predict({**parts, "lower": X[:39, 32:]})
+
+
 @pytest.mark.parametrize("arrays", [True, False])
 def test_what_is_predicted_needs_no_target_for_on_device(tmp_path: Path, arrays: bool) -> None:
     images = (X * 16).byte()
