@@ -125,6 +125,10 @@ class Decisions(DriverPart):
         """Members that an earlier driver may have left between their last file and its word on them."""
         statuses = {name: self.run.state.member(name).status for name in self.run.study.names}
         begun = {name for name, status in statuses.items() if status in ("training", "paused")} - self.members.resting
+        # A clone of a member at its end has nothing before it, but what it begins with.
+        begun |= {
+            name for name, status in statuses.items() if status == "waiting" and self.run.state.member(name).sections
+        }
         # One that was done, and waits, may do so because a search is to compare more than it was.
         revived = {name for name in self.members.having(State.WAITING) if statuses[name] == "done"}
         return [name for name in statuses if name in begun or name in revived]
