@@ -21,7 +21,7 @@ from argosy.training.choice.fusion_group import FusionGroup
 from argosy.training.device.devices import backend_of
 from argosy.training.member.files import Files
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.trainer import program_choice
+from argosy.training.trainer import program_choice, program_instances
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
@@ -143,6 +143,35 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
         assert packs.difference(assigned.live.state_dict(), state) == 0
     (event,) = [event for report in said for event in report.events]
     assert isinstance(event, Packed) and event.settled and event.seconds_per_sample == ((1, 1.0), (3, 1 / 3))
+
+
+def test_a_round_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of eight would be most of a short run of large networks."""
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    made = []
+    for seconds in (60.0, 0.0):
+        monkeypatch.setattr(program_instances, "ROUND_SECONDS", seconds)
+        instance = ProgramInstance.of([assigned(tmp_path, "a", 5)])
+        instance.begin_round(measures=True)
+        assert not instance.step(block, lambda: False) and instance.rests
+        made.append((instance.assignment[0].live.steps, instance.in_round))
+    assert made == [(8, 16), (1, 2)]
+
+
+def test_a_round_on_copies_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
+    lives, note, noted = [rounding(tmp_path, name).live for name in "abc"], FusionGroup.note, list[int]()
+
+    def noting(group: FusionGroup, seconds: float, samples: int) -> None:
+        noted.append(samples)
+        note(group, seconds, samples)
+
+    monkeypatch.setattr(FusionGroup, "note", noting)
+    for seconds, steps in ((60.0, 8), (0.0, 1)):
+        monkeypatch.setattr(rehearsal, "ROUND_SECONDS", seconds)
+        rehearsal.rehearse(FusionGroup(), lives, block)
+        assert {*noted} == {3 * steps * 2}
+        noted.clear()
 
 
 def test_a_program_of_copies_that_raises_is_ruled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

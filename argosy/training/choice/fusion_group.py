@@ -25,14 +25,16 @@ from typing import Literal, NamedTuple, TypeVar
 from argosy.errors.wording import sized
 from argosy.training.member.live import BatchLengths
 
-__all__ = ["ALONE", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
+__all__ = ["ALONE", "ROUND_SECONDS", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
 GAIN = 0.03
 """Share of the cost that a candidate must save against simpler ones, so that it is never slower than one member after another."""
 HEADROOM = 0.1
 """Share of the available memory that programs must leave free."""
 STEPS = 8
-"""Steps in a round."""
+"""Steps in a round, unless they take long."""
+ROUND_SECONDS = 0.25
+"""Time after which a round of one program makes no further step: of large networks it has one or two, and tries cost little of a short run."""
 MOST_ROUNDS = 5
 APART = 2.0
 """A candidate that costs so many times the cheapest is tried once: other load on the core does not explain that much."""

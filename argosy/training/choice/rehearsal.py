@@ -10,7 +10,7 @@ from typing import Any
 from argosy.stream.blocks import Block
 from argosy.training.choice.copies import cut_anew, filled
 from argosy.training.choice.fused_check import apart
-from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind, divided
+from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind, divided
 from argosy.training.choice.measure import state_bytes
 from argosy.training.member.live import BatchLengths, LiveMember
 from argosy.training.programs.fused.fused import Fused
@@ -70,10 +70,13 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
 
 
 def _stepped(program: Program[Any], block: Block) -> int:
-    """Make the steps that a block completes; returns their samples."""
+    """Make the steps of a round on a block; returns their samples."""
+    until = time.perf_counter() + ROUND_SECONDS
     with program.active():
         samples = 0
         for batch in program.cut(block):
             program.begin(batch)
             samples += program.finish()
+            if time.perf_counter() > until:
+                break
     return samples

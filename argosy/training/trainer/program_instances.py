@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
-from argosy.training.choice.fusion_group import ALONE, STEPS, FusionGroup, Kind
+from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
@@ -137,16 +137,18 @@ class ProgramInstance:
         return through
 
     def _step(self, block: Block, called: Callable[[], bool]) -> bool:
-        program, made, wanted = self.program, 0, False
+        program, made, wanted, long = self.program, 0, False, False
+        until = time.perf_counter() + ROUND_SECONDS - self.seconds
         with program.active():
             for batch in itertools.islice(program.cut(block), self.steps_left):
                 program.begin(batch)
                 self.samples += program.finish()
                 made += 1
-                if wanted := called():
+                long = self.steps_left is not None and time.perf_counter() > until
+                if (wanted := called()) or long:
                     break
         if self.steps_left is not None:
-            self.steps_left -= made
+            self.steps_left = 0 if long else self.steps_left - made
         return not wanted and self.steps_left != 0
 
     def begin_round(self, *, measures: bool) -> None:
