@@ -1,6 +1,7 @@
 """What functions read of the variables around them, by the names that stand in their code: `lr`, `args.lr`, `CFG["lr"]`."""
 
 import argparse
+import dataclasses
 import dis
 import functools
 import inspect
@@ -27,6 +28,7 @@ __all__ = [
 
 Holders = tuple[type, ...]
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
+SCALARS = (bool, int, float, str)
 READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 """Instructions that read a variable from around a function."""
 HOLDERS = (argparse.Namespace, types.SimpleNamespace, types.ModuleType)
@@ -50,6 +52,27 @@ def scalars_read_by(factory: Any) -> dict[str, Any]:
     >>> scalars_read_by(lambda weights: settings.lr * len(weights))
     {'settings.lr': 0.1}
     """
+    return {name: value for name, value in _read_by(factory).items() if isinstance(value, SCALARS)}
+
+
+def settings_bound_to(factory: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return the settings that are bound in a partial and used as a whole, by their argument, each with the scalars that it holds at present.
+
+    >>> settings = {"width": 8}
+    >>> settings_bound_to(functools.partial(lambda given: dict(**given), settings))
+    {'given': ({'width': 8}, {'width': 8})}
+    """
+    given = bound(factory) if isinstance(factory, functools.partial) else {}
+    read = _read_by(factory) if given else {}
+    return {
+        name: (value, held)
+        for name, value in given.items()
+        if name in read and (held := _scalars_in(value)) is not None
+    }
+
+
+def _read_by(factory: Any) -> dict[str, Any]:
+    """Return what a factory reads of variables around it and of its arguments that are bound, by `read_of`."""
     function = called(factory)
     function = getattr(function, "__func__", function)
     kind = function if isinstance(function, type) else type(function)
@@ -57,23 +80,30 @@ def scalars_read_by(factory: Any) -> dict[str, Any]:
     given = bound(factory) if isinstance(factory, functools.partial) else {}
     found: dict[str, Any] = {}
     for one in functions:
-        if isinstance(one, types.FunctionType):
-            found |= _read_by(one, given)
-    return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
-
-
-def _read_by(function: types.FunctionType, given: Mapping[str, Any]) -> dict[str, Any]:
-    instructions = instructions_of(function.__code__)
-    names = {i.argval for i in instructions if i.opname in READS}
-    names -= {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    around = inspect.getclosurevars(function)
-    found: dict[str, Any] = {}
-    for name, value in {**around.globals, **around.nonlocals}.items():
-        if name in names:
-            found |= read_of(instructions, name, value, HOLDERS)
-    for name, value in given.items():
-        found |= read_of(instructions, name, value, HOLDERS, (*READS, *BOUND))
+        if not isinstance(one, types.FunctionType):
+            continue
+        instructions = instructions_of(one.__code__)
+        names = {i.argval for i in instructions if i.opname in READS}
+        names -= {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+        around = inspect.getclosurevars(one)
+        for name, value in {**around.globals, **around.nonlocals}.items():
+            if name in names:
+                found |= read_of(instructions, name, value, HOLDERS)
+        for name in given.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
+            found |= read_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
     return found
+
+
+def _scalars_in(value: Any) -> dict[str, Any] | None:
+    """Return the scalars of settings: a dict, a namespace, a dataclass of the user's, or a class; None of anything else."""
+    is_class = isinstance(value, type) and is_own(value)
+    if isinstance(value, dict):
+        held: Any = value
+    elif is_class or isinstance(value, argparse.Namespace | types.SimpleNamespace) or dataclasses.is_dataclass(value):
+        held = getattr(value, "__dict__", {})
+    else:
+        return None
+    return {key: one for key, one in held.items() if isinstance(one, SCALARS)}
 
 
 @functools.lru_cache(maxsize=1000)

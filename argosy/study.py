@@ -30,10 +30,10 @@ from argosy.errors.checks import (
 )
 from argosy.errors.spelling import known_keywords, meant
 from argosy.ragged import check_ragged
-from argosy.readings import scalars_read_by
+from argosy.readings import scalars_read_by, settings_bound_to
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 
-__all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy"]
+__all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "doubts_of"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Columns of a row of history, beside a member's losses and metrics."""
@@ -241,10 +241,13 @@ class Member:
     """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
     _read: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
     """By factory: scalars around it that it reads when it is called, as they were when the member was made."""
+    _bound: Mapping[str, Mapping[str, tuple[Any, Mapping[str, Any]]]] = field(init=False, repr=False, compare=False)
+    """By factory and argument: settings that are bound to it, and the scalars that they held when the member was made."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
         object.__setattr__(self, "_read", {name: scalars_read_by(getattr(self, name)) for name in FACTORIES})
+        object.__setattr__(self, "_bound", {name: settings_bound_to(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
         _check_functions(self)
         _check_steps(self)
@@ -486,6 +489,24 @@ def _check_outer_scalars(member: Member) -> None:
                     f"member {member.name!r}: its {part} reads {name} when it is called, and that is {now[name]!r} by now; it was {value!r} when "
                     f"the member was made. Give it with the function, as functools.partial(SGD, lr=lr), or {otherwise}."
                 )
+
+
+def doubts_of(members: Sequence[Member]) -> list[str]:
+    """Say where members are given one object of settings, as a whole, that was set between them: all of them read what it is by now."""
+    seen: dict[int, tuple[Member, Mapping[str, Any]]] = {}
+    found = []
+    for member in members:
+        for part, arguments in member._bound.items():
+            for name, (settings, held) in arguments.items():
+                first, before = seen.setdefault(id(settings), (member, held))
+                found += [
+                    f"members {first.name!r} and {member.name!r} are given one object of settings ({name} of {part}), in which {key} was "
+                    f"{value!r} when the first was made and {held[key]!r} for the second: both have what it is by now. Where they are to "
+                    "differ in it, bind a copy to each, as copy.deepcopy makes one."
+                    for key, value in before.items()
+                    if repr(held.get(key, value)) != repr(value)
+                ]
+    return found
 
 
 def _listed(indices: Sequence[int] | None) -> list[int] | None:

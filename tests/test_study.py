@@ -22,6 +22,7 @@ from torch.utils.data import IterableDataset
 import argosy
 from argosy.errors import StudyError
 from argosy.running.directory.studyfile import load_study
+from argosy.study import doubts_of
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
@@ -393,6 +394,27 @@ def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, mon
         argosy.Study(data=arrays(), members=made)
 
 
+def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_of(tmp_path: Path) -> None:
+    """Nothing says which of them a network reads."""
+    settings = {"out_features": 3, "in_features": 12, "name": "a"}
+    fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8}
+    made = []
+    for name in "ab":
+        settings["name"] = name
+        made.append(argosy.Member(name, model=partial(of_dict, settings), **fields))
+    study = argosy.Study(data=arrays(), members=made, stop=argosy.MaxEpochs(1))
+    words = r"'a' and 'b' are given one object of settings \(settings of model\), in which name was 'a' when .* 'b' for the second"
+    with pytest.warns(UserWarning, match=words):
+        argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
+    settings["name"] = "c"  # nothing was meant to differ by it
+    own = [argosy.Member(name, model=partial(of_dict, {**settings, "name": name}), **fields) for name in "de"]
+    assert not doubts_of([made[1], *own])
+
+
+def of_dict(settings: dict[str, Any]) -> nn.Module:
+    return nn.Linear(**{key: value for key, value in settings.items() if key != "name"})
+
+
 def test_settings_that_members_do_not_name_or_have_of_their_own_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for number in (1, 2):
@@ -400,7 +422,7 @@ def test_settings_that_members_do_not_name_or_have_of_their_own_may_be_set(monke
         monkeypatch.setattr(Config, "made", number)
         own = SimpleNamespace(width=number)
         fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8, "loss": counting}
-        for name, model in (("own", partial(of_settings, own)), ("whole", partial(of_all, Config))):
+        for name, model in (("named", partial(of_settings, own)), ("whole", partial(of_all, own))):
             made.append(argosy.Member(f"{name}{number}", model=model, **fields))
     argosy.Study(data=arrays(), members=made)
 

@@ -71,6 +71,7 @@ from argosy.running.watch.interrupts import interrupts
 from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
+from argosy.study import doubts_of
 from argosy.training.choice.measure import TOGETHER
 
 __all__ = ["Driver", "drive"]
@@ -305,7 +306,7 @@ class Driver(DriverPart):
         """The data is open: the directory is this study's from here on."""
         run, launching = self.run, self.run.launching
         run.lengths = opened.lengths
-        for doubt in opened.doubts:
+        for doubt in (*opened.doubts, *doubts_of(run.study.members)[:1]):
             warn_caller(doubt)
         check_batches(map(run.study.member, self.members.waiting), run.lengths)
         launching.preparation_seconds = opened.seconds_per_sample
