@@ -10,11 +10,12 @@ import sysconfig
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from argosy.bindings import bound, called
 
 __all__ = [
+    "Outside",
     "PLAIN",
     "READS",
     "instructions_of",
@@ -22,7 +23,6 @@ __all__ = [
     "is_own",
     "is_own_module",
     "read_of",
-    "scalars_read_by",
     "setting_of",
 ]
 
@@ -42,56 +42,71 @@ INSTALLED = tuple(
 )
 
 
-def scalars_read_by(factory: Any) -> dict[str, Any]:
-    """Return the scalars that a factory will read, when it is called, of what may have changed by then.
+class Outside(NamedTuple):
+    """What a factory will read, when it is called, of what may have changed by then."""
 
-    These are variables around it, as a lambda in a loop reads them, and settings that it names, around it or bound to it. What it sets
-    itself is left out, and settings with which it does more than read such names.
+    scalars: Mapping[str, Any]
+    """Variables around it, as a lambda in a loop reads them, and what it names of settings, around it or bound to it. What it sets
+    itself is left out."""
+    settings: Mapping[str, tuple[Any, Mapping[str, Any]]]
+    """By argument: settings that are bound to it and used as a whole, each with the scalars that it holds."""
 
-    >>> settings = argparse.Namespace(lr=0.1)
-    >>> scalars_read_by(lambda weights: settings.lr * len(weights))
-    {'settings.lr': 0.1}
-    """
-    return {name: value for name, value in _read_by(factory).items() if isinstance(value, SCALARS)}
+    @classmethod
+    def of(cls, factory: Any) -> "Outside":
+        """Return what a factory reads as it is at present.
+
+        >>> settings = argparse.Namespace(lr=0.1)
+        >>> Outside.of(lambda weights: settings.lr * len(weights)).scalars
+        {'settings.lr': 0.1}
+        >>> Outside.of(functools.partial(lambda given: dict(**given), {"width": 8})).settings
+        {'given': ({'width': 8}, {'width': 8})}
+        """
+        given = bound(factory) if isinstance(factory, functools.partial) else {}
+        read = _read_by(called(factory), given)
+        return cls(
+            {name: value for name, value in read.items() if isinstance(value, SCALARS)},
+            {
+                name: (value, held)
+                for name, value in given.items()
+                if name in read and (held := _scalars_in(value)) is not None
+            },
+        )
 
 
-def settings_bound_to(factory: Any) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Return the settings that are bound in a partial and used as a whole, by their argument, each with the scalars that it holds at present.
-
-    >>> settings = {"width": 8}
-    >>> settings_bound_to(functools.partial(lambda given: dict(**given), settings))
-    {'given': ({'width': 8}, {'width': 8})}
-    """
-    given = bound(factory) if isinstance(factory, functools.partial) else {}
-    read = _read_by(factory) if given else {}
-    return {
-        name: (value, held)
-        for name, value in given.items()
-        if name in read and (held := _scalars_in(value)) is not None
-    }
-
-
-def _read_by(factory: Any) -> dict[str, Any]:
-    """Return what a factory reads of variables around it and of its arguments that are bound, by `read_of`."""
-    function = called(factory)
+def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a factory reads of variables around it and of these arguments, by `read_of`."""
     function = getattr(function, "__func__", function)
     kind = function if isinstance(function, type) else type(function)
     functions = [*vars(kind).values()] if is_own(kind) else [function]
-    given = bound(factory) if isinstance(factory, functools.partial) else {}
     found: dict[str, Any] = {}
     for one in functions:
         if not isinstance(one, types.FunctionType):
             continue
         instructions = instructions_of(one.__code__)
-        names = {i.argval for i in instructions if i.opname in READS}
-        names -= {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-        around = inspect.getclosurevars(one)
-        for name, value in {**around.globals, **around.nonlocals}.items():
-            if name in names:
-                found |= read_of(instructions, name, value, HOLDERS)
+        cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
+        enclosed = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        for name in _names_read(one.__code__):
+            if name in enclosed or name in one.__globals__:
+                found |= read_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
         for name in given.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
-            found |= read_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
+            if type(given[name]) not in PLAIN:
+                found |= read_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
     return found
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_read(code: types.CodeType) -> frozenset[str]:
+    """Return the variables around it that code reads, and does not set."""
+    instructions = instructions_of(code)
+    stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    return frozenset({i.argval for i in instructions if i.opname in READS} - stored)
 
 
 def _scalars_in(value: Any) -> dict[str, Any] | None:

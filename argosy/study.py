@@ -30,7 +30,7 @@ from argosy.errors.checks import (
 )
 from argosy.errors.spelling import known_keywords, meant
 from argosy.ragged import check_ragged
-from argosy.readings import scalars_read_by, settings_bound_to
+from argosy.readings import Outside
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "doubts_of"]
@@ -239,15 +239,12 @@ class Member:
     step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
     repetition: Repetition | None = None
     """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
-    _read: Mapping[str, Mapping[str, Any]] = field(init=False, repr=False, compare=False)
-    """By factory: scalars around it that it reads when it is called, as they were when the member was made."""
-    _bound: Mapping[str, Mapping[str, tuple[Any, Mapping[str, Any]]]] = field(init=False, repr=False, compare=False)
-    """By factory and argument: settings that are bound to it, and the scalars that they held when the member was made."""
+    _outside: Mapping[str, Outside] = field(init=False, repr=False, compare=False)
+    """By factory: what it will read of what may have changed by then, as that was when the member was made."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        object.__setattr__(self, "_read", {name: scalars_read_by(getattr(self, name)) for name in FACTORIES})
-        object.__setattr__(self, "_bound", {name: settings_bound_to(getattr(self, name)) for name in FACTORIES})
+        object.__setattr__(self, "_outside", {name: Outside.of(getattr(self, name)) for name in FACTORIES})
         _check_numbers(self)
         _check_functions(self)
         _check_steps(self)
@@ -476,9 +473,9 @@ class Study:
 
 def _check_outer_scalars(member: Member) -> None:
     """Raise StudyError where a factory would read another value than that of when its member was made."""
-    for part, before in member._read.items():
-        now = scalars_read_by(getattr(member, part))
-        for name, value in before.items():
+    for part, outside in member._outside.items():
+        now = Outside.of(getattr(member, part)).scalars if outside.scalars else {}
+        for name, value in outside.scalars.items():
             if repr(now.get(name, value)) != repr(value):
                 otherwise = (
                     "with a copy of the settings, as copy.deepcopy makes one"
@@ -496,8 +493,8 @@ def doubts_of(members: Sequence[Member]) -> list[str]:
     seen: dict[int, tuple[Member, Mapping[str, Any]]] = {}
     found = []
     for member in members:
-        for part, arguments in member._bound.items():
-            for name, (settings, held) in arguments.items():
+        for part, outside in member._outside.items():
+            for name, (settings, held) in outside.settings.items():
                 first, before = seen.setdefault(id(settings), (member, held))
                 found += [
                     f"members {first.name!r} and {member.name!r} are given one object of settings ({name} of {part}), in which {key} was "
