@@ -136,6 +136,29 @@ def test_a_metric_of_samples_must_not_become_one_of_the_set() -> None:
         validated([20, 21], {"odd": lambda output, target: output[:, 0] if len(output) == 20 else output.mean()})
 
 
+def of_all_classes(output: torch.Tensor, target: torch.Tensor) -> float:
+    """As scikit-learn's `roc_auc_score` of several classes, and its `log_loss`."""
+    if len(target.unique()) < output.shape[1]:
+        raise ValueError("Number of classes in y_true not equal to the number of columns in 'y_score'")
+    return float((output.argmax(1) == target).double().mean())
+
+
+def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 12), torch.arange(40) // 10
+    # Neither the batch on which steps are tried nor the first one of validation has all classes.
+    member = studies.member(model=partial(nn.Linear, 12, 4), metrics={"auc": of_all_classes}, batch_size=8)
+    study = argosy.Study(
+        data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1)
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
+    assert report.rows[0].metrics["val_auc"] == of_all_classes(report.predict(), y)
+
+
+def test_a_metric_that_refuses_all_samples_is_an_error() -> None:
+    with pytest.raises(ValueError, match="Number of classes"):
+        validated([20, 21], {"auc": lambda output, target: of_all_classes(output, target * 0)})
+
+
 def test_outputs_that_cannot_be_gathered_are_refused() -> None:
     validation = Validation(studies.member(metrics={"f1": lambda output, target: 1.0}), backend_of("cpu:0"))
     with pytest.raises(

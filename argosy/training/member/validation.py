@@ -143,7 +143,12 @@ class Validation:
             if _is_state(metric) or _makes_states(metric):
                 self._states[name] = self._state(name, metric)
                 continue
-            value = _tensor(metric(output, target))
+            try:
+                value = _tensor(metric(output, target))
+            except ValueError:
+                # scikit-learn's raise it of a batch that lacks a class, and all samples may have each; at the end it is raised again.
+                self._of_the_set[name] = metric
+                continue
             if value is not None and value.dim() and len(value) == rows:
                 self._per_sample[name] = metric
             elif value is not None and not value.dim():

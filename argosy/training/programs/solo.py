@@ -190,7 +190,8 @@ class Solo:
             except RuntimeError as error:
                 check_differentiated(live.member, error)
                 raise
-            live.val.end()
+            with contextlib.suppress(ValueError):  # of a metric whose classes are not all in this batch
+                live.val.end()
             check_modes(live.member, live.model, modes)
             with self._autocast():
                 live.val.check(rows, output, target)
