@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,10 +223,10 @@ def test_what_is_no_tracker_is_refused_before_the_run(tmp_path: Path, given: Any
     assert not (tmp_path / "x").exists()
 
 
-def train_then_track(directory: Path, epochs: int, tracker: str) -> None:
+def train_then_track(directory: Path, epochs: int, tracker: str, fleet: Sequence[argosy.Member] = FLEET) -> None:
     """So that it is told all, however long its library takes beside other tests: these runs are short."""
-    train(directory, epochs)
-    train(directory, epochs, tracker)
+    train(directory, epochs, fleet=fleet)
+    train(directory, epochs, tracker, fleet=fleet)
 
 
 def test_tensorboard_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
@@ -261,8 +262,9 @@ def test_a_directory_may_be_called_anything(tmp_path: Path, name: str) -> None:
 
 def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    train_then_track(tmp_path / "x", 1, "mlflow")
-    train_then_track(tmp_path / "x", 2, "mlflow")
+    fleet = [replace(one, metrics={"top@1 (%)": argosy.accuracy}) for one in FLEET]  # names that MLflow refuses
+    train_then_track(tmp_path / "x", 1, "mlflow", fleet)
+    train_then_track(tmp_path / "x", 2, "mlflow", fleet)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "x" / "mlruns").as_uri())
     runs = client.search_runs([client.get_experiment_by_name("x").experiment_id])
     results = evidence.results(tmp_path / "x")
@@ -274,6 +276,7 @@ def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
             (steps, metrics["val_loss"]) for _, _, metrics, _, _, steps, _ in results[run.info.run_name]["epochs"]
         ]
         assert [(metric.step, metric.value) for metric in history] == wanted
+        assert run.data.metrics["val_top_1 ___"] == results[run.info.run_name]["epochs"][-1][2]["val_top@1 (%)"]
 
 
 def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:

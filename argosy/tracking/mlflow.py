@@ -2,6 +2,7 @@
 runs/x/mlruns``."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -19,6 +20,11 @@ STATUSES = {"failed": "FAILED", "diverged": "FAILED", "stopped": "KILLED", "paus
 
 QUOTES = str.maketrans("'\"`\\", "’”’/")
 """Replaces quotes that would end the string in MLflow's query for an experiment's name."""
+
+
+def _taken(name: str) -> str:
+    """Return a name as MLflow takes it: with ``_`` for other characters, as the one of ``ndcg@10``."""
+    return re.sub(r"[^\w./ :-]", "_", name)
 
 
 def _all(search: Callable[..., Any]) -> Iterator[Any]:
@@ -64,12 +70,12 @@ class MLflow:
         run = self._client.create_run(self._experiment, tags=own, run_name=member)
         self._runs[member] = run.info.run_id
         for name, value in hyperparameters.items():
-            self._client.log_param(self._runs[member], name, value)
+            self._client.log_param(self._runs[member], _taken(name), value)
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         """Log the figures as one batch."""
         now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value in figures.items()]
+        metrics = [Metric(_taken(name), value, now, step) for name, value in figures.items()]
         self._client.log_batch(self._runs[member], metrics=metrics)
 
     def end(self, member: str, status: str) -> None:
