@@ -16,11 +16,13 @@ from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 from argosy.study import IGNORED
 
-__all__ = ["Reducible", "Select", "alike", "apart", "check_classes_first", "make", "reduced", "weights_of"]
+__all__ = ["PROBABILITIES", "Reducible", "Select", "alike", "apart", "check_classes_first", "make", "reduced", "weights_of"]
 
 Select = How | None
 Reducible = Literal["probabilities", "mean"]
 """Ways to combine of which a choice needs a number of each target alone."""
+PROBABILITIES = "the mean of report.predict(samples, name).sigmoid() over members"
+"""What there is for networks of one logit, in messages."""
 APART = (
     "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
     "'out of fold' is what members said of the samples that they held out, and below it each member's own"
@@ -182,7 +184,8 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     if not (whole and outputs_MNC.dim() > 2 and target.shape == wanted):
         raise RunError(
             f"outputs of the members have shape {tuple(shape[1:])}, and targets of the validation samples {_shape(target)}; "
-            "to combine probabilities they must be logits of classes and numbers of classes. Of numbers, say combine='mean'."
+            "to combine probabilities they must be logits of classes and numbers of classes. Of numbers, say combine='mean'; of one logit for two "
+            f"classes take {PROBABILITIES}."
         )
     target_N = target.long().reshape(-1)
     known_N = target_N != IGNORED

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from argosy.ensembling.combining import Combine, Combines, check_alike, each_combine
 from argosy.ensembling.ensemble import Ensemble, member_of, snapshot_name
 from argosy.ensembling.exporting import exported
-from argosy.ensembling.making import Reducible, Select, alike, apart, check_classes_first, make, reduced, weights_of
+from argosy.ensembling.making import (
+    PROBABILITIES,
+    Reducible,
+    Select,
+    alike,
+    apart,
+    check_classes_first,
+    make,
+    reduced,
+    weights_of,
+)
 from argosy.ensembling.opening import opened
 from argosy.ensembling.predict import (
     Predicted,
@@ -137,6 +147,12 @@ class Trained:
                 f"report.ensemble: calibrate=True fits a temperature to logits of classes, and with combine={combine!r} outputs are numbers. Leave "
                 "calibrate out."
             )
+        logits = combine == "mean" and any(isinstance(member.loss, nn.BCEWithLogitsLoss) for member in members)
+        if logits and select is not None:
+            raise RunError(
+                f"report.ensemble: select={select!r} chooses by errors of numbers, and outputs of members with BCEWithLogitsLoss are logits. Leave select "
+                f"out, or choose by {PROBABILITIES}."
+            )
         shared = study.data.has_val and _all_validated_alike(members)
         if not shared and (select is not None or calibrate):
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
@@ -146,6 +162,8 @@ class Trained:
             )
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
+        if logits:
+            return alike(networks, seeds, combine, note="no scores: outputs are logits, which targets are not")
         weights: list[float] = []
         if snapshots and select is not None and not calibrate and (combine == "probabilities" or combine == "mean"):
             networks, weights = self._with_snapshots(networks, combine, select)
@@ -320,7 +338,7 @@ def _usual(members: Sequence[Member]) -> Combine:
     raise RunError(
         f"what the outputs of members {', '.join(repr(member.name) for member in members)} are, their losses do not tell. Say "
         "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers, and of several outputs one for "
-        "each, as combine={'class': 'probabilities', 'age': 'mean'}."
+        f"each, as combine={{'class': 'probabilities', 'age': 'mean'}}. Of one logit for two classes take {PROBABILITIES}."
     )
 
 

@@ -460,6 +460,17 @@ def test_an_ensemble_says_why_it_has_no_scores(tmp_path: Path) -> None:
     assert trained(tmp_path / "halves", halves, epochs=1).ensemble().scores[0]["samples"] == 300
 
 
+def test_logits_have_no_errors_of_numbers(tmp_path: Path) -> None:
+    """Their distance from 0 and 1 says nothing: of a sure and right network it is large."""
+    data = argosy.Data(arrays=(X, X[:, :10].gt(0).float()), val_arrays=(X, X[:, :10].gt(0).float()))
+    report = trained(tmp_path, [member("net", loss=nn.BCEWithLogitsLoss(), metrics={})], data=data, epochs=1)
+    found = report.ensemble(combine="mean")
+    assert (found.scores, found.note) == ((), "no scores: outputs are logits, which targets are not")
+    assert torch.equal(found(X), report.best().load()(X))
+    with pytest.raises(RunError, match="outputs of members with BCEWithLogitsLoss are logits"):
+        report.ensemble(combine="mean", select="greedy")
+
+
 def scaled(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """As the how-to has it."""
     images, labels = batch

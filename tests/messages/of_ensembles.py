@@ -289,6 +289,10 @@ CASES = {
         member("one"), member("two", model=wide)
     ).ensemble(),
     "an ensemble of numbers whose targets have another shape": lambda: report().ensemble(combine="mean"),
+    "a selection among networks of one logit": lambda: report(
+        member(loss=nn.BCEWithLogitsLoss(), metrics={}),
+        data=argosy.Data(arrays=(ROWS, ROWS[:, :10] / 255), val_arrays=(ROWS, ROWS[:, :10] / 255)),
+    ).ensemble(combine="mean", select="greedy"),
     "an ensemble of classes whose targets are none": lambda: report(
         member(loss=nn.MSELoss(), metrics={}),
         data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
