@@ -240,6 +240,11 @@ def _bags(
         with torch.no_grad():
             parts = [network(rows[list(fold.held_out)]) for fold, network in zip(cut, family, strict=True)]
         outputs = torch.cat(parts)[drawn]
+        if outputs.shape[1:] != (samples.outputs,):
+            raise StudyError(
+                f"the network of member {name!r} returns {list(outputs.shape[1:])} for a row, and the table needs [{samples.outputs}], one logit for "
+                "each class, or one number for each target. Give it so many outputs: a function of the table's shape is told shape.outputs."
+            )
         heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
         bags[name] = Bag(family, heat)
         said.append(outputs / heat)
@@ -264,16 +269,20 @@ def _weighted(member: Member) -> Member:
     return replace(member, loss=None, step=partial(weighted_loss, loss))
 
 
-def weighted_loss(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """Return the loss of a batch ``(x, y, weight)``: the mean of its samples' losses times weights."""
+def weighted_loss(
+    loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a batch ``(x, y, weight)``, the mean of its samples' losses times weights, and for metrics outputs and targets."""
     inputs, target, weight_B = batch
-    losses = loss(model(inputs), target)
+    output = model(inputs)
+    losses = loss(output, target)
     if losses.shape[:1] != weight_B.shape:
         raise StudyError(
             f"a loss returned a tensor of {losses.numel()} for {len(weight_B)} samples, and sample_weight needs the loss of each. "
             "Give the member a loss of shape [B], or one of torch's with reduction='none'."
         )
-    return (losses.flatten(1).mean(dim=1) * weight_B).mean() if losses.dim() > 1 else (losses * weight_B).mean()
+    of_samples_B = losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
+    return (of_samples_B * weight_B).mean(), output, target
 
 
 def _failed(report: Report) -> MemberError:

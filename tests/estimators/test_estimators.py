@@ -209,6 +209,21 @@ def test_weights_count() -> None:
     )
 
 
+def test_rules_may_follow_metrics_beside_weights() -> None:
+    def watched(shape: Shape) -> argosy.Member:
+        stop = argosy.MaxEpochs(3) | argosy.Plateau("val_accuracy", patience=1)
+        return replace(own(shape), metrics={"accuracy": argosy.accuracy}, stop=stop)
+
+    found = argosy.Classifier(watched, folds=2, random_state=0).fit(X, WORDS, np.ones(len(X)))
+    assert found.score(X, WORDS) > 0.7
+
+
+def test_a_network_has_an_output_for_each_class() -> None:
+    """With more of them `predict_proba` would have columns that are none of `classes_`."""
+    with pytest.raises(StudyError, match=r"member 'linear' returns \[3\] for a row, and the table needs \[2\]"):
+        argosy.Classifier(lambda shape: own(replace(shape, outputs=3)), folds=2, random_state=0).fit(X, WORDS)
+
+
 def test_a_member_of_ones_own_without_a_loss_learns_numbers_by_their_squared_error() -> None:
     def mine(shape: Shape) -> argosy.Member:
         return replace(own(shape), loss=None)

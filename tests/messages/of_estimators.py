@@ -17,9 +17,9 @@ TABLE = DataFrame({"size": np.arange(40.0), "colour": ["red", "blue"] * 20})
 LABELS = np.arange(40) % 2
 
 
-def member(name: str = "net", *, inputs: int = 3, **rest: Any) -> argosy.Member:
+def member(name: str = "net", *, inputs: int = 3, outputs: int = 2, **rest: Any) -> argosy.Member:
     """A network for the table, whose two words have an input each."""
-    model, optimizer = partial(nn.Linear, inputs, 2), partial(SGD, lr=0.1)
+    model, optimizer = partial(nn.Linear, inputs, outputs), partial(SGD, lr=0.1)
     return argosy.Member(name, model=model, optimizer=optimizer, batch_size=10, stop=argosy.MaxEpochs(1), **rest)
 
 
@@ -38,6 +38,7 @@ CASES = {
     "a classifier of no members": lambda: argosy.Classifier([]).fit(TABLE, LABELS),
     "a classifier of argosy.tabular that is not called": lambda: classifier(argosy.tabular),
     "a classifier whose network does not fit the table": lambda: classifier(member(inputs=4)),
+    "a classifier whose network has more outputs than there are classes": lambda: classifier(member(outputs=3)),
     "sample_weight, and a member with a step of its own": lambda: classifier(
         member(step=lambda model, batch: model(batch[0]).sum()), sample_weight=LABELS + 1
     ),
