@@ -118,22 +118,27 @@ def fit(
     )
     settings = {"quiet": True, **settings}
     if directory is not None:
-        return _fitted(train(study, directory=directory, **settings), classes, names, arrays[0][:1])
+        return _fitted(train(study, directory=directory, **settings), classes, names, arrays[0])
     with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:
-        return _fitted(train(study, directory=folder, **settings), classes, names, arrays[0][:1])
+        return _fitted(train(study, directory=folder, **settings), classes, names, arrays[0])
 
 
-def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, sample: Tensor) -> Fitted:
+def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, inputs: Tensor) -> Fitted:
     failed = next((row for row in report.rows if row.reason), None)
     if failed is not None and not any(row.metrics for row in report.rows):
+        gaps = inputs.isnan().reshape(len(inputs), -1).any(dim=1)
+        advice = (
+            f"Mend X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values; fill them."
+            if gaps.any()
+            else "Mend the member; where its network wants floats and X has none, give X as floats."
+        )
         raise MemberError(
-            f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend "
-            "the member; where its network wants floats and X has none, give X as floats."
+            f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\n{advice}"
         )
     best = report.best()
     network = best.load()
     if classes is not None:
-        _check_outputs(best.name, report.predict((sample,), network), len(classes))
+        _check_outputs(best.name, report.predict((inputs[:1],), network), len(classes))
     return Fitted(report=report, network=network, classes=classes, feature_names_in_=names)
 
 

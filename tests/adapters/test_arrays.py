@@ -65,6 +65,12 @@ def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> 
     assert "argosy status" not in str(told.value)
 
 
+def test_missing_values_of_a_table_are_told_of() -> None:
+    words = r"Mend X: 3 of its 120 rows have missing values"
+    with pytest.warns(MemberFailed, match="'net' diverged"), pytest.raises(MemberError, match=words):
+        argosy.fit(np.where(np.arange(120)[:, None] % 50, X, np.nan), WORDS, member(), **HOW)
+
+
 def of_one_logit(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(output[:, 0], target.float())
 

@@ -225,6 +225,7 @@ CASES = {
     ),
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
     "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
+    "argosy.fit of a table with gaps": lambda: fitted(np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)),
     "argosy.fit holds out everything": lambda: fitted(validation=1.0),
     "a table whose columns are in another order than for argosy.fit": another_order,
     "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
