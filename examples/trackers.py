@@ -31,4 +31,4 @@ study = argosy.Study(
 if __name__ == "__main__":
     argosy.train(study, directory="runs/trackers", trackers=["tensorboard", "mlflow"])
     print("tensorboard --logdir runs/trackers")
-    print("mlflow ui --backend-store-uri runs/trackers/mlruns")
+    print("MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/trackers/mlruns")

@@ -1,5 +1,5 @@
-"""MLflow: an experiment for the study and a run for each member; look with ``mlflow ui --backend-store-uri
-runs/x/mlruns``."""
+"""MLflow: an experiment for the study and a run for each member; look with
+``MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri runs/x/mlruns``."""
 
 import os
 import re
