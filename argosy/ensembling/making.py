@@ -16,7 +16,17 @@ from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 from argosy.study import IGNORED
 
-__all__ = ["PROBABILITIES", "Reducible", "Select", "alike", "apart", "check_classes_first", "make", "reduced", "weights_of"]
+__all__ = [
+    "PROBABILITIES",
+    "Reducible",
+    "Select",
+    "alike",
+    "apart",
+    "check_classes_first",
+    "make",
+    "reduced",
+    "weights_of",
+]
 
 Select = How | None
 Reducible = Literal["probabilities", "mean"]

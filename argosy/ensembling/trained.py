@@ -151,7 +151,7 @@ class Trained:
         if logits and select is not None:
             raise RunError(
                 f"report.ensemble: select={select!r} chooses by errors of numbers, and outputs of members with BCEWithLogitsLoss are logits. Leave select "
-                f"out, or choose by {PROBABILITIES}."
+                f"out, or take {PROBABILITIES}."
             )
         shared = study.data.has_val and _all_validated_alike(members)
         if not shared and (select is not None or calibrate):

@@ -147,9 +147,7 @@ def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Pat
     x, y = torch.randn(40, 12), torch.arange(40) // 10
     # Neither the batch on which steps are tried nor the first one of validation has all classes.
     member = studies.member(model=partial(nn.Linear, 12, 4), metrics={"auc": of_all_classes}, batch_size=8)
-    study = argosy.Study(
-        data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1)
-    )
+    study = argosy.Study(data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
     report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
     assert report.rows[0].metrics["val_auc"] == of_all_classes(report.predict(), y)
 
