@@ -223,6 +223,8 @@ class Loop(Asked):
             weight.grad = self._gradients.get(name)
         yield
         self._gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+        for weight in weights.values():
+            weight.grad = None
 
     def _epoch_hook(self, hook: str) -> None:
         self._hook = hook

@@ -36,6 +36,13 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
+def adding_up(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
+    """Moves the weights after several batches."""
+    value = loss(model, batch)
+    value.backward()
+    return value
+
+
 def step(model: nn.Module, batch: Any, optimizers: Any) -> torch.Tensor:
     """Moves the weights."""
     found = loss(model, batch)
@@ -186,6 +193,7 @@ CASES = {
     "optimizers without a step": lambda: member(step=None, validate=None),
     "a step that moves the weights, and micro-batches": lambda: member(accumulate=2),
     "a step that moves the weights, and validation data": lambda: trained(member(validate=None)),
+    "a step that adds up the gradients of several batches": lambda: trained(member(step=adding_up)),
     "an optimizers factory that returns a list": lambda: trained(member(optimizers=lambda model: [1])),
     "optimizers of another network": lambda: trained(member(optimizers=lambda model: optimizers(NETWORK))),
     "BatchNorm, a mean of epochs and a step that moves the weights": lambda: trained(

@@ -510,6 +510,19 @@ class Holding(nn.Linear):
         return super().forward(x) * self.filled
 
 
+class Growing(nn.Linear):
+    """It appends to a buffer in each pass, as one that keeps its weights of several epochs (SWAG)."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.register_buffer("earlier", torch.zeros(0, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.earlier = torch.cat([self.earlier, self.bias.detach()[None]])[-5:]
+        return super().forward(x)
+
+
 @pytest.mark.parametrize("moves", ["", "count", "tensor", "unsaved", "saved"])
 def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
@@ -517,6 +530,44 @@ def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
     assert [note.partition(",")[0] for note in noted] == (
         [] if moves in ("", "saved") else [f"steps change {moves!r} of the network"]
     )
+
+
+class Binarized(nn.Linear):
+    """Its weights are the signs of those that are trained, which they hold as an attribute (Courbariaux et al. 2016)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.weight, "org"):
+            self.weight.org = self.weight.data.clone()
+        self.weight.org.mul_(0.9)
+        self.weight.data = self.weight.org.sign()
+        return super().forward(x)
+
+
+def test_what_moves_on_a_weight_is_noted() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    noted = measure(start(studies.member(model=partial(Binarized, 12, 10))), block).notes
+    assert [note.partition(",")[0] for note in noted] == ["steps change 'org' of 'weight'"]
+
+
+class Taught(nn.Module):
+    """A network beside another one, whose weights follow its own and are computed anew in each pass, as those of DINO's teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = (nn.utils.weight_norm(nn.Linear(12, 10)) for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            for mine, follows in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+                follows.data.mul_(0.9).add_(mine.data, alpha=0.1)
+        return self.student(x) + self.teacher(x)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated")
+def test_weights_that_each_pass_computes_anew_are_not_noted() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert measure(start(studies.member(model=Taught)), block).notes == ()
 
 
 class Replaying(nn.Linear):
@@ -800,13 +851,30 @@ def test_what_a_step_froze_or_unfroze_remains_so_behind_a_file(tmp_path: Path) -
     assert outcome(again.live) == outcome(whole.live)
 
 
-def test_a_buffer_that_was_filled_in_training_is_there_behind_a_file(tmp_path: Path) -> None:
-    member = studies.member(model=Holding)
+def is_bias(weight: torch.Tensor) -> bool:
+    return weight.ndim == 1
+
+
+class Filtering(SGD):
+    """It asks a function of its groups which weights decay, as LARS does in Barlow Twins and VICReg."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__([{"params": list(weights), "fixed": is_bias}], lr=0.05, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in filter(group["fixed"], group["params"]):
+                weight.grad.mul_(0.1)
+        super().step()
+
+
+@pytest.mark.parametrize("how", [{"model": Holding}, {"model": Growing}, {"optimizer": Filtering}])
+def test_what_was_filled_or_has_functions_goes_on_behind_a_file(tmp_path: Path, how: Any) -> None:
+    member = studies.member(**how)
     solo, again = start(member), start(member)
     rows = run(solo, 2)
     first = run(again, 1)
     again, _ = resumed(again.live.state_dict(), tmp_path, member)
-    assert torch.equal(again.live.model.filled, torch.ones(1))
     assert [*first, *run(again, 1)] == rows
     assert outcome(again.live) == outcome(solo.live)
 

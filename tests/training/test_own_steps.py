@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,35 @@ def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
     other.load_state_dict(checkpoint.load(tmp_path / "x.pt"))
     steps(other, 5, 8)
     assert bits(other) == bits(straight)
+
+
+def adding_up(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+    """Adds gradients of several batches up, of which the first ones make no step."""
+    loss = model.discriminator(batch[0]).square().mean()
+    loss.backward()
+    return loss
+
+
+def skipping(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+    """Makes no step, as its scaled gradients have overflowed."""
+    loss = model.discriminator(batch[0]).square().mean()
+    (loss * torch.inf).backward()
+    return loss
+
+
+def by_own_hand(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
+    """Moves the weights without an optimizer."""
+    loss = adding_up(model, batch, optimizers)
+    for weight in model.discriminator.parameters():
+        weight.data.sub_(0.1 * weight.grad)
+    return loss
+
+
+@pytest.mark.parametrize(("own", "refused"), [(adding_up, True), (skipping, False), (by_own_hand, False)])
+def test_a_step_that_adds_up_gradients_of_several_batches_is_refused(own: Any, refused: bool) -> None:
+    live = alive(argosy.Member("gan", model=Gan, optimizers=optimizers, step=own, validate=validate, batch_size=4))
+    with pytest.raises(argosy.errors.StudyError, match="do not outlive a step") if refused else nullcontext():
+        steps(live, 0, 1)
 
 
 def test_a_trial_leaves_the_member_as_it_is() -> None:

@@ -307,6 +307,8 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
                 continue
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
+    for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
+        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
     for optimizer in optimizers_of(live.optimizer):
         held = [*_unsaved(optimizer, "optimizer", saved), *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
@@ -341,6 +343,8 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
         held |= {key: holder._buffers.get(key) for key in names}
+        for hook in holder._forward_pre_hooks.values():  # each pass computes it anew, as torch.nn.utils.weight_norm
+            held.pop(getattr(hook, "name", None), None)
     for key, value in held.items():
         found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
         if found:

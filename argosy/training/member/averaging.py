@@ -58,7 +58,8 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False where that cannot be told.
 
     A few samples are given once, twice and three times over: a mean stays, a sum grows by as much each time, a root of one by a power of
-    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted. Of one that draws random numbers, as that of a
+    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and so is a sum over pairs by the number of
+    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a
     variational autoencoder, it is told where these decide little; it cannot be told of one that takes no such batch.
     """
     few = list(range(max(1, min(SAMPLES, rows // 2))))
@@ -68,11 +69,20 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
         return False
     if once == again:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
+        if grows and len(few) == SAMPLES and _close(twice - once, thrice - twice):
+            grows = not _compares(value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDED)
     else:
         grows = all(_close(n * once, one, DRAWN) for n, one in zip((1, 2, 3), found[1:], strict=True))
     if grows:
         raise _sum(member, what, {len(few): once, 2 * len(few): twice})
     return once == again
+
+
+def _compares(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
+    """Whether a value depends on which samples stand together; a sum of what each sample gives does not."""
+    pairs, others = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    found, crossed = ([_mean_of(value, _taken(samples, rows, pair)) for pair in two] for two in (pairs, others))
+    return abs(sum(found) - sum(crossed)) > tolerance * sum(map(abs, found + crossed))
 
 
 def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "check_generators",
     "check_gradients",
     "check_labels",
+    "check_left",
     "check_modes",
     "check_network",
     "check_optimizer",
@@ -165,6 +166,30 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
             f"member {member.name!r}: clip_grad_norm is {member.clip_grad_norm}, and torch clips no sparse gradients, as "
             "Embedding(sparse=True) has them. Leave out one of them."
         )
+
+
+@contextlib.contextmanager
+def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Raise StudyError where an own step inside leaves gradients and moves nothing, as one that adds up those of several batches."""
+    stepped: list[bool] = []
+    hooks = [one.register_step_post_hook(lambda *_: stepped.append(True)) for one in optimizers]
+    weights = list(model.parameters())
+    before = [weight.detach().sum() for weight in weights]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    left = [weight.grad for weight in weights if weight.grad is not None and not stepped]
+    # Those that are not finite are of a loss scale that is too large: its step is skipped on purpose.
+    if any(bool(grad.any()) for grad in left) and all(bool(grad.isfinite().all()) for grad in left):
+        after = [weight.detach().sum() for weight in weights]
+        if all(map(torch.equal, before, after)):
+            raise StudyError(
+                f"member {member.name!r}: its step leaves gradients and calls step() of no optimizer, as if those of several batches were to be one "
+                "step's, and they do not outlive a step. Let batch_size be the samples of one step of the optimizers, and have the step cut its "
+                "batch into parts, as tensor.split(16) does."
+            )
 
 
 def modes_of(model: nn.Module) -> list[bool]:

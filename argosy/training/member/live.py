@@ -37,7 +37,7 @@ from argosy.training.member.checks import (
     registering,
 )
 from argosy.training.member.copied import copies_of, own_member, own_memory
-from argosy.training.member.own import own_optimizers, restore
+from argosy.training.member.own import own_optimizers, restore, without_functions
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
@@ -438,7 +438,7 @@ class LiveMember:
         return {
             "model": self.model.state_dict(),
             "turned": sorted(self._frozen ^ _frozen(self.model)),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": without_functions(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
@@ -543,11 +543,11 @@ def seed_of(member: Member, study_seed: int) -> int:
 
 
 def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Create buffers that are None until a forward pass, since torch cannot load a file's values into None."""
+    """Create buffers that are None until a forward pass, or have grown since, since torch cannot load a file's values into these."""
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             found = weights.get(f"{name}.{key}" if name else key)
-            if buffer is None and found is not None:
+            if found is not None and (buffer is None or buffer.shape != found.shape):
                 module._buffers[key] = torch.empty_like(found, device=device)
 
 

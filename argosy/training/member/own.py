@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from argosy.errors import StudyError
 from argosy.study import Member
 
-__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore"]
+__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "without_functions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,25 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     Torch casts all state but ``step`` to its weight's dtype: values that NAdam and ASGD keep in float32 beside float64 weights
     would round otherwise from then on.
     """
+    functions = [{k: v for k, v in group.items() if isinstance(v, FunctionType)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, functions, strict=True):
+        group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
             held = optimizer.state.get(weight, {})
             for name, value in state["state"].get(number, {}).items():
                 if isinstance(value, Tensor) and held[name].dtype != value.dtype:
                     held[name] = value.to(held[name].device, copy=True)
+
+
+def without_functions(state: Any) -> Any:
+    """Return an optimizer's state without functions in its groups, as filters of LARS, which no file can hold and its factory gives again."""
+    if isinstance(state, list):
+        return [without_functions(item) for item in state]
+    if not isinstance(state, dict):
+        return state
+    return {key: without_functions(item) for key, item in state.items() if not isinstance(item, FunctionType)}
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:

@@ -22,6 +22,7 @@ from argosy.training.member.checks import (
     check_differentiated,
     check_gradients,
     check_labels,
+    check_left,
     check_modes,
     modes_of,
     wants_classes,
@@ -201,12 +202,15 @@ class Solo:
     def try_step(self, data: Any, rows: int) -> None:
         """Make one step on samples outside of the stream, to measure it."""
         self.drop_gradients()
+        member, live = self.live.member, self.live
+        own = member.optimizers is not None
         try:
-            self.begin(Batch(data, rows, Digest()))
+            with check_left(member, live.model, live.optimizer.by_name.values()) if own else contextlib.nullcontext():
+                self.begin(Batch(data, rows, Digest()))
             self._batch = self._losses = None
             self.step()
         except RuntimeError as error:
-            check_gradients(self.live.member, self.live.model, error)
+            check_gradients(member, live.model, error)
             raise
 
     def release(self) -> None:
@@ -376,7 +380,7 @@ class Solo:
 
     def _loss(self, value: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
-            return value
+            return value.reshape(()) if value.dim() and value.numel() == 1 else value
         member = self.live.member
         raise StudyError(
             f"member {member.name!r}: its {'loss' if member.step is None else 'step'} gave {type(value).__name__}; it must "
