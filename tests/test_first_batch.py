@@ -202,6 +202,18 @@ def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own:
     assert "\n" not in told.strip()
 
 
+def mining(model: nn.Module, batch: Any) -> Tensor:
+    """Draws the negative of each sample among those of other classes, of which there have to be some."""
+    others = batch[1][:, None] != batch[1]
+    drawn = torch.multinomial(others.float(), 1)[:, 0]
+    output = model(batch[0])
+    return (1 - (output - output[drawn]).square().sum(1)).relu().mean()
+
+
+def test_a_step_that_takes_no_batch_of_equal_samples_is_taken(tmp_path: Path) -> None:
+    assert reason(tmp_path, member(step=mining)) == ""
+
+
 def test_a_root_of_a_sum_is_refused(tmp_path: Path) -> None:
     loss = lambda output, target: functional.cross_entropy(output, target, reduction="sum").sqrt()  # noqa: E731
     assert "its loss adds up the samples of a batch" in reason(tmp_path, member(loss=loss))

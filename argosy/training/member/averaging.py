@@ -106,9 +106,13 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
     return abs(together - apart) > tolerance * max(abs(together), abs(apart))
 
 
-def check_sizes(member: Member, losses: Mapping[int, Tensor]) -> None:
-    """Raise StudyError where a member's own step sums samples, by its losses of two batch sizes in which all samples are equal."""
-    values = {size: float(loss) for size, loss in losses.items() if not loss.dim() and loss.isfinite()}
+def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]) -> None:
+    """Raise StudyError where a member's own step sums samples, by its losses of two batch sizes in which all samples are equal.
+
+    One that takes no such batch, as it looks for negatives in it, is not told of.
+    """
+    losses = {rows: _value(value, data) for data, rows in batches}
+    values = {size: float(one) for size, one in losses.items() if one is not None and not one.dim() and one.isfinite()}
     if len(values) == 2:
         (size, one), (other_size, other) = values.items()
         if not _close(one, other) and _close(one / size, other / other_size):

@@ -177,8 +177,7 @@ class Solo:
         live = self.live
         live.model.eval()
         with torch.no_grad(), self._autocast():
-            losses = {rows: self._validated(data)[0] for data, rows in batches}
-        check_sizes(live.member, losses)
+            check_sizes(live.member, lambda data: self._validated(data)[0], batches)
         live.model.train()
 
     def try_validation(self, data: Any, rows: int) -> None:
