@@ -202,12 +202,18 @@ def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own:
     assert "\n" not in told.strip()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_compares_samples_of_a_class_is_taken_where_the_first_ones_are_of_one_each(seed: int) -> None:
+    output = torch.randn(16, 5, generator=torch.Generator().manual_seed(seed))
+    check_step(member(step=step), "step", lambda pair: supervised(*pair), (output, CLASSES[:16]), 16)
+
+
 def mining(model: nn.Module, batch: Any) -> Tensor:
     """Draws the negative of each sample among those of other classes, of which there have to be some."""
     others = batch[1][:, None] != batch[1]
     drawn = torch.multinomial(others.float(), 1)[:, 0]
     output = model(batch[0])
-    return (1 - (output - output[drawn]).square().sum(1)).relu().mean()
+    return functional.softplus(1 - (output - output[drawn]).square().sum(1)).mean()
 
 
 def test_a_step_that_takes_no_batch_of_equal_samples_is_taken(tmp_path: Path) -> None:
@@ -232,6 +238,14 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
     """InfoNCE within the batch."""
     near = output @ output.T - 1e9 * torch.eye(len(output))
     return functional.cross_entropy(near, torch.arange(len(output)).roll(1))
+
+
+def supervised(output: Tensor, target: Tensor) -> Tensor:
+    """Each sample's nearness to others of its class, against all others (Khosla et al. 2020); of a few samples there may be none."""
+    apart = torch.eye(len(output))
+    near = functional.normalize(output) @ functional.normalize(output).T / 0.2 - 1e9 * apart
+    alike = (target[:, None] == target).float() - apart
+    return -((alike * near.log_softmax(1)).sum(1) / alike.sum(1).clamp(min=1)).mean()
 
 
 def of_one_size(output: Tensor, target: Tensor) -> Tensor:

@@ -19,8 +19,10 @@ from argosy.training.member.mistakes import same_shape, shown
 
 __all__ = ["check_halves", "check_loss", "check_pairs", "check_sizes", "check_step", "refusing_broadcasts"]
 
-SAMPLES = 4
+SAMPLES = 2
 """Samples that are repeated several times; few, because outputs of a sample may be large."""
+TIMES = (2, 4, 6)
+"""How often; once, none would have another one of its class, and a loss that compares each with these would begin anew."""
 PAIRED = 8
 """Samples that are compared in several orders."""
 TOLERANCE = 1e-3
@@ -57,25 +59,27 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
 def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
     """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False where that cannot be told.
 
-    A few samples are given once, twice and three times over: a mean stays, a sum grows by as much each time, a root of one by a power of
+    A few samples are given twice, four and six times over: a mean stays, a sum grows by as much each time, a root of one by a power of
     their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and so is a sum over pairs by the number of
     samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a
     variational autoencoder, it is told where these decide little; it cannot be told of one that takes no such batch.
     """
-    few = list(range(max(1, min(SAMPLES, rows // 2))))
-    found = [_mean_of(value, _taken(samples, rows, few * times)) for times in (1, 1, 2, 3)]
-    once, again, twice, thrice = found
+    some = _taken(samples, rows, range(min(PAIRED, rows)))
+    drawn = _mean_of(value, some) != _mean_of(value, some)
+    few = list(range(max(1, min(SAMPLES, rows // 4))))
+    found = [_mean_of(value, _taken(samples, rows, few * times)) for times in TIMES]
+    once, twice, thrice = found
     if not all(map(math.isfinite, found)):
         return False
-    if once == again:
-        grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
-        if grows and len(few) == SAMPLES and _close(twice - once, thrice - twice):
-            grows = not _compares(value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDED)
+    if drawn:
+        grows = all(_close(n * once, one, DRAWN) for n, one in ((2, twice), (3, thrice)))
     else:
-        grows = all(_close(n * once, one, DRAWN) for n, one in zip((1, 2, 3), found[1:], strict=True))
+        grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
+        if grows and rows >= 4 and _close(twice - once, thrice - twice):
+            grows = not _compares(value, samples, rows, TOLERANCE if member.precision == "float32" else ROUNDED)
     if grows:
-        raise _sum(member, what, {len(few): once, 2 * len(few): twice})
-    return once == again
+        raise _sum(member, what, {len(few) * times: one for times, one in zip(TIMES[:2], found, strict=False)})
+    return not drawn
 
 
 def _compares(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
