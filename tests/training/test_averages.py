@@ -91,6 +91,36 @@ def test_it_is_torchs_averaged_model_bit_for_bit(rule: str, model: Any) -> None:
     assert rows[-1]["average_val_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+def frozen_at_first() -> nn.Module:
+    """A network of which the lower half is frozen until a step thaws it; a frozen mask of it is infinite."""
+    model = mlp()
+    model[0].requires_grad_(requires_grad=False)
+    model.steps = nn.Parameter(torch.tensor(0.0), requires_grad=False)
+    model.mask = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
+    return model
+
+
+def thawing(model: Any, batch: Any) -> Any:
+    if model.training:
+        with torch.no_grad():
+            model.steps += 1
+        model[0].requires_grad_(bool(model.steps > 5))
+    outputs = model[:4](batch[0])
+    return nn.functional.cross_entropy(outputs, batch[1]), outputs, batch[1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_that_a_step_thaws_are_in_it_as_in_torchs(rule: str) -> None:
+    live, torchs, _ = followed(member(model=frozen_at_first, step=thawing, average=RULES[rule]), 3)
+    assert live.average is not None
+    with live.average.held():
+        found = {name: value.clone() for name, value in live.model.state_dict().items()}
+    wanted = dict(torchs[rule].state_dict())
+    assert found.pop("mask").tolist() == [0.0, -torch.inf]
+    del wanted["mask"]  # NaN in torch's: the difference of infinite values
+    assert packs.difference(found, wanted) == 0.0
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None:
     plateau = partial(ReduceLROnPlateau, patience=0)

@@ -158,7 +158,7 @@ class LiveMember:
         self._frozen = _frozen(self.model)
         self.train = Tally(self.backend)
         self.loss_scale, rule = scale_of(self.member), self.member.average
-        self.average = None if rule is None else RunningAverage(rule, self.model)
+        self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
         self.begin_validation()
 
     @property

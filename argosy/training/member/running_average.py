@@ -43,17 +43,22 @@ def counting(norms: Sequence[_BatchNorm], batches: int) -> Iterator[None]:
 
 
 class RunningAverage:
-    """What is averaged are the weights that want a gradient; all else of the network belongs to raw and averaged weights alike.
+    """What is averaged are the weights that want a gradient, and with `thaws` frozen ones; all else of the network belongs to raw and averaged
+    weights alike.
 
     Buffers do not, where statistics are computed anew: those of the average begin each epoch as copies, statistics as of no batch.
     """
 
-    def __init__(self, rule: Average, model: nn.Module) -> None:
+    def __init__(self, rule: Average, model: nn.Module, *, thaws: bool = False) -> None:
         self._rule = rule
         self.share: float | None = 1 - rule.decay if isinstance(rule, EMA) else None
         """How far a step moves the average towards the weights; None where only ends of epochs do."""
-        self.weights: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
-        """The member's own."""
+        self.weights: list[Tensor] = [
+            weight
+            for weight in model.parameters()
+            if weight.requires_grad or (thaws and weight.is_floating_point() and weight.isfinite().all())
+        ]
+        """The member's own. Infinite ones, as of a mask, are never trained, and would become NaN."""
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each of them, of use once there is a `count`."""
         self.count: int = 0
