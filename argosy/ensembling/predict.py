@@ -64,7 +64,8 @@ def samples_of(study: Study, samples: Any) -> Data:
     """Return the study's data with these samples for validation: arrays, alone, in a tuple or by name in dicts, a Dataset, or a function
     that returns one.
 
-    Raises StudyError for a table, the columns of which would be read by position, whatever their names, and for arrays of unlike lengths.
+    Raises StudyError for a table, the columns of which would be read by position, whatever their names, for arrays of unlike lengths, and for
+    arrays where samples are of unlike length.
     """
     if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
         raise StudyError(
@@ -78,6 +79,11 @@ def samples_of(study: Study, samples: Any) -> Data:
     ):
         samples = RowsByName(samples)
     arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)
+    if arrays and study.data.ragged is not None:
+        raise StudyError(
+            "report.predict was given arrays, and the study's samples are of unlike length (Data.ragged). Give a Dataset whose samples are "
+            "built as the study's, each with a target: any, as 0, where there is none."
+        )
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
 
 

@@ -307,6 +307,9 @@ CASES = {
     "a prediction of samples that a frozen network was to be run on first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction of a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
     "a prediction of arrays of unlike lengths": lambda: report(member()).predict({"x": ROWS, "z": ROWS[:1]}),
+    "a prediction of samples of unlike length as arrays": lambda: report(
+        data=argosy.Data(train=studies.Vectors(40), val=studies.Vectors(40), ragged=(argosy.Ragged(12), None))
+    ).predict(ROWS),
     "a prediction of a network that returns no tensor": lambda: report(member(model=Pair)).predict(torch.zeros(3, 12)),
     "predictions of a fold of which every sample raises": lambda: report(
         *argosy.kfold(member(), 40, samples=40),
