@@ -17,7 +17,6 @@ from argosy.bindings import bound, called
 __all__ = [
     "Outside",
     "PLAIN",
-    "READS",
     "instructions_of",
     "is_installed",
     "is_own",
@@ -31,6 +30,8 @@ PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, ty
 SCALARS = (bool, int, float, str)
 READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 """Instructions that read a variable from around a function."""
+BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
+"""Instructions that read an argument."""
 HOLDERS = (argparse.Namespace, types.SimpleNamespace, types.ModuleType)
 """Installed classes of which instances hold settings."""
 INSTALLED = tuple(
@@ -131,10 +132,6 @@ def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
         if isinstance(instruction.argval, types.CodeType):
             found.extend(instructions_of(instruction.argval))
     return found
-
-
-BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
-"""Instructions that read an argument."""
 
 
 def read_of(
