@@ -21,8 +21,9 @@ from argosy.training.choice.split_check import why_whole
 from argosy.training.device.recorders import Uncaptured
 from argosy.training.programs.fused.compiled import Compilation, Pass
 from argosy.training.programs.fused.fused import Fused
-from argosy.training.programs.graphed import graphed
-from argosy.training.programs.graphed.graphed import Graphed, Replayed
+from argosy.training.programs.graphed import evaluation, graphed
+from argosy.training.programs.graphed.graphed import Graphed
+from argosy.training.programs.graphed.replayed import Replayed
 from argosy.training.programs.graphed.several import Several
 from argosy.training.programs.graphed.single import Single
 from argosy.training.programs.graphed.static_inputs import StaticInputs
@@ -95,7 +96,8 @@ def test_an_error_of_argosys_own_ends_the_run(
         (Graphed, "of"),
         (Graphed, "begin"),
         (Graphed, "_record"),
-        (Replayed, "step"),
+        (Replayed, "replay"),
+        (evaluation.Evaluation, "_warm_up"),
         (graphed, "leads_elsewhere"),
         (StaticInputs, "set_numbers"),
         (Several, "gradients"),
@@ -107,6 +109,7 @@ def test_an_error_of_argosys_own_ends_the_run(
 def test_an_error_of_argosys_own_in_a_captured_program_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: str
 ) -> None:
+    monkeypatch.setattr(evaluation, "EAGER", 1)
     ends_the_run(tmp_path, monkeypatch, owner, name, error)
 
 

@@ -56,6 +56,8 @@ class Validation:
     """Sums of the loss and of the per-sample metrics."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+    _lacking: set[str] = field(default_factory=set)
+    """Metrics of the set that raise of the first batch, as it lacks a class."""
     _states: dict[str, MetricState] = field(default_factory=dict)
     _gathered: "_Gathered" = field(init=False)
     _ended: dict[str, float] = field(default_factory=dict)
@@ -95,12 +97,14 @@ class Validation:
         for name in self._per_sample:
             self.sums.bring(0, Digest(), name, right, event)
 
-    def end(self) -> None:
-        """Compute the metrics that are computed once; called after the last batch."""
+    def end(self, *, tried: bool = False) -> None:
+        """Compute the metrics that are computed once; called after the last batch. Where one batch is `tried`, only those that it is enough for."""
         if not self.sums.rows:
             return
         whole = self._gathered.whole() if self._of_the_set else ()
         for name, metric in self._of_the_set.items():
+            if tried and name in self._lacking:
+                continue
             self._ended[name] = self._number(name, metric(*whole), f"all {self.sums.rows} samples")
         for name, state in self._states.items():
             self._ended[name] = self._number(name, state.compute(), "compute()")
@@ -146,9 +150,11 @@ class Validation:
             try:
                 value = _tensor(metric(output, target))
             except ValueError:
-                # scikit-learn's raise it of a batch that lacks a class, and all samples may have each; at the end it is raised again.
-                self._of_the_set[name] = metric
-                continue
+                # scikit-learn's raise it of a batch that lacks a class, and all samples may have each.
+                value = _of_all_classes(metric, output, target)
+                if value is None:
+                    raise
+                self._lacking.add(name)
             if value is not None and value.dim() and len(value) == rows:
                 self._per_sample[name] = metric
             elif value is not None and not value.dim():
@@ -196,6 +202,20 @@ class Validation:
 
     def _words(self, name: str) -> str:
         return f"member {self.member.name!r}: metric {name!r}"
+
+
+def _of_all_classes(metric: Callable[[Any, Any], Any], output: Any, target: Any) -> torch.Tensor | None:
+    """Return a metric of the rows of a batch, repeated, with all classes as targets; None where these are no class numbers, or it raises as well."""
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor) and target.dim() == 1):
+        return None
+    if target.is_floating_point() or output.dim() not in (1, 2):
+        return None
+    classes = output.shape[1] if output.dim() == 2 and output.shape[1] > 1 else 2
+    number = torch.arange(2 * classes * len(output), device=output.device)
+    try:
+        return _tensor(metric(output[number % len(output)], (number % classes).to(target)))
+    except ValueError:
+        return None
 
 
 class _Gathered:

@@ -190,8 +190,7 @@ class Solo:
             except RuntimeError as error:
                 check_differentiated(live.member, error)
                 raise
-            with contextlib.suppress(ValueError):  # of a metric whose classes are not all in this batch
-                live.val.end()
+            live.val.end(tried=True)
             check_modes(live.member, live.model, modes)
             with self._autocast():
                 live.val.check(rows, output, target)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
 from argosy.training.device.equivalence import Compared, difference, size_of
 from argosy.training.device.recorders import Recorder, Uncaptured
@@ -66,8 +67,11 @@ class Evaluation:
             return self._program.evaluated(data)
         try:
             return self._captured(data)
-        except Exception:  # boundary to members' code and the device: what cannot be captured is computed as before
-            return self._program.evaluated(data)
+        except (
+            Exception
+        ) as error:  # boundary to members' code and the device: what cannot be captured is computed as before
+            reason_of(error)  # which raises a bug of Argosy's
+        return self._program.evaluated(data)
 
     def close(self) -> None:
         """Drop the captured pass, and let the program compute its own."""
