@@ -1,6 +1,7 @@
 """What functions read of the variables around them, by the names that stand in their code: `lr`, `args.lr`, `CFG["lr"]`."""
 
 import argparse
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -17,6 +18,7 @@ from argosy.bindings import bound, called
 __all__ = [
     "Outside",
     "PLAIN",
+    "enclosed_by",
     "instructions_of",
     "is_installed",
     "is_own",
@@ -84,22 +86,22 @@ def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(one, types.FunctionType):
             continue
         instructions = instructions_of(one.__code__)
-        cells = zip(one.__code__.co_freevars, one.__closure__ or (), strict=True)
-        enclosed = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        enclosed = enclosed_by(one)
         for name in _names_read(one.__code__):
-            if name in enclosed or name in one.__globals__:
-                found |= read_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
+            found |= read_of(instructions, name, enclosed.get(name, one.__globals__.get(name)), HOLDERS)
         for name in given.keys() & {*one.__code__.co_varnames, *one.__code__.co_cellvars}:
             if type(given[name]) not in PLAIN:
                 found |= read_of(instructions, name, given[name], HOLDERS, (*READS, *BOUND))
     return found
 
 
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
+def enclosed_by(function: Any) -> dict[str, Any]:
+    """Return what a function's closure holds by name; names without a value yet are left out. Nothing of what is no function of Python."""
+    cells, found = getattr(function, "__closure__", None) or (), {}
+    for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found
 
 
 @functools.lru_cache(maxsize=1000)

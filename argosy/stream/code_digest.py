@@ -32,7 +32,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.readings import PLAIN, instructions_of, is_installed, is_own, is_own_module, read_of, setting_of
+from argosy.readings import (
+    PLAIN,
+    enclosed_by,
+    instructions_of,
+    is_installed,
+    is_own,
+    is_own_module,
+    read_of,
+    setting_of,
+)
 from argosy.stream.blocks import bytes_of
 from argosy.stream.mapped import MappedFile
 
@@ -232,7 +241,7 @@ class _Text:
             self.parts.append(value)
             return _name(value) if self.whole is None else self.whole.name(value)
         self._installed(value.__module__)
-        enclosed = [self.of(cell.cell_contents) for cell in _cells(value).values()]
+        enclosed = [self.of(held) for held in enclosed_by(value).values()]
         return f"{value.__module__}:{value.__qualname__} {enclosed}"
 
     def _content(self, value: Any) -> str:
@@ -387,7 +396,7 @@ class _Text:
             if not name.startswith("__"):
                 for path, value in read_of(instructions, name, function.__globals__[name], HOLDERS).items():
                     self._global(path, value, function.__globals__, attributes)
-        cells = {name: cell.cell_contents for name, cell in _cells(function).items() if name not in stored}
+        cells = {name: held for name, held in enclosed_by(function).items() if name not in stored}
         enclosed = {
             path: read
             for name, held in cells.items()
@@ -467,7 +476,7 @@ def _is_as_imported(part: Part) -> bool:
         return _is_constant(part.value)
     if isinstance(part, type):
         return all(name.startswith("__") or hasattr(type(value), "__get__") for name, value in vars(part).items())
-    held = [cell.cell_contents for cell in _cells(part).values()]
+    held = enclosed_by(part).values()
     return all(
         (isinstance(value, types.FunctionType | type) and is_own(value)) or _is_constant(value) for value in held
     )
@@ -565,21 +574,6 @@ def _module_of(value: Any) -> str | None:
 
 def _name(part: Part) -> str:
     return part.name if isinstance(part, Global) else part.__qualname__.replace("<locals>.", "")
-
-
-def _cells(value: Any) -> dict[str, Any]:
-    """Return a function's closure by name; names without a value yet are left out."""
-    closure = getattr(value, "__closure__", None) or ()
-    cells = dict(zip(value.__code__.co_freevars, closure, strict=True)) if closure else {}
-    return {name: cell for name, cell in cells.items() if _is_filled(cell)}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

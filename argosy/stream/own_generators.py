@@ -1,6 +1,5 @@
 """Random generators of one's own, which a Dataset or a function of a member has: no seed is set for what is drawn from them."""
 
-import contextlib
 import dis
 import functools
 import pickle
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.readings import is_own_module
+from argosy.readings import enclosed_by, is_own_module
 
 __all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
 
@@ -104,11 +103,10 @@ def _named(function: FunctionType) -> Collection[Any]:
 
 def _around(function: FunctionType) -> dict[str, Any]:
     names = _globals_of(function.__code__)
-    found = {name: function.__globals__[name] for name in names & function.__globals__.keys()}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing has that name yet
-            found[name] = cell.cell_contents
-    return found
+    return {
+        **{name: function.__globals__[name] for name in names & function.__globals__.keys()},
+        **enclosed_by(function),
+    }
 
 
 @functools.lru_cache(maxsize=1000)

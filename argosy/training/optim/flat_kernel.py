@@ -155,7 +155,7 @@ class FlatKernel:
 
     def note_step(self) -> None:
         """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
-        self.steps[:] += 1
+        self._steps.add_(1)
         if not self._begun:
             self._begun = True
             for optimizer in self._optimizers:

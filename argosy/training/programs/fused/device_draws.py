@@ -51,7 +51,7 @@ class DeviceDraws:
 
     def place(self) -> None:
         """Let the coming step draw what comes next in the members' states."""
-        stale = self._number == len(self._coming)
+        stale = self._number >= len(self._coming)
         for row, state in enumerate(self._states):
             if state.device_state is not self._seen[row]:
                 self._seen[row], stale = state.device_state, True
@@ -78,10 +78,7 @@ class DeviceDraws:
 
     def advance(self) -> None:
         """Move the members' states by what the step has drawn, once it is made."""
-        if not torch.equal(self.moves, self._foreseen):
-            self._number = len(self._coming)
-        elif self._number < len(self._coming):
-            self._number += 1
+        self._number = self._number + 1 if torch.equal(self.moves, self._foreseen) else len(self._coming)
         if not self.moves.any():
             return
         self._next[:, 1] += self.moves

@@ -1,6 +1,6 @@
 """Captured evaluations: several members' pass over validation samples, captured once and replayed.
 
-A pass of 64 small unlike networks asks a device for hundreds of kernels, which takes the host many times as long as the device.
+A pass of 64 unlike networks asks a device for hundreds of kernels, one by one; a replay asks once.
 
 Contract. The results are those of `ProgramOfSeveral.evaluated`, which computes them wherever a pass cannot be captured: on batches of
 another form, and for good where members draw random numbers, the host reads a value, it takes much memory, or a replay gives other results.
@@ -23,9 +23,9 @@ from argosy.training.programs.graphed.replayed import Replayed
 __all__ = ["Evaluation"]
 
 EAGER = 16
-"""Passes before one is captured: capturing takes as long as some dozens of passes of small networks."""
+"""Passes before one is captured: to capture empties the device's cache of memory, which a short run has no good of."""
 LARGEST = 2**28
-"""Bytes that a captured pass may hold: one that needs more takes the device longer than the host."""
+"""Bytes that a captured pass may hold: they are kept for good, and large passes leave the host time."""
 ALIKE = 1e-3
 """Allowed difference between a replayed and an eager pass, as a share of the largest number: it is far more for one on other samples."""
 
