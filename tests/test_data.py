@@ -61,6 +61,13 @@ def test_images_of_an_unknown_range_are_refused(dtype: Any, words: str, tmp_path
         argosy.data.image_folder(tmp_path, size=4)[0]
 
 
+def test_hidden_files_and_folders_are_no_classes_and_no_images(photos: Path) -> None:
+    before = argosy.data.image_folder(photos, size=8)
+    (photos / ".ipynb_checkpoints").mkdir()
+    (photos / "cat" / "._1.jpg").write_bytes(b"no image")
+    assert argosy.data.image_folder(photos, size=8) == before
+
+
 def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"no such folder\. Give a folder with one folder for each class"):
         argosy.data.image_folder(tmp_path / "there", size=8)
@@ -312,6 +319,51 @@ def test_a_name_in_each_row_is_no_feature() -> None:
     names = np.array([f"name {n}" for n in range(1001)], object)
     with pytest.raises(StudyError, match="column 'x' has 1001 different words in 1001 rows"):
         argosy.data.table({"x": names, "y": np.arange(1001) % 2}, target="y")
+
+
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_a_file_is_read_as_spreadsheets_and_pandas_write_it(between: str, tmp_path: Path) -> None:
+    rows = ["", "kind", " size", ""], ["0", "b", "1.5", ""], [], ["1", "a", "2.5", ""], []
+    text = "\ufeff" + "\r\n".join(between.join(row) for row in rows)
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
+    found = argosy.data.table(tmp_path / "t.csv", target="kind")
+    assert (found.features, found.inputs.tolist(), found.classes) == (("size",), [[1.5], [2.5]], ("a", "b"))
+    (tmp_path / "t.csv").write_text("\ufeffkind,x\na,1\n\nb\n", encoding="utf-8")
+    with pytest.raises(StudyError, match=r"line 4 of .* has 1 values"):
+        argosy.data.table(tmp_path / "t.csv", target="kind")
+    (tmp_path / "t.csv").write_text("größe,kind\n1,a\n", encoding="latin-1")
+    with pytest.raises(StudyError, match=r"cannot be read: 'utf-8' codec .*Give a \.csv file in UTF-8"):
+        argosy.data.table(tmp_path / "t.csv", target="kind")
+
+
+@pytest.mark.parametrize("written", ["{:,}", "${}", "{}%", "0,{}"])
+def test_numbers_as_people_write_them_are_no_words(written: str) -> None:
+    source = {"x": [written.format(900 * n) for n in range(1, 31)], "y": np.arange(30) % 2}
+    for target in ("x", "y"):
+        with pytest.raises(StudyError, match=r"column 'x' has numbers in 30 of 30 rows, and .* Mend what is no plain"):
+            argosy.data.table(source, target=target)
+    assert len(argosy.data.table(source, target="y", words=["x"]).features) == 30
+
+
+def test_dates_of_a_file_are_refused_as_dates_of_a_frame_are() -> None:
+    source = {"when": ["2026-11-25", "2026-11-26"], "age": ["30-39", "40-49"], "y": [0, 1]}
+    with pytest.raises(StudyError, match="column 'when' holds '2026-11-25' of type str, which is neither"):
+        argosy.data.table(source, target="y")
+    assert len(argosy.data.table(source, target="y", words=["when"]).features) == 4
+
+
+def test_numbers_that_a_frame_holds_as_objects_are_numbers() -> None:
+    mixed = pandas.DataFrame([[n, "ab"[n % 2], n % 11, n + 0.5] for n in range(12)]).astype(object)
+    found = argosy.data.table(mixed, target="2")
+    assert (found.features, found.inputs[1].tolist()) == (("0", "1=a", "1=b", "3"), [1, 0, 1, 1.5])
+    assert (found.classes, found.targets.tolist()) == ((*range(11),), [*range(11), 0])
+    assert argosy.data.columns(mixed, "0", "3")[0].tolist() == [*range(12)]
+
+
+def test_what_has_no_columns_is_no_table() -> None:
+    for read in (partial(argosy.data.table, target="y"), partial(argosy.data.columns)):
+        with pytest.raises(StudyError, match="source is an instance of ndarray, which has no columns by name"):
+            read(np.zeros((3, 2)))
 
 
 def test_what_python_alone_takes_for_a_number_is_a_word(tmp_path: Path) -> None:

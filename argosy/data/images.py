@@ -40,7 +40,7 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
     """Return the images of a folder with one folder for each class, ``root/cat/1.jpg``.
 
     Each image is decoded to RGB, 16 bits scaled to 8, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
-    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Classes are numbered by name, or as in `classes`, for a
+    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Hidden files and folders (``.ipynb_checkpoints``) are left out. Classes are numbered by name, or as in `classes`, for a
     validation set that lacks some: ``classes=train.classes``. What is returned has the attributes `classes`, the names by class number,
     and `labels`, the class number of each image. Needs Pillow.
 
@@ -52,7 +52,8 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
     """
     check_whole("image_folder: size", size, least=1)
     root = Path(root).absolute()
-    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    shown = (path for path in (root.iterdir() if root.is_dir() else ()) if not path.name.startswith("."))
+    folders = sorted(path for path in shown if path.is_dir())
     names = tuple(folder.name for folder in folders) if classes is None else tuple(classes)
     if unknown := [folder.name for folder in folders if folder.name not in names]:
         raise StudyError(
@@ -62,7 +63,7 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
         (str(path.relative_to(root)), names.index(folder.name))
         for folder in folders
         for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in ENDINGS
+        if path.suffix.lower() in ENDINGS and not path.name.startswith(".")
     ]
     if not found:
         what = f"{len(folders)} folders, and no image in them" if root.is_dir() else "no such folder"

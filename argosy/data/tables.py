@@ -3,9 +3,11 @@
 import contextlib
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
@@ -32,6 +34,8 @@ MARKS = {
 """What stands in a CSV file for a missing value, besides an empty one: what `pandas.read_csv` takes for one, and ``?``."""
 FEWEST_NUMBERS, MOST_NUMBERS = 10, 0.9
 """A column of words has fewer numbers than the one, or at most this share of them: else its words are slips in a column of numbers."""
+WRITTEN = re.compile(r"[-+]? ?[$€£]? ?\d[\d.,' ]*[%$€£]?")
+"""A number as people write it, as 1,234 or $5 or 12%: not a word, though Python takes it for no number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +74,9 @@ def table(
     are; with ``target_is="classes"`` any numbers are classes. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
     into each fold (see examples/tabular.py).
 
-    In a ``.csv`` file an empty value is missing, and so are ``NA``, ``null``, ``?`` and the like. Columns that `words` names are of words, whatever they
-    look like, as floors of which one is ``G``, or regions of which one is ``NA``.
+    A ``.csv`` file is in UTF-8, with commas, semicolons or tabs between its values, as its first line has them. An empty value is missing, and so are
+    ``NA``, ``null``, ``?`` and the like; a column without a name, as the index that pandas writes, is left out. Columns that `words` names are of words,
+    whatever they look like, as floors of which one is ``G``, or regions of which one is ``NA``.
 
     Of two files each would number its own words and classes. `like`, the table read from the first, gives the second the same features and classes: its
     columns are taken, others left out, and a word that it does not have is 0 in all features of its column.
@@ -150,10 +155,11 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
         source = _parquet(Path(source), names)
     found = _columns(source, {}) if isinstance(source, str | Path) else source
     there = _names(found)
-    _check_once([name for name in there if name in names])
+    _check_once([str(name) for name in there if str(name) in names])
+    by_name = {str(name): name for name in there}
     for name in names:
-        _check_there(name, there)
-    return tuple(_rows(name, found[name]) for name in names)
+        _check_there(name, by_name)
+    return tuple(_rows(name, found[by_name[name]]) for name in names)
 
 
 def _rows(name: str, column: Any) -> Column:
@@ -174,9 +180,15 @@ def _rows(name: str, column: Any) -> Column:
     return np.asarray(whole).reshape(shape)
 
 
-def _names(source: Any) -> list[str]:
-    found = getattr(source, "column_names", None) or (source if isinstance(source, Mapping) else source.columns)
-    return list(map(str, found))
+def _names(source: Any) -> list[Any]:
+    """Return the names of columns as the source has them, which are numbers in a DataFrame that was made of an array."""
+    found = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
+    if found is None:
+        raise StudyError(
+            f"table: source is {shown(source)}, which has no columns by name. Give a .csv or .parquet file, a DataFrame, an Arrow table or a dict of "
+            "columns; arrays are data as they are, Data(arrays=(x, y))."
+        )
+    return list(found)
 
 
 def _check_there(name: str, found: Iterable[str]) -> None:
@@ -205,23 +217,27 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
         except (OSError, UnicodeError) as error:
             raise _unreadable(path, error) from error
     else:
-        _check_once(_names(source))
-        found = {name: np.asarray(source[name]) for name in _names(source)}
+        _check_once(map(str, _names(source)))
+        found = {str(name): _plain(np.asarray(source[name])) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
         raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
     return found
 
 
 def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
-    with path.open(newline="") as file:
-        names, *rows = list(csv.reader(file)) or [[]]
-    _check_once(names)
-    for number, row in enumerate(rows, start=2):
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
+        between = max(",;\t", key=file.readline().count)
+        file.seek(0)
+        reader = csv.reader(file, delimiter=between)
+        rows = {reader.line_num: [value.strip() for value in row] for row in reader if row}
+    names = rows.pop(min(rows, default=0), [])
+    _check_once(filter(None, names))
+    for number, row in rows.items():
         if len(row) != len(names):
             raise StudyError(
                 f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
             )
-    values = {name: [row[place].strip() for row in rows] for place, name in enumerate(names)}
+    values = {name: [row[place] for row in rows.values()] for place, name in enumerate(names) if name}
     return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
 
 
@@ -242,7 +258,14 @@ def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
 
 def _unreadable(path: Path, error: Exception) -> StudyError:
     why = getattr(error, "strerror", None) or str(error).strip().rstrip(".")
-    return StudyError(f"table: {path} cannot be read: {why}. Give a .csv or .parquet file.")
+    return StudyError(f"table: {path} cannot be read: {why}. Give a .csv file in UTF-8, or a .parquet file.")
+
+
+def _plain(column: Column) -> Column:
+    """Return a column of objects that are all numbers, as a DataFrame of mixed rows has them, as one of numbers."""
+    if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
+        return np.array(column.tolist())
+    return column
 
 
 def _parsed(values: list[str]) -> Column:
@@ -281,13 +304,15 @@ def _missing(column: Column) -> list[int]:
 
 def _check_no_slips(name: str, column: Column) -> None:
     """Raise StudyError for a few words in a column of numbers, of which they would make words."""
-    slips, rows = _slips(column), len(column)
-    numbers = rows - len(slips)
+    slips, rows, values = _slips(column), len(column), column.tolist()
+    numbers = rows - sum(WRITTEN.fullmatch(str(values[row])) is None for row in slips)
     if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
-            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {column.tolist()[slips[0]]!r} in row {slips[0]}. Mend what is no "
-            f"number, leave the column out, or give words=[{name!r}] where all of them are words."
+            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {values[slips[0]]!r} in row {slips[0]}. Mend what is no plain "
+            f"number, as 1234.5 is, leave the column out, or give words=[{name!r}] where all of them are words."
         )
+    if len(slips) == rows and all(map(_is_date, values)):
+        raise _no_word(name, values[0])
 
 
 def _slips(column: Column) -> list[int]:
@@ -303,6 +328,20 @@ def _is_number(value: Any) -> bool:
         text = isinstance(value, str) and "_" not in value
         return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
     return False
+
+
+def _is_date(value: Any) -> bool:
+    """Whether a value is the text of a date."""
+    with contextlib.suppress(ValueError, TypeError):
+        return datetime.fromisoformat(value) is not None
+    return False
+
+
+def _no_word(name: str, value: Any) -> StudyError:
+    return StudyError(
+        f"table: column {name!r} holds {value!r} of type {type(value).__name__}, which is neither a number nor a word. Convert it, as a date "
+        "to the days since the first one, or leave the column out."
+    )
 
 
 def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
@@ -333,10 +372,7 @@ def _words(name: str, column: Column) -> tuple[str, ...] | None:
         return None
     other = next((value for value in column.tolist() if not isinstance(value, str)), None)
     if other is not None:
-        raise StudyError(
-            f"table: column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a date "
-            "to the days since the first one, or leave the column out."
-        )
+        raise _no_word(name, other)
     words = tuple(np.unique(column.astype(str)).tolist())
     if len(words) > MOST_WORDS:
         raise StudyError(

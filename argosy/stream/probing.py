@@ -116,11 +116,11 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
             found = (
                 f"draws for sample {index}"
                 if moved[index]
-                else f"prepared sample {index} twice from the same seeds, and the results differ: it draws"
+                else f"prepared sample {index} twice from the same seeds, and the results differ: it writes into what it holds, as into a cached tensor, or draws"
             )
             raise StudyError(
                 f"Data.{split} ({type(given(dataset)).__name__}) {found} from a generator of its own. Draw from `random`, `numpy.random` or torch's "
-                "default generator (seeded for every sample), or derive the generator's seed from the index."
+                "default generator (seeded for every sample), or derive the generator's seed from the index; write into copies alone."
             )
     if stream and not same_bits(*_second_rows(dataset, leaves)):
         raise StudyError(
@@ -201,7 +201,7 @@ def _leaves_of(
         try:
             found, tree = sample_leaves(sample(index))
             layout.check(found, tree)
-            return found
+            return [leaf.clone() for leaf in found]  # a Dataset may write into what it returned, when it is asked again
         except THROWN as error:  # the user's code: the run's contract decides what it does to the run
             if not skip_errors:
                 raise refusal(error, split, index) from error

@@ -165,6 +165,7 @@ CASES = {
     "a target of words that is to be numbers": lambda: data.table(
         {"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"
     ),
+    "a table of an array": lambda: data.table(np.zeros((3, 2)), target="y"),
     "a table like no table": lambda: data.table({"x": [1.0], "y": [0]}, target="y", like="train.csv"),  # type: ignore[arg-type]
     "a table like another, with words": lambda: like({"x": ["b"]}, words=["x"]),
     "a table with a class that the first one lacks": lambda: like({"y": ["c"]}),

@@ -73,6 +73,25 @@ def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
         source(Flips(30))
 
 
+class InPlace(studies.Vectors):
+    """Writes into the tensors that it holds, by which a sample is another one each time."""
+
+    def __init__(self, length: int, noise: float) -> None:
+        super().__init__(length, noise=0.0)
+        self.held = [studies.Vectors.__getitem__(self, index)[0] for index in range(length)]
+        self.scale = noise
+
+    def __getitem__(self, index):
+        self.held[index] *= 0.5 + self.scale * torch.rand(1)
+        return self.held[index], 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_dataset_that_writes_into_what_it_holds_is_refused(noise: float) -> None:
+    with pytest.raises(StudyError, match=r"InPlace\) prepared sample \d+ twice .* writes into what it holds"):
+        source(InPlace(30, noise))
+
+
 class Derived(Flips):
     """Seeds its generator for each sample."""
 
