@@ -72,7 +72,8 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
 
     A copy of the network is run on the CPU by the loader workers, sample by sample, in ``eval()`` and without gradients; what it makes is kept as all
     prepared samples are: fifty heads cost one pass of it in all, and the second epoch and the next run none. What is random before it,
-    as an augmentation, makes it run in each epoch.
+    as an augmentation, makes it run in each epoch. It gets inputs as the Dataset has them, before `Data.on_device`: of bytes, as
+    `image_folder` gives them, it begins with what scales them, ``nn.Sequential(Scaled(), trunk)``.
 
     With ``unfreeze=(0, 2)`` members may train its last layers: heads alone, and the last two layers below a head, each as
     `argosy.data.unfrozen` builds it. The network runs once for all of these, and each sample has a dict of what comes out at each cut.

@@ -229,15 +229,15 @@ def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
         between = max(",;\t", key=file.readline().count)
         file.seek(0)
         reader = csv.reader(file, delimiter=between)
-        rows = {reader.line_num: [value.strip() for value in row] for row in reader if row}
-    names = rows.pop(min(rows, default=0), [])
+        lines = [(reader.line_num, [value.strip() for value in row]) for row in reader if row]
+    (_, names), *rows = lines or [(1, [])]
     _check_once(filter(None, names))
-    for number, row in rows.items():
+    for number, row in rows:
         if len(row) != len(names):
             raise StudyError(
                 f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
             )
-    values = {name: [row[place] for row in rows.values()] for place, name in enumerate(names) if name}
+    values = {name: [row[place] for _, row in rows] for place, name in enumerate(names) if name}
     return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
 
 

@@ -62,7 +62,8 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
     others = ", ".join(str(size) for size in dict.fromkeys(sizes) if size != rows)
     raise RunError(
         f"a network {found} for a batch of {rows} samples{others and f', and takes none of {others} either, by which members are validated'}. "
-        "Let it return one row for each sample in eval(), or call report.member(name).load() on batches of its own."
+        "Let it take inputs as Data.on_device returns them, not as a step of its member makes them, and return one row for each sample in eval(), or "
+        "call report.member(name).load() on batches of its own."
     ) from cause
 
 

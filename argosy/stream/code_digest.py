@@ -10,6 +10,7 @@ classes what they would be pickled as. What has no such content, as an open file
 """
 
 import argparse
+import copyreg
 import dis
 import functools
 import hashlib
@@ -274,7 +275,8 @@ class _Text:
                 return f"[{', '.join(sorted(entries) if self.whole is None else entries)}]"
             case np.ndarray() | torch.Tensor():
                 return _array(value) if self.whole is None else self._whole_array(value)
-        if isinstance(value, HOLDERS) or is_own(type(value)):
+        own = is_own(type(value)) and (self.whole is None or not _holds_more(type(value)))
+        if own or isinstance(value, HOLDERS):
             return f"{self.of(type(value))} {self._attributes(attributes_of(value))}"
         if self.whole is not None:
             return self._pickled(value)
@@ -574,6 +576,12 @@ def _module_of(value: Any) -> str | None:
 
 def _name(part: Part) -> str:
     return part.name if isinstance(part, Global) else part.__qualname__.replace("<locals>.", "")
+
+
+def _holds_more(kind: type) -> bool:
+    """Whether objects of a class hold what no attribute has, as those of a class that is written in C: a reader of a file, a deque."""
+    pointers = len(copyreg._slotnames(kind)) + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)  # type: ignore[attr-defined]
+    return kind.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
 
 
 def digest_of_labels(dataset: Any, length: int) -> str:
-    """Return the SHA-256 over the attributes of a Dataset that have one number for each of its samples, such as labels.
+    """Return the SHA-256 over the attributes of a Dataset that have one number for each of its samples, such as labels, or columns of a DataFrame.
 
     Those of a Dataset that it chooses from count as well. Empty where there are none.
     """
@@ -47,6 +48,9 @@ def digest_of_labels(dataset: Any, length: int) -> str:
 
 def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+        if hasattr(value, "to_numpy") and hasattr(value, "columns"):  # a DataFrame
+            yield from _labels(SimpleNamespace(**{f"{name}.{one}": value[one] for one in value.columns}), length, 0)
+            continue
         numbers = _numbers(value, length)
         if numbers is not None:
             yield name, numbers
@@ -63,6 +67,7 @@ def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
             value = np.asarray(value)
         except ValueError:  # of unlike shapes
             return None
+    value = value.to_numpy() if hasattr(value, "to_numpy") else value
     fits = isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind in "biuf"
     return value if fits else None
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import studies
 import torch
@@ -349,7 +350,18 @@ class Labelled(studies.Vectors):
         return super().__getitem__(index)[0], self.labels[index]
 
 
-@pytest.mark.parametrize("kind", ["arrays", "Dataset", "Subset"])
+class Rows(studies.Vectors):
+    """Samples whose labels are in a DataFrame."""
+
+    def __init__(self, labels: list[int]) -> None:
+        super().__init__(len(labels), noise=0.0)
+        self.frame = pandas.DataFrame({"path": [f"{row}.jpg" for row in range(len(labels))], "label": labels})
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(index)[0], int(self.frame.label[index])
+
+
+@pytest.mark.parametrize("kind", ["arrays", "Dataset", "Subset", "DataFrame"])
 def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
     """Not the first one, not the last, and none that is probed."""
 
@@ -359,7 +371,7 @@ def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
         if kind == "arrays":
             data = argosy.Data(arrays=(torch.zeros(40, 12), torch.tensor(labels)))
         else:
-            whole = Labelled(labels)
+            whole = Rows(labels) if kind == "DataFrame" else Labelled(labels)
             data = argosy.Data(train=Subset(whole, range(1, 39)) if kind == "Subset" else whole)
         return studies.study(data=data, fleet=[studies.member()], epochs=epochs, objective="train_loss")
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -349,6 +349,10 @@ class Holding(Dataset[Any]):
         return torch.tensor([float(index), float(self.take(self.value)) if index == ONE else 0.0])
 
 
+class Queue(deque[int]):
+    """An object of the user's whose content is in C, as that of a compiled reader is."""
+
+
 class Counting(Holding):
     """Changes itself with each sample."""
 
@@ -474,6 +478,7 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: [times(2), (two := times(3)), two],
         lambda value: value[2](1.0),
     ),
+    "what an object holds that no attribute has": (lambda: Queue([1]), lambda: Queue([2]), lambda value: value[0]),
     "the slope of a torch module": (lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2), negative),
     "a threshold of scikit-learn": (lambda: binarizer(0.25), lambda: binarizer(0.75), binarized),
     "an entry of a namespace": (lambda: SimpleNamespace(a=1), lambda: SimpleNamespace(a=2), lambda value: value.a),
