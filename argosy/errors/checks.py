@@ -250,7 +250,10 @@ def check_dataset(what: str, dataset: Any) -> None:
 def is_map_style(dataset: Any) -> bool:
     """Return whether samples can be had by their index; torch's own method, which IterableDataset inherits, only raises."""
     by_index = getattr(dataset, "__getitem__", None)
-    only_raises = getattr(by_index, "__qualname__", "") == "Dataset.__getitem__"
+    name = f"{getattr(by_index, '__module__', '')}.{getattr(by_index, '__qualname__', '')}"
+    only_raises = (
+        name == "torch.utils.data.dataset.Dataset.__getitem__"
+    )  # a class of another module may be called so too
     return by_index is not None and not only_raises and hasattr(dataset, "__len__")
 
 

@@ -42,6 +42,18 @@ def test_epochs_differ() -> None:
     assert not torch.equal(fill(here, [4], epoch=0)[0], fill(here, [4], epoch=1)[0])
 
 
+def test_a_class_that_is_called_dataset_has_samples_by_index() -> None:
+    """As that of Hugging Face, and many a person's own."""
+
+    def drawn(self, index):
+        return torch.rand(3), index
+
+    drawn.__qualname__ = "Dataset.__getitem__"
+    named = type("Dataset", (Dataset,), {"__getitem__": drawn, "__len__": lambda _: 30, "__iter__": lambda _: iter(())})
+    here = source(named())
+    assert (here.length, here.facts.constant) == (30, False)
+
+
 class OwnGenerator(studies.Vectors):
     """Draws from a generator that nobody can seed from outside."""
 
