@@ -391,7 +391,10 @@ REFUSED = {
     "name twice": (STUDY.replace('"b"', '"a"'), "found twice: a"),
     "slash": (STUDY.replace('"b"', '"b/c"'), "'b/c' becomes a folder"),
     "dots": (STUDY.replace('"b"', '"b..c"'), "'b..c' becomes a folder"),
-    "large batch": (STUDY.replace("batch_size=10", "batch_size=91"), "batch_size 91 is larger than its 90 training"),
+    "large batch": (
+        STUDY.replace("batch_size=10", "batch_size=91, drop_last=True"),
+        "batch_size 91 is larger than its 90 training",
+    ),
     "iterable": (
         STUDY.replace(
             ARRAYS,

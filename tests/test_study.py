@@ -293,7 +293,7 @@ def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path
         ),
         "batch": (
             {"subset": range(9), "drop_last": True},
-            "batch_size 20 is larger than its 9 training samples. Lower it.",
+            "batch_size 20 is larger than its 9 training samples, and drop_last leaves out a batch that is not full. Lower it, or do without drop_last.",
         ),
     }.values():
         study = studies.study(40, val=8, fleet=[studies.member("a", **fields)])

@@ -15,6 +15,7 @@ from argosy.ensembling.answering import answer_in_batches
 from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
+from argosy.errors.checks import check_no_loader
 from argosy.stream.blocks import Block, Layout, Place
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
@@ -72,6 +73,7 @@ def samples_of(study: Study, samples: Any) -> Data:
             "report.predict was given a table, and reads columns by place, not by name. Use predict of what argosy.fit "
             "returned, or give the columns in the order of training as an array: table[columns].to_numpy()."
         )
+    check_no_loader("samples to predict: what was given", samples)
     if hasattr(samples, "shape"):
         samples = (samples,)
     if isinstance(samples, Mapping) or (

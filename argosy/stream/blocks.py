@@ -217,7 +217,7 @@ def _tensor(leaf: Any) -> torch.Tensor:
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))
     raise Unfit(
         f"holds {leaf!r:.60} of type {_kind(leaf)}; the stream carries tensors, arrays and numbers. Convert it in the "
-        "dataset (a word to its number, an image to an array)."
+        "dataset (a word to its number, an image to an array), or leave it out there."
     )
 
 

@@ -316,7 +316,9 @@ def test_batch_norm_with_a_last_batch_of_one_is_refused(tmp_path: Path, launcher
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path, launcher: str) -> None:
     with pytest.raises(StudyError, match="batch_size 200 is larger than its 170 training samples"):
-        argosy.train(studies.study(fleet=[studies.member(batch_size=200)]), directory=tmp_path, launcher=launcher)
+        argosy.train(
+            studies.study(fleet=[studies.member(batch_size=200, drop_last=True)]), directory=tmp_path, launcher=launcher
+        )
 
 
 def test_arrays_and_no_validation(tmp_path: Path, launcher: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from pandas import DataFrame
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 import argosy
 from argosy.ensembling import predict
@@ -306,6 +307,7 @@ CASES = {
     "a prediction without validation data": lambda: without_validation().predict(),
     "a prediction of samples that a frozen network was to be run on first": lambda: behind_a_trunk().predict(ROWS),
     "a prediction of a table": lambda: report(member()).predict(DataFrame({"age": [30.0], "size": [1.8]})),
+    "a prediction of a loader": lambda: report(member()).predict(DataLoader(TensorDataset(torch.zeros(3, 12)), 4)),
     "a prediction of arrays of unlike lengths": lambda: report(member()).predict({"x": ROWS, "z": ROWS[:1]}),
     "a prediction of samples of unlike length as arrays": lambda: report(
         data=argosy.Data(train=studies.Vectors(40), val=studies.Vectors(40), ragged=(argosy.Ragged(12), None))

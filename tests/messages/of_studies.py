@@ -213,7 +213,7 @@ CASES = {
     ),
     "terms that cannot be sent to a process": lambda: to_descriptor(threading.Lock(), "Data.on_device"),
     "a subset beyond the data": lambda: trained(studies.member("mlp", subset=[3, 99])),
-    "a batch larger than the data": lambda: trained(studies.member("mlp", batch_size=64)),
+    "a batch larger than the data": lambda: trained(studies.member("mlp", batch_size=64, drop_last=True)),
     "BatchNorm and a last batch of one": lambda: trained(studies.member("mlp", batch_size=13)),
     "batches that the standard step cannot take": lambda: trained(
         studies.member("mlp", batch_size=20), data=argosy.Data(train=TensorDataset(torch.zeros(40, 12)))

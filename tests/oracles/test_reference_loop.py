@@ -19,3 +19,14 @@ def test_every_member_equals_a_plain_loop(tmp_path: Path, launcher: str) -> None
     for member in study.members:
         weights, losses = reference(member, study.data, range(2))
         differing.assert_equals_loop(member.name, found[member.name], weights, losses)
+
+
+def test_members_with_fewer_samples_than_a_batch_equal_a_plain_loop(tmp_path: Path) -> None:
+    """As those of a learning curve: each of their batches is all of them."""
+    fleet = [studies.member(f"of-{count}", subset=range(count), batch_size=20) for count in (3, 19, 90)]
+    study = studies.study(90, fleet=fleet)
+    argosy.train(study, directory=tmp_path, launcher="inline", numerics="exact")
+    found = evidence.results(tmp_path)
+    for member in study.members:
+        weights, losses = reference(member, study.data, range(2))
+        differing.assert_equals_loop(member.name, found[member.name], weights, losses)

@@ -85,7 +85,10 @@ def test_files_are_read_first_where_they_can_do_no_harm(tmp_path: Path, monkeypa
 
 LATE = HEAD + "study = studies.study(90, fleet=[{fleet}], epochs=2)\n"
 REFUSED = {
-    "large": ("studies.member('large', batch_size=91)", "batch_size 91 is larger than its 90 training samples"),
+    "large": (
+        "studies.member('large', batch_size=91, drop_last=True)",
+        "batch_size 91 is larger than its 90 training samples",
+    ),
     "norm": ("studies.member('norm', batch_size=89)", "its last batch of each epoch would hold 1 sample"),
     "factory": (
         "studies.member('factory', model=studies.partial(studies.Mlp, width=3))",

@@ -389,7 +389,11 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
     refused("sampler is 3; it must be a class of optuna.samplers", sampler=3)
     refused("sampler has seed=1, .* give the search seed=1", sampler=partial(optuna.samplers.RandomSampler, seed=1))
     refused(r"fresh is \['net-1'\]; of a search it must be True or False", fresh=["net-1"])
-    refused("batch_size 64 is larger than its 40 training samples", space={"batch_size": IntDistribution(64, 64)})
+    refused(
+        "batch_size 64 is larger than its 40 training samples",
+        build=lambda parameters: replace(build(parameters), drop_last=True),
+        space={"batch_size": IntDistribution(64, 64)},
+    )
     for url in ("nonsense", f"sqlite:///{tmp_path}/no/such/search.db"):
         with pytest.raises(
             RunError, match=r"Optuna's storage cannot be opened: .* Give another, as sqlite:///search.db"

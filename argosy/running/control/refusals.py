@@ -13,16 +13,16 @@ __all__ = ["batches_of", "check_batch_norm", "check_batches", "least_part"]
 
 
 def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None:
-    """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from."""
+    """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from, which would be left out."""
     for member in members:
         for split, subset in (("train", member.subset), ("val", member.val_subset)):
             if subset is not None:
                 _check_subset(f"member {member.name!r}: its {split} subset", np.asarray(subset), lengths.get(split, 0))
         samples = Selection.of(member.subset, lengths["train"]).length
-        if member.batch_size > samples:
+        if member.drop_last and member.batch_size > samples:
             raise StudyError(
-                f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training samples. "
-                "Lower it."
+                f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training samples, and "
+                "drop_last leaves out a batch that is not full. Lower it, or do without drop_last."
             )
 
 
