@@ -60,24 +60,26 @@ def test_how_its_process_and_machine_are_called_decides_nothing(seed: int, monke
     assert play(drawn(seed)).journal == played.journal
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("every", [1, 9], ids=["each", "ninth"])
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["driver", "power", "full"])
-def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(kind: str, before: bool) -> None:
-    write, happened = 0, True
+def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(kind: str, before: bool, every: int) -> None:
+    write, happened = 1 - every, True
     while happened:
-        write += 1
+        write += every
         outcome = play(replace(SECTIONS, faults=(Fault(kind=kind, at="write", count=write, before=before),)))
         assert not outcome.wrong, outcome.told()
         happened = bool(outcome.happened)
     assert write > 100
 
 
+@pytest.mark.parametrize("every", [1, 5], ids=["each", "fifth"])
 @pytest.mark.parametrize("then", [None, "driver"])
-def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str | None) -> None:
-    """With a driver that is killed after the first loss, too: the next one knows who is to be watched."""
-    step, happened = 0, True
+def test_a_member_whose_kernel_asserts_is_found_wherever_that_begins(then: str | None, every: int) -> None:
+    """With a driver that is killed after the first loss, too: the next one knows which members are to be watched."""
+    step, happened = 1 - every, True
     while happened:
-        step += 1
+        step += every
         faults = (Fault(kind="poison", at="step", count=step), Fault(kind="driver", at="loss", count=1))
         outcome = play(replace(SECTIONS, faults=faults if then else faults[:1]))
         assert not outcome.wrong, outcome.told()
