@@ -43,37 +43,30 @@ class Program(Protocol[Cut]):
     @property
     def members(self) -> tuple[LiveMember, ...]:
         """The members that it steps."""
-        ...
 
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
         """Draw from the members' random states inside, and measure their time.
 
         With `keep`, for validation: without gradients, from random states of the validation's own, which goes on at the next block.
         """
-        ...
 
     def cut(self, block: Block) -> Iterator[Cut]:
         """Yield the batches that a training block completes, after the last finished one."""
-        ...
 
     def begin(self, batch: Cut) -> None:
         """Run the forward and backward pass; never waits for another device."""
-        ...
 
     def finish(self) -> int:
         """Clip gradients, step, commit; returns the samples of the batch begun, 0 where all of them are broken.
 
         Raises OwnFaults for errors that belong to single members.
         """
-        ...
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """Evaluate on the batches that a block of validation samples completes, one per step."""
-        ...
 
     def release(self) -> None:
         """Release everything but the members' states."""
-        ...
 
 
 @runtime_checkable
@@ -82,7 +75,6 @@ class Together(Protocol):
 
     def undo(self) -> None:
         """Undo a step after its `begin` or `finish` has raised."""
-        ...
 
 
 class SplitProgram(Program[Batch], Protocol):
@@ -94,18 +86,14 @@ class SplitProgram(Program[Batch], Protocol):
     @property
     def number(self) -> int:
         """Number of the member in the study."""
-        ...
 
     @property
     def under_way(self) -> bool:
         """Whether a batch is begun and not finished."""
-        ...
 
     @property
     def waits(self) -> bool:
         """Whether the next half has to wait for other devices, or for the driver's decision where one of them is lost."""
-        ...
 
     def ahead(self, block: Block) -> list[int]:
         """Return, for each batch that the block completes and that is not begun, the element up to which it needs the stream."""
-        ...
