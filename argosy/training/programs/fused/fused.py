@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from argosy.stream.batches import Batch
 from argosy.stream.trees import map_leaves
 from argosy.training.device.recorders import InBranches, in_turn
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.precision import LossScales
+from argosy.training.member.precision import LossScales, widened
 from argosy.training.member.running_average import Statistics, counting
 from argosy.training.member.tally import totals_of
 from argosy.training.optim.kernels import Kernel, kind_of
 from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.average_buffer import AverageBuffer
-from argosy.training.programs.fused.compiled import Compilation
-from argosy.training.programs.fused.derivation import Derivation
+from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
@@ -52,9 +52,11 @@ class Fused(ProgramOfSeveral):
         self.parameter_buffer: ParameterBuffer = parameter_buffer
         """The members' weights and buffers."""
         self._scales = LossScales.of([live.loss_scale for live in lives], lives[0].backend.device)
-        self._derivation = Derivation(lives, forward, parameter_buffer, self._scales, compilation)
+        self._compilation = compilation
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
+        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
+        """Gradients of the members' mean losses, each times a share of the batch."""
         self._part: Part | None = None
         """Gradients of the lockstep begun, where it is one pass."""
         self._buffers: dict[str, Tensor] = {}
@@ -137,7 +139,7 @@ class Fused(ProgramOfSeveral):
 
     def _dissolve(self) -> None:
         self._part, self._buffers = None, {}
-        self._derivation.release()
+        self._shares.clear()
         self._steps.release()
         if self._averages is not None:
             self._averages.dissolve()
@@ -201,13 +203,11 @@ class Fused(ProgramOfSeveral):
     def _differentiated(self, data: PackInputs) -> Part:
         """Compute losses and gradients of the members, over all micro-batches of a batch."""
         buffer, members = self.parameter_buffer, len(self.members)
-        leaves = [buffer.named[piece.name] for piece in buffer.pieces]
         gradients: Tensor | None = None
         idle = {piece.name for piece in buffer.pieces}
         totals = []
         for part in data.pieces(self.members[0].member.accumulate):
-            values, plain = partial(self._losses, part), self._foreseen.pending
-            losses, found = self._derivation.of(part, part.samples / data.samples, values, leaves, plain=plain)
+            losses, found = self._derived(part, part.samples / data.samples)
             if gradients is None and all(gradient is not None and gradient.is_contiguous() for gradient in found):
                 gradients = torch.cat([gradient.view(members, -1) for gradient in found if gradient is not None], 1)
                 idle.clear()
@@ -221,6 +221,31 @@ class Fused(ProgramOfSeveral):
             if piece.name in idle:
                 piece.over(gradients).zero_()
         return Part(sum(totals[1:], totals[0]), gradients, frozenset(idle))
+
+    def _derived(self, part: PackInputs, share: float) -> Derived:
+        """Compute losses and gradients of the members on a part of a batch, its `share`, by compiled code where there is some."""
+        plainly = partial(self._by_autograd, part, share)
+        if self._compilation is None or self._foreseen.pending:  # labels are checked by the networks' own code
+            return plainly()
+        factors = self.parameter_buffer.weights.new_full((len(self.members),), share)
+        if self._scales is not None:
+            factors = self._scales.times(factors)
+        made_of = Pass(forward=self._forward, parameter_buffer=self.parameter_buffer, data=part, factors=factors)
+        member = self.members[0].member
+        usual = part.samples == -(-member.batch_size // member.accumulate)
+        return self._compilation.derive(made_of, plainly, usual=usual)
+
+    def _by_autograd(self, data: PackInputs, share: float) -> Derived:
+        losses = self._values(data)[0]
+        if self._scales is not None:
+            losses = widened(losses)
+        key = losses.shape, losses.dtype, share
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
+        shares = self._shares[key] if self._scales is None else self._scales.times(self._shares[key])
+        leaves = tuple(self.parameter_buffer.named[piece.name] for piece in self.parameter_buffer.pieces)
+        # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
+        return losses, _engine_run_backward((losses,), (shares,), False, False, leaves, True, accumulate_grad=False)
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
         """Add gradients to those of earlier micro-batches; `idle` names the weights that had none yet."""
@@ -236,6 +261,3 @@ class Fused(ProgramOfSeveral):
     def _values(self, data: PackInputs) -> tuple[Tensor, Any]:
         buffer = self.parameter_buffer
         return self._forward.values(buffer.named, buffer.buffers, data, self._states, self._foreseen.check_output)
-
-    def _losses(self, data: PackInputs) -> Tensor:
-        return self._values(data)[0]
