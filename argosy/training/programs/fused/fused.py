@@ -157,7 +157,7 @@ class Fused(ProgramOfSeveral):
                 with self._own(row), self._states[row].active(keep=True):
                     solo.recompute(own, data.samples)
             return
-        drawn = [state.mark() for state in self._states]
+        drawn = self.marks()
         for part in data.pieces(self.members[0].member.accumulate):
             with torch.no_grad(), counting(self._forward.norms, averages[0].batches):
                 self._forward.values(
@@ -165,8 +165,7 @@ class Fused(ProgramOfSeveral):
                 )
             for average in averages:
                 average.batches += 1
-        for state, mark in zip(self._states, drawn, strict=True):
-            state.go_back(mark)  # raw weights are trained as they would be without averages
+        self.go_back(drawn)  # raw weights are trained as they would be without averages
 
     def follow(self) -> None:
         """Bring the averages up to date after a step of all members."""
@@ -185,12 +184,11 @@ class Fused(ProgramOfSeveral):
         averaged = [row for row in rows if self.members[row].averaged is not None]
         if self._averages is None or not averaged:
             return
-        drawn = [state.mark() for state in self._states]
+        drawn = self.marks()
         named, buffers = self._averages.named, self._averages.buffers
         found = self._forward.values(named, buffers, data, self._states, lambda output: None)
         self._validate(lockstep, averaged, found, [live.average_val for live in self.members])
-        for state, mark in zip(self._states, drawn, strict=True):
-            state.go_back(mark)  # raw weights are validated as they would be without averages
+        self.go_back(drawn)  # raw weights are validated as they would be without averages
 
     # ---- a lockstep
 

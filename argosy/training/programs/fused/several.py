@@ -131,7 +131,7 @@ class ProgramOfSeveral(ABC):
     def begin(self, batch: Lockstep) -> None:
         """Implement `Program.begin`."""
         self._lockstep, self._one = batch, self._as_one(batch, train=True)
-        self._before = [live.randomness.mark() for live in self.members]
+        self._before = self.marks()
         with large_outside() if self._begins else contextlib.nullcontext():
             if self._one:
                 self._begin_as_one(batch)
@@ -140,8 +140,8 @@ class ProgramOfSeveral(ABC):
 
     def undo(self) -> None:
         """Undo a lockstep after its `begin` raised, for another try."""
-        for live, mark in zip(self.members, self._before or (), strict=False):
-            live.randomness.go_back(mark)
+        if self._before is not None:
+            self.go_back(self._before)
         self._lockstep, self._before = (), None
 
     def finish(self) -> int:

@@ -42,7 +42,7 @@ class OfSeveral:
 
     def remember(self) -> None:
         """Save each member's random state."""
-        self._before = self._marks()
+        self._before = self._program.marks()
 
     def forget(self) -> None:
         """Drop the saved random states."""
@@ -50,23 +50,20 @@ class OfSeveral:
 
     def undo(self) -> None:
         """Implement `Whole.undo`."""
-        for live, mark in zip(self._program.members, self._before, strict=False):
-            live.randomness.go_back(mark)
+        if self._before:
+            self._program.go_back(self._before)
         self._program.undo()  # for a lockstep that was not whole, its own marks are right
 
     def watch(self) -> EffectCheck:
         """Watch random states alone: the equivalence check has excluded other effects."""
-        before = self._marks()
+        before = self._program.marks()
 
         def again() -> None:
             # Each draws from its own state, which the host puts into the generator; a replay does not repeat that.
-            if any(one[0] is not other[0] for one, other in zip(before, self._marks(), strict=True)):
+            if any(one[0] is not other[0] for one, other in zip(before, self._program.marks(), strict=True)):
                 raise Uncaptured("its members draw random numbers, each of them from a state of its own")
 
         return again
-
-    def _marks(self) -> Sequence[Mark]:
-        return [live.randomness.mark() for live in self._program.members]
 
 
 class Several(OfSeveral):
