@@ -6,7 +6,6 @@ the same batches in the same order as alone; only how they are paired depends on
 
 import itertools
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 
 import torch
 
@@ -14,7 +13,7 @@ from argosy.stream.batches import Batch, Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.trees import flatten
 
-__all__ = ["Lockstep", "length_of", "own", "shared", "locksteps"]
+__all__ = ["Lockstep", "length_of", "shared", "locksteps"]
 
 Lockstep = tuple[Batch | None, ...]
 """The next batch of each member; None where there is none yet."""
@@ -30,11 +29,6 @@ def shared(cutters: Sequence[Cutter]) -> list[Cutter]:
             found.append(cutter)
         chosen.append(like)
     return chosen
-
-
-def own(cutters: Sequence[Cutter]) -> list[Cutter]:
-    """Return a cutter of its own for each member."""
-    return [deepcopy(cutter) for cutter in cutters]
 
 
 def locksteps(cutters: Sequence[Cutter], block: Block) -> Iterator[Lockstep]:

@@ -8,6 +8,7 @@ common pass would round otherwise than each of them alone (`BatchLengths`).
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from argosy.training.member.randomness import Mark
 from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
-from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, own, shared
+from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, shared
 from argosy.training.programs.fused.made import Made
 from argosy.training.programs.fused.validated import Validated
 from argosy.training.programs.program import OwnFaults
@@ -181,10 +182,8 @@ class ProgramOfSeveral(ABC):
 
     def release(self) -> None:
         """Implement `Program.release`."""
-        for name in ("cutter", "val_cutter"):
-            cutters = [getattr(live, name) for live in self.members]
-            for live, cutter in zip(self.members, own(cutters), strict=True):
-                setattr(live, name, cutter)
+        for live in self.members:
+            live.cutter, live.val_cutter = deepcopy(live.cutter), deepcopy(live.val_cutter)
         self._lockstep, self._before = (), None
         self._foreseen.clear()
         self._dissolve()
