@@ -1,5 +1,6 @@
 """Which programs' steps can be captured as a whole, and how each of them is adapted to that."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,35 +20,36 @@ __all__ = ["obstacle_to", "whole_of"]
 
 def obstacle_to(program: Program[Any]) -> str | None:
     """Return why the steps of a program cannot be made as a whole; None where they can."""
+    return next(_obstacles(program), None)
+
+
+def _obstacles(program: Program[Any]) -> Iterator[str]:
     lives = program.members
     if isinstance(program, Fused):
-        stepped = sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels)
-        reason = None if stepped == len(lives) else "an optimizer makes its steps itself"
+        if sum(kernel.rows.stop - kernel.rows.start for kernel in program.kernels) != len(lives):
+            yield "an optimizer makes its steps itself"
     elif isinstance(program, Grouped):
-        reason = None
-        if any(kind_of(live.optimizer) is None for live in lives):
-            reason = "an optimizer makes its steps itself"
-        if any(live.member.clip_grad_norm is not None for live in lives):
-            reason = "gradients of unlike members are clipped one after another"
-        if any(
-            weight.dtype not in (torch.float32, torch.float64) for live in lives for weight in live.model.parameters()
-        ):
-            reason = "unlike members are stepped in 32 or 64 bits alone"
         if program.waves.memory is None:
-            reason = "its device has no kernel that steps unlike members"
+            yield "its device has no kernel that steps unlike members"
+        if {weight.dtype for live in lives for weight in live.model.parameters()} - {torch.float32, torch.float64}:
+            yield "unlike members are stepped in 32 or 64 bits alone"
+        if any(live.member.clip_grad_norm is not None for live in lives):
+            yield "gradients of unlike members are clipped one after another"
+        if any(kind_of(live.optimizer) is None for live in lives):
+            yield "an optimizer makes its steps itself"
     elif isinstance(program, Solo):
-        reason = obstacle(lives[0])
-        if reason is None and kind_of(lives[0].optimizer) is None:
-            reason = "its optimizer makes its steps itself"
+        if (reason := obstacle(program.live)) is not None:
+            yield reason
+        if kind_of(program.live.optimizer) is None:
+            yield "its optimizer makes its steps itself"
     else:
-        reason = "it is on several devices"
-    if reason is None and any(live.member.precision not in ("float32", "bfloat16") for live in lives):
-        reason = "the host has to see whether gradients have overflowed"
-    if reason is None and any(live.randomness.uses_others for live in lives):
-        reason = "its steps draw from numpy or random, on the host"
-    if reason is None and len({live.member.batch_size for live in lives}) > 1:
-        reason = "its members have batches of different lengths"
-    return reason
+        yield "it is on several devices"
+    if any(live.member.precision not in ("float32", "bfloat16") for live in lives):
+        yield "the host has to see whether gradients have overflowed"
+    if any(live.randomness.uses_others for live in lives):
+        yield "its steps draw from numpy or random, on the host"
+    if len({live.member.batch_size for live in lives}) > 1:
+        yield "its members have batches of different lengths"
 
 
 def whole_of(program: Program[Any]) -> Whole:
