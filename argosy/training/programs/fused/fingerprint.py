@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LRScheduler
 
+from argosy.readings import enclosed_by
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
-__all__ = ["Fingerprint", "behaviour", "content_of", "has_hooks", "obstacle", "token"]
+__all__ = ["Fingerprint", "behaviour", "has_hooks", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
 """Attributes of every module that are compared elsewhere, or that programs set themselves."""
@@ -196,21 +197,12 @@ def _inner(value: Any, seen: Seen) -> Any:
     if isinstance(value, functools.partial):
         return tokens((value.func, value.args, value.keywords))
     if isinstance(value, types.FunctionType):
-        cells = map(content_of, value.__closure__ or ())
-        return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__)), *tokens(cells))
+        return (value.__code__, *tokens((value.__defaults__, value.__kwdefaults__, enclosed_by(value))))
     if isinstance(value, types.MethodType):
         return tokens((value.__func__, value.__self__))
     if isinstance(value, weakref.ref):
         return token(value(), seen)
     return token(vars(value), seen) if hasattr(value, "__dict__") else id(value)
-
-
-def content_of(cell: types.CellType) -> Any:
-    """Return the value of a variable that a function closes over."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # the variable has no value yet
-        return None
 
 
 def _content(array: npt.NDArray[Any], like: torch.Tensor | npt.NDArray[Any]) -> tuple[Any, ...]:
