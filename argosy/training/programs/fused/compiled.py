@@ -96,22 +96,14 @@ class Pass:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledPass:
-    """Code for passes of one form."""
-
-    run: Callable[..., Sequence[Tensor]]
-    form: Any
-
-
 class Compilation:
     """Compiled passes of the members of one architecture on one device."""
 
     def __init__(self) -> None:
         self.refused: str = ""
         """Why no compiled code is used any more."""
-        self._made: dict[int, CompiledPass] = {}
-        """Passes by number of places."""
+        self._made: dict[int, tuple[Callable[..., Sequence[Tensor]], Any]] = {}
+        """By number of places, compiled code, and the form of the passes that it is for."""
 
     @torch.no_grad()
     def derive(self, of: Pass, plainly: Callable[[], Derived], *, usual: bool) -> Derived:
@@ -127,10 +119,10 @@ class Compilation:
         form = (of.data.apart, [(tensor.shape, tensor.dtype) for tensor in inputs])
         if places not in self._made:
             return self._proved(of, inputs, form, plainly)
-        made = self._made[places]
-        if made.form != form:
+        run, made_for = self._made[places]
+        if made_for != form:
             return self._plain(plainly)
-        gradients, losses, *buffers = (tensor[:count] for tensor in made.run(*inputs))
+        gradients, losses, *buffers = (tensor[:count] for tensor in run(*inputs))
         for name, after in zip(of.parameter_buffer.buffers, buffers, strict=True):
             of.parameter_buffer.buffers[name].copy_(after)
         return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
@@ -159,7 +151,7 @@ class Compilation:
         except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
-            self._made[len(of.factors)] = CompiledPass(run, form)
+            self._made[len(of.factors)] = run, form
         return losses, gradients
 
     def _plain(self, plainly: Callable[[], Derived]) -> Derived:
