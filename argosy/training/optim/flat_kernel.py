@@ -7,7 +7,7 @@ optimizers, whose states are views of the moments.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,11 +44,23 @@ EPS, RATE = 5, 6
 ADAMS = (Adam, AdamW)
 
 
-class FlatMemory(Protocol):
-    """Weights of members, each at the beginning of a block, and gradients."""
+class FlatMemory:
+    """All weights of some members in one tensor, and all gradients in another, so that one kernel steps them all.
 
-    weights: Tensor
-    gradients: Tensor
+    Each weight begins a block of `BLOCK` numbers.
+    """
+
+    def __init__(self, like: Tensor, counts: Sequence[int]) -> None:
+        blocks = sum(-(-count // BLOCK) for count in counts)
+        self.weights, self.gradients = (like.detach().new_zeros(blocks * BLOCK) for _ in range(2))
+        self._taken = 0
+
+    def rows(self, count: int, size: int) -> tuple[Tensor, Tensor]:
+        """Return memory of so many weights of a size, and of their gradients, ``[weights, size]``."""
+        each = -(-size // BLOCK) * BLOCK
+        start, self._taken = self._taken, self._taken + count * each
+        found = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
+        return found[0], found[1]
 
 
 class RowOfNumbers(NamedTuple):

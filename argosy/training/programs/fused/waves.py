@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from argosy.training.device.kernel_forms import BLOCK, Drawn
+from argosy.training.device.kernel_forms import Drawn
 from argosy.training.device.own_kernels import kernels_of
 from argosy.training.device.recorders import InBranches, in_turn
+from argosy.training.optim.flat_kernel import FlatMemory
 from argosy.training.optim.parameter_buffer import ALIGNED
 from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.layers import in_order
@@ -132,7 +133,7 @@ class StackedLayers:
 
     @classmethod
     def of(
-        cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: "Memory | None"
+        cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: FlatMemory | None
     ) -> "StackedLayers":
         """Move these layers into memory of their own, or into the common one."""
         weights, of_weights = _moved([linear.weight for linear in linears], memory)
@@ -148,26 +149,7 @@ class StackedLayers:
         )
 
 
-class Memory:
-    """All weights of the members in one tensor, and all gradients in another: on an accelerator one kernel steps them all.
-
-    Each weight begins a block of `BLOCK` numbers.
-    """
-
-    def __init__(self, like: Tensor, counts: Sequence[int]) -> None:
-        blocks = sum(-(-count // BLOCK) for count in counts)
-        self.weights, self.gradients = (like.detach().new_zeros(blocks * BLOCK) for _ in range(2))
-        self._taken = 0
-
-    def rows(self, count: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return memory of so many weights of a size, and of their gradients, ``[weights, size]``."""
-        each = -(-size // BLOCK) * BLOCK
-        start, self._taken = self._taken, self._taken + count * each
-        found = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
-        return found[0], found[1]
-
-
-def _moved(parameters: Sequence[Tensor], memory: Memory | None) -> tuple[Tensor, Tensor]:
+def _moved(parameters: Sequence[Tensor], memory: FlatMemory | None) -> tuple[Tensor, Tensor]:
     """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack. Returns it and gradients."""
     size, shape = parameters[0].numel(), (len(parameters), *parameters[0].shape)
     if memory is None:
@@ -386,10 +368,10 @@ class Waves:
                 alike = (*layer.linear.weight.shape, layer.linear.bias is None, number == 0)
                 wave.setdefault(alike, []).append((member, number))
         like = layers[0][0].linear.weight
-        self.memory: Memory | None = None
+        self.memory: FlatMemory | None = None
         """Common memory of the weights, where one kernel steps them."""
         if kernels_of(like.device) is not None:
-            self.memory = Memory(like, [parameter.numel() for parameter in self._tensors])
+            self.memory = FlatMemory(like, [parameter.numel() for parameter in self._tensors])
         self._waves = [
             [
                 StackedLayers.of(places, [layers[member][number].linear for member, number in places], self.memory)
