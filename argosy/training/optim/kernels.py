@@ -51,6 +51,8 @@ UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
 """Options with which an optimizer makes its steps itself."""
 OF_MUON = ("ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
 """Options of Muon that its rows have in common."""
+SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
+"""Options on which a step depends, and that schedules may change."""
 SMALL = 16**3
 """Multiplications of a product up to which torch computes it on a CPU in another way by itself than among several."""
 Decays = Sequence[tuple[float, ...]]
@@ -145,7 +147,7 @@ class Kernel:
         usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
         if not usual or any(steps_differ(optimizer) for optimizer in optimizers):
             return None
-        tiles, kinds = [], kinds_of_groups(optimizers[0])
+        tiles, kinds = [], [type(part) for part in parts_of(optimizers[0]) for _ in part.param_groups]
         for number, (kind, pieces) in enumerate(zip(kinds, parameter_buffer.groups, strict=True)):
             if pieces:
                 groups = [optimizer.param_groups[number] for optimizer in optimizers]
@@ -262,15 +264,8 @@ class Rule(NamedTuple):
 
 
 def settings_of(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a step depends on of the options of a parameter group that schedules may change."""
-    return (
-        group["lr"],
-        group["weight_decay"],
-        group.get("betas"),
-        group.get("momentum"),
-        group.get("eps"),
-        group.get("nesterov"),
-    )
+    """Return what a parameter group has of `SETTINGS`."""
+    return tuple(group.get(name) for name in SETTINGS)
 
 
 def _sgd_numbers(tile: Tile, count: int) -> Numbers:
@@ -498,11 +493,6 @@ RULES: dict[type[Optimizer], Rule] = {
     AdamW: Rule(_adam_numbers, _adam, _adam_fused),
     Muon: Rule(_muon_numbers, _muon),
 }
-
-
-def kinds_of_groups(optimizer: Optimizer) -> Sequence[type[Optimizer]]:
-    """Return the type of optimizer that steps each parameter group."""
-    return [type(part) for part in parts_of(optimizer) for _ in part.param_groups]
 
 
 def parts_of(optimizer: Any) -> Sequence[Optimizer]:
