@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from argosy.errors import MemberError
-from argosy.stream.blocks import Block, Place, same_bits
+from argosy.stream.blocks import Block, Place, bits_of, same_bits
 
 __all__ = ["SHARE", "InputWatch"]
 
@@ -26,9 +24,6 @@ SHARE = 0.005
 BYTES_PER_SECOND = 1e9
 """Assumed speed of a copy and a comparison, until some were made."""
 CALL_SECONDS = 5e-5
-
-
-Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class InputWatch:
     """The first block from which on all blocks were compared, and found unchanged."""
     _copying: float = 0.0
     """CPU seconds of the last copy."""
-    _before: list[Bits] | None = None
+    _before: list[Tensor] | None = None
     """Earlier content of the block, where the instance gets the block itself."""
 
     def shown(self, block: Block, *, apart: bool) -> Block:
@@ -61,7 +56,7 @@ class InputWatch:
             return block
         started, shown = time.thread_time(), block
         if apart:
-            self._before = [_bits(leaf).copy() for leaf in block.leaves]
+            self._before = [bits_of(leaf).to("cpu", copy=True) for leaf in block.leaves]
         else:
             shown = block.private()
         self._copying = time.thread_time() - started
@@ -120,17 +115,11 @@ def _bytes(block: Block) -> int:
     return sum(leaf.nbytes for leaf in block.leaves)
 
 
-def _bits(leaf: Tensor) -> Bits:
-    """Return a leaf's bytes, on the host."""
-    found: Bits = leaf.detach().reshape(-1).view(torch.uint8).cpu().numpy()
-    return found
-
-
-def _restored(block: Block, before: Sequence[Bits]) -> bool:
+def _restored(block: Block, before: Sequence[Tensor]) -> bool:
     """Restore a block's earlier content; returns whether it was unchanged."""
     same = True
     for leaf, bits in zip(block.leaves, before, strict=True):
-        if not np.array_equal(_bits(leaf), bits):
+        if not torch.equal(bits_of(leaf).cpu(), bits):
             same = False
-            leaf.data.reshape(-1).view(torch.uint8).copy_(torch.from_numpy(bits))
+            bits_of(leaf.data).copy_(bits)
     return same
