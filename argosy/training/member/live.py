@@ -264,12 +264,8 @@ class LiveMember:
 
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
         """Record a step on a batch, with its losses per sample or their mean; None where all its samples are broken."""
-        self.commit_total(batch, None if losses is None else total_of(losses, batch.rows))
-
-    def commit_total(self, batch: Batch, total: torch.Tensor | None) -> None:
-        """Record a step on a batch with its loss sum, a float64 scalar."""
-        if total is not None:
-            self.train.add(batch.rows, batch.digest, {"loss": total})
+        if losses is not None:
+            self.train.add(batch.rows, batch.digest, {"loss": total_of(losses, batch.rows)})
             self.samples += batch.rows
         assert self.cutter is not None
         self.cutter.commit(batch)
