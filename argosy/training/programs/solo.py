@@ -93,10 +93,10 @@ class Solo:
 
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
         """Run the backward pass of `rows` samples of a batch `of` so many, weighted by their share; returns losses per sample."""
-        if self.live.steps:
-            return self._gradients(data, rows, of)
-        with large_outside():
-            return self._gradients(data, rows, of)
+        with contextlib.nullcontext() if self.live.steps else large_outside():
+            data = self.augmented(data)
+            self.recompute(data, rows)
+            return self.differentiated(data, rows, of=of)
 
     def step(self) -> None:
         """Do as `move`, and count the step."""
@@ -235,11 +235,6 @@ class Solo:
         else:
             self.live.optimizer._opt_called = True  # the schedule goes on, and would warn of the missing step
         scale.follow(overflowed=not sound)
-
-    def _gradients(self, data: Any, rows: int, of: int) -> torch.Tensor:
-        data = self.augmented(data)
-        self.recompute(data, rows)
-        return self.differentiated(data, rows, of=of)
 
     def recompute(self, data: Any, rows: int) -> None:
         """Pass samples of a training batch, augmented already, through averaged weights that need it for their statistics."""
