@@ -1,6 +1,5 @@
 """Random generators of one's own, which a Dataset or a function of a member has: no seed is set for what is drawn from them."""
 
-import dis
 import functools
 import pickle
 import random
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from argosy.readings import enclosed_by, is_own_module
+from argosy.readings import enclosed_by, instructions_of, is_own_module
 
 __all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
 
@@ -47,7 +46,9 @@ def names_random(function: Any) -> bool:
     """Whether code that a call of this leads to names `random`, `numpy.random`, or one of their functions."""
     for one in _reached(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
-            is_module = value is random or value is np.random or (value is np and "random" in _names_of(one.__code__))
+            is_module = (
+                value is random or value is np.random or (value is np and _names_attribute(one.__code__, "random"))
+            )
             if is_module or any(getattr(value, "__self__", None) is seeded for seeded in SEEDED):
                 return True
     return False
@@ -67,7 +68,7 @@ def stores_items(function: Any) -> bool:
     return any(
         "STORE_S" in one.opname or (one.opname in CALLED_NAMES and re.fullmatch("[a-z]\\w*_", one.argval))
         for code in codes
-        for one in dis.get_instructions(code)
+        for one in instructions_of(code)
     )
 
 
@@ -112,14 +113,11 @@ def _around(function: FunctionType) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1000)
 def _globals_of(code: CodeType) -> frozenset[str]:
     """Return the names of globals in code, and in that of functions that it defines."""
-    inner = (_globals_of(value) for value in code.co_consts if isinstance(value, CodeType))
-    return frozenset({one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}).union(*inner)
+    return frozenset(one.argval for one in instructions_of(code) if one.opname == "LOAD_GLOBAL")
 
 
-def _names_of(code: CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in code, and in that of functions that it defines."""
-    inner = (_names_of(value) for value in code.co_consts if isinstance(value, CodeType))
-    return frozenset(code.co_names).union(*inner)
+def _names_attribute(code: CodeType, name: str) -> bool:
+    return any(one.opname in CALLED_NAMES and one.argval == name for one in instructions_of(code))
 
 
 def _found(parts: tuple[Any, ...]) -> Iterator[Any]:
