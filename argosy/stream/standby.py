@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NoReturn
@@ -117,11 +117,11 @@ def open_for(
 
 def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
     """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened here."""
-    own = _Own(data)
+    own = cache(data)  # empty where loader workers are forked: each unpacks the data once, for all splits
     return {
         name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
         if facts is None
-        else reopened(name, facts, lambda: own.data, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
+        else reopened(name, facts, own, seed=seed, skip_errors=word.skip_errors, heartbeat=heartbeat)
         for name, facts in word.facts.items()
     }
 
@@ -129,18 +129,6 @@ def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat
 def cache_for(data: Data, most_bytes: int | None) -> RowCache | None:
     """Return where prepared samples of these data are kept; None where they are not."""
     return RowCache(most_bytes=most_bytes) if data.keep else None
-
-
-class _Own:
-    """The study's data as a loader worker unpacks them, once, for all splits. Empty where workers are forked."""
-
-    def __init__(self, unpack: Callable[[], Data]) -> None:
-        self.unpack = unpack
-
-    @cached_property
-    def data(self) -> Data:
-        """The data in this process."""
-        return self.unpack()
 
 
 class _Standby:
