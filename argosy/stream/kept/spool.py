@@ -100,13 +100,6 @@ class Spool:
     def _seed(self, epoch: int = 0) -> None:
         seed_everything(sample_seed(self.seed, self.split, epoch, OPENING))
 
-    def _samples(self) -> Iterator[tuple[int, list[torch.Tensor], Any]]:
-        """Yield the number, the leaves and the structure of one sample after another."""
-        shards = range(shard_count(self.stream) or 1)
-        samples = itertools.chain.from_iterable(self._samples_of(shard, self.heartbeat) for shard in shards)
-        for number, (leaves, tree) in enumerate(samples):
-            yield number, leaves, tree
-
     def _samples_of(self, shard: int, heartbeat: Heartbeat, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
         """Yield the leaves and the structure of each sample of a shard."""
         self._seed(epoch)
@@ -147,7 +140,9 @@ class Spool:
         header = entry.header
         layout: Layout | None = None
         rows: Rows | None = None
-        for number, leaves, tree in itertools.islice(self._samples(), PROVED):
+        of_shards = (self._samples_of(shard, self.heartbeat) for shard in range(shard_count(self.stream) or 1))
+        first = itertools.islice(itertools.chain.from_iterable(of_shards), PROVED)
+        for number, (leaves, tree) in enumerate(first):
             layout = layout or Layout.of(unflatten(leaves, tree))
             if rows is None and header.fits(layout):
                 rows = Rows.open(entry.folder, layout, header.count)
@@ -215,7 +210,12 @@ class Spool:
             wanted = sum(size for _, size in sizes.values())
             if wanted > room:
                 room = cache.room(2 * wanted + FEW_BYTES)
-                self._check_room(sum(samples for samples, _ in sizes.values()) - 1, wanted, room)
+            if wanted > room:
+                number = sum(samples for samples, _ in sizes.values()) - 1
+                raise StudyError(
+                    f"Data.{self.split}: there is no room for more than {number:,} samples of the {self._kind} ({room:,} bytes), and it "
+                    "gives more. Raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
+                )
 
         return grown
 
@@ -224,13 +224,6 @@ class Spool:
             layout.check(leaves, tree)
         except Unfit as error:
             raise refusal(error, self.split, place) from error
-
-    def _check_room(self, number: int, wanted: int, room: int) -> None:
-        if wanted > room:
-            raise StudyError(
-                f"Data.{self.split}: there is no room for more than {number:,} samples of the {self._kind} ({room:,} bytes), and it "
-                "gives more. Raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
-            )
 
     def _drew(self) -> bool:
         """Return whether random numbers were drawn in the pass that has just ended."""
