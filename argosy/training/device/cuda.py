@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
     address = memory.ctypes.data
     failed = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if not failed:
-        return lambda: _unpin(runtime, address)
+        return partial(runtime.cudaHostUnregister, address)
     with suppress(RuntimeError):
         # The runtime reports its last error once more, at the next call.
         torch.zeros(1, device=device)
@@ -37,10 +38,6 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
         stacklevel=2,
     )
     return lambda: None
-
-
-def _unpin(runtime: Any, address: int) -> None:
-    runtime.cudaHostUnregister(address)
 
 
 # ---- graphs
