@@ -147,7 +147,7 @@ class _Walk:
     def __init__(self, host: bool) -> None:
         self.host = host
         self.storages: dict[int, torch.UntypedStorage] = {}
-        """Copies of storages, by the address of the original; `views` likewise."""
+        """Copies of storages in host memory, by the address of the original; `views` likewise."""
         self.views: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def plain(self, value: Any, where: tuple[Any, Any]) -> Any:
@@ -190,16 +190,11 @@ class _Walk:
     def _on_host(self, value: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
         address = storage.data_ptr()
         if address not in self.storages:
-            self.storages[address] = _copy_of(storage)
+            self.storages[address] = (
+                torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage().copy_(storage, False)
+            )
         empty = torch.empty(0, dtype=value.dtype)
         return empty.set_(self.storages[address], value.storage_offset(), value.shape, value.stride())
-
-
-def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a copy in host memory."""
-    empty = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-    empty.copy_(storage, False)
-    return empty
 
 
 def _words(where: tuple[Any, Any] | None) -> str:
