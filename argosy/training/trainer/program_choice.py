@@ -363,8 +363,6 @@ def _assigned(instances: Sequence[ProgramInstance]) -> list[AssignedMember]:
 
 
 def _may_be_captured(instance: ProgramInstance) -> bool:
-    if instance.assignment[0].live.loss_scale is not None:
-        return False  # the host has to check for overflow
     return "graphed" in instance.fusion_group.kinds if instance.fusion_group else not refusal(instance.program)
 
 

@@ -94,11 +94,6 @@ class ProgramInstance:
         return self.program if isinstance(self.program, Shard) else None
 
     @property
-    def compiles(self) -> bool:
-        """Whether a step may include compilation."""
-        return self.kind == "compiled"
-
-    @property
     def rests(self) -> bool:
         """Whether it makes no further step in this pass."""
         return self.broke or self.steps_left == 0

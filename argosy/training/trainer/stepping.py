@@ -94,15 +94,13 @@ class Stepping:
             return True
         trains = block.place.split == "train"
         shown = instance.watch.shown(block, apart=instance.assignment[0].live.backend.apart)
-        with self._heartbeat.busy(f"training {instance.words}", opaque=instance.compiles), instance.watch.steps():
-            steps = (
-                partial(self._step, instance, shown, called) if trains else partial(instance.evaluate, shown, called)
-            )
-            through = (
-                self._together(instance, steps)
-                if instance.together
-                else self._guard(instance.names[0], steps) is not False
-            )
+        steps = partial(self._step, instance, shown, called) if trains else partial(instance.evaluate, shown, called)
+        compiles = instance.kind == "compiled"  # in the middle of a step, if it does
+        with self._heartbeat.busy(f"training {instance.words}", opaque=compiles), instance.watch.steps():
+            if instance.together:
+                through = self._together(instance, steps)
+            else:
+                through = self._guard(instance.names[0], steps) is not False
         if instance.watch.wrote(shown, block):
             for name in [name for name in instance.names if name in self._assigned]:
                 self._guard(name, partial(instance.watch.refuse, name))
