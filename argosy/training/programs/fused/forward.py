@@ -73,11 +73,8 @@ class Forward:
         self._device = device
         self._slots = _slots(network)
         self._own = {name: self._held(name) for name in self._slots}
-        self._layers = (
-            Layers.of(network)
-            if device.type == "cpu" and self.computed == torch.float32 and member.step is None
-            else None
-        )
+        plain = device.type == "cpu" and self.computed == torch.float32 and member.step is None
+        self._layers = Layers.of(network) if plain else None
         self.norms: list[Any] = norms_of(network)
         """Layers with statistics of batches."""
         self._training = True
@@ -107,8 +104,11 @@ class Forward:
         Tensors are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random states.
         `check_output` is called with a network's output before the loss.
         """
-        if self._layers is not None and data.of_rows:
-            return self._by_layers(self._layers, weights, data, states, check_output)
+        if self._layers is not None and data.of_rows:  # of a plain MLP only a loss of the member's own is vectorised
+            inputs = data.tree[0] if data.apart else data.tree[0].expand(len(states), *data.tree[0].shape)
+            output = self._layers.outputs(inputs, weights, states)
+            check_output(output[0])
+            return losses_of(self._member.loss, output, data, states), None if self._training else output
         leaves, structure = flatten(data.tree)
         moved: list[str] = []
         made_as: list[Any] = []
@@ -138,20 +138,6 @@ class Forward:
             output = unflatten(made, made_as[0])
             losses = own[0] if own else _cross_entropies(output, data)
         return losses, None if self._training or self._member.step is not None else output
-
-    def _by_layers(
-        self,
-        layers: Layers,
-        weights: Mapping[str, Tensor],
-        data: PackInputs,
-        states: States,
-        check_output: Callable[[Any], None],
-    ) -> tuple[Tensor, Any]:
-        """Do as `values` for a plain MLP: only a loss of the member's own is vectorised."""
-        inputs = data.tree[0]
-        output = layers.outputs(inputs if data.apart else inputs.expand(len(states), *inputs.shape), weights, states)
-        check_output(output[0])
-        return losses_of(self._member.loss, output, data, states), None if self._training else output
 
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
