@@ -114,10 +114,11 @@ def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Fa
             )
         if moved[index] or drew[index] or not same_bits(first[index], leaves(index)):
             found = (
-                f"draws for sample {index}"
-                if moved[index]
-                else f"prepared sample {index} twice from the same seeds, and the results differ: it writes into what it holds, as into a cached tensor, or draws"
+                f"prepared sample {index} twice from the same seeds, and the results differ: it writes into what it holds, as into a cached tensor, "
+                "or draws"
             )
+            if moved[index]:
+                found = f"draws for sample {index}"
             raise StudyError(
                 f"Data.{split} ({type(given(dataset)).__name__}) {found} from a generator of its own. Draw from `random`, `numpy.random` or torch's "
                 "default generator (seeded for every sample), or derive the generator's seed from the index; write into copies alone."

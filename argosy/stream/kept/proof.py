@@ -71,11 +71,9 @@ class Prover:
         self.keys[id(preparing.dataset)] = key
         if isinstance(key, Opaque):
             facts = self._probed(preparing)
-            return (
-                _in_memory(facts, str(id(preparing.dataset)), f"{key} is part of it")
-                if facts.constant
-                else _drawn(facts)
-            )
+            if not facts.constant:
+                return _drawn(facts)
+            return _in_memory(facts, str(id(preparing.dataset)), f"{key} is part of it")
         try:
             return self._kept(preparing, self.cache, key)
         except (OSError, RunError) as error:
@@ -83,13 +81,9 @@ class Prover:
 
     def _kept(self, preparing: Preparing, cache: RowCache, key: Key) -> Facts:
         found = cache.look_up(key, length_of(preparing.dataset, preparing.split))
-        if isinstance(found, Entry):
-            proved = self._proved(preparing, cache, key, found)
-            if isinstance(proved, Facts):
-                return proved
-            why = proved
-        else:
-            why = found
+        why = self._proved(preparing, cache, key, found) if isinstance(found, Entry) else found
+        if isinstance(why, Facts):
+            return why
         facts = self._probed(preparing)
         if not facts.constant:
             return _drawn(facts)

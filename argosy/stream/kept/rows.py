@@ -67,12 +67,8 @@ class Rows:
     @classmethod
     def in_memory(cls, layout: Layout, count: int) -> "Rows":
         """Return rows in anonymous memory, of which pages take memory when they are written to."""
-        return cls(
-            layout,
-            count,
-            memory_file("argosy-rows", _bytes(layout, count)),
-            memory_file("argosy-marks", max(count, 1)),
-        )
+        rows = memory_file("argosy-rows", _bytes(layout, count))
+        return cls(layout, count, rows, memory_file("argosy-marks", max(count, 1)))
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, count: int) -> None:

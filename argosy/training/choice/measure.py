@@ -294,9 +294,8 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
     saved = {id(leaf) for leaf in (*held_there.values(), *flatten(live.optimizer.state_dict())[0])}
     for one in _code_of(live):
         for key, marks in _marked(variables_of(one)):
-            found.setdefault(AROUND.format(repr(key)), []).append(
-                marks
-            )  # several modules may have a variable of that name
+            # Several modules may have a variable of that name.
+            found.setdefault(AROUND.format(repr(key)), []).append(marks)
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:

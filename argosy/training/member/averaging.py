@@ -204,9 +204,7 @@ def _value(value: Value, samples: Any) -> Tensor | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = value(samples)
-    except (
-        Exception
-    ):  # boundary between a member's code and ours: an error that training raises as well is reported there
+    except Exception:  # boundary between a member's code and ours: what training raises as well is reported there
         return None
     return found.detach() if isinstance(found, Tensor) else None
 
@@ -222,12 +220,12 @@ def _mean_of(value: Value, samples: Any) -> float:
 def _taken(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
     """Return these samples of a tree, copied."""
     index = torch.tensor([*numbers], dtype=torch.long)
-    return map_leaves(
-        lambda leaf: (
-            leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows else leaf
-        ),
-        samples,
-    )
+
+    def taken(leaf: Any) -> Any:
+        of_samples = isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == rows
+        return leaf[index.to(leaf.device)] if of_samples else leaf
+
+    return map_leaves(taken, samples)
 
 
 def _adds_up(once: float, twice: float, thrice: float) -> bool:

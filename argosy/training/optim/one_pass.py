@@ -146,11 +146,7 @@ def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
     """
     found: Tensor | None = state.get(name)
     if found is None:
-        found = (
-            torch.zeros((), device="cpu")
-            if weight is None
-            else torch.zeros_like(weight, memory_format=torch.preserve_format)
-        )
+        found = torch.zeros((), device="cpu") if weight is None else torch.zeros_like(weight)
         state[name] = found
     return found
 

@@ -76,9 +76,8 @@ class ParameterBuffer:
                     start = stop
         pieces = [piece for group in groups for piece in group]
         trained = [[parameters[piece.name] for piece in pieces] for parameters in named]
-        apart = (
-            -(-start // ALIGNED) * ALIGNED
-        )  # all rows lie alike in memory, on which the rounding of a product may depend
+        # All rows lie alike in memory, on which the rounding of a product may depend.
+        apart = -(-start // ALIGNED) * ALIGNED
         weights = trained[0][0].detach().new_empty(len(models), apart)[:, :start]
         for row, parameters in zip(weights, trained, strict=True):
             for piece, parameter in zip(pieces, parameters, strict=True):

@@ -89,11 +89,9 @@ class Ranks:
 
     def _half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:
         before = instance.samples
+        half = partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard)
         with self._heartbeat.busy(f"training {instance.words}"), instance.watch.steps():
-            done = self._guard(
-                instance.names[0],
-                partial(_begin, shard, cut) if move is Move.BEGIN else partial(_finish, instance, shard),
-            )
+            done = self._guard(instance.names[0], half)
         if move is Move.FINISH and done:
             self.stepped(instance, instance.samples - before)
 

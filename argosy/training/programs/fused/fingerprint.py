@@ -65,13 +65,8 @@ class Fingerprint:
             "average": type(member.average),
             "the device": live.backend.device,
         }
-        return cls(
-            (
-                *attributes(live.model).items(),
-                *_weight_aspects(live),
-                *((name, token(value)) for name, value in settings.items()),
-            )
-        )
+        tokens = ((name, token(value)) for name, value in settings.items())
+        return cls((*attributes(live.model).items(), *_weight_aspects(live), *tokens))
 
     def difference(self, other: "Fingerprint") -> str:
         """Return the first aspect in which another fingerprint differs."""

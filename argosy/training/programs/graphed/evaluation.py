@@ -67,9 +67,7 @@ class Evaluation:
             return self._program.evaluated(data)
         try:
             return self._captured(data)
-        except (
-            Exception
-        ) as error:  # boundary to members' code and the device: what cannot be captured is computed as before
+        except Exception as error:  # boundary to members' code and the device: what cannot be captured is computed
             reason_of(error)  # which raises a bug of Argosy's
         return self._program.evaluated(data)
 
