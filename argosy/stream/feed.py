@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Connection
@@ -47,58 +48,48 @@ ALONE = Turn(owner=0, hops=())
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
+@dataclass(eq=False)
 class _Feeder:
-    def __init__(
-        self,
-        name: str,
-        driver: Peer,
-        ring: Ring,
-        sources: dict[str, Source],
-        course: Course,
-        orders: Orders,
-        heartbeat: Heartbeat,
-        *,
-        files: Sequence[MappedFile],
-        wanted_loaders: int,
-        cores: int,
-    ) -> None:
-        self.name = name
-        self.driver = driver
-        self.ring = ring
-        self.sources = sources
-        self.course = course
-        self.orders = orders
-        self.heartbeat = heartbeat
-        self.files = files
-        """Memory-mapped files that samples are read from: no block goes out after one of them has changed."""
-        self.gauge = StreamGauge(cores=cores)
+    name: str
+    driver: Peer
+    ring: Ring
+    sources: dict[str, Source]
+    course: Course
+    orders: Orders
+    heartbeat: Heartbeat
+    _: KW_ONLY
+    files: Sequence[MappedFile]
+    """Memory-mapped files that samples are read from: no block goes out after one of them has changed."""
+    wanted_loaders: InitVar[int]
+    gauge: StreamGauge
+    preparation: Preparation = field(init=False)
+    readers: dict[str, Peer] = field(default_factory=dict, init=False)
+    team: str = field(default="", init=False)
+    """Key of the team of its exchange."""
+    rank: int = field(default=0, init=False)
+    turns: Iterator[Turn] = field(default_factory=lambda: repeat(ALONE), init=False)
+    marks: ShardMarks = field(default_factory=ShardMarks, init=False)
+    own_slots: float = field(init=False)
+    """Slots that blocks of this node fill, on average."""
+    exchange: ExchangeProcess | None = field(default=None, init=False)
+    held: dict[int, set[Peer | ExchangeProcess]] = field(default_factory=dict, init=False)
+    """By slot, the readers and the exchange that have not given it back yet."""
+    sending: set[int] = field(default_factory=set, init=False)
+    """Slots of this node's own blocks that the exchange has."""
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
+    running: bool = field(default=True, init=False)
+    flowing: bool = field(default=False, init=False)
+    """Whether a trainer has been through a block."""
+
+    def __post_init__(self, wanted_loaders: int) -> None:
+        self.own_slots = float(self.ring.slots)
         self.preparation = Preparation(
-            ring,
-            sources,
-            self.gauge,
-            heartbeat,
+            *(self.ring, self.sources, self.gauge, self.heartbeat),
             wanted_loaders=wanted_loaders,
             inherited=self._connections,
             watch=lambda loader: self._watch(loader.connection, partial(self.preparation.receive, loader)),
             forget=lambda loader: self.selector.unregister(loader.connection),
         )
-        self.readers: dict[str, Peer] = {}
-        self.team = ""
-        """Key of the team of its exchange."""
-        self.rank = 0
-        self.turns: Iterator[Turn] = repeat(ALONE)
-        self.marks = ShardMarks()
-        self.own_slots = float(ring.slots)
-        """Slots that blocks of this node fill, on average."""
-        self.exchange: ExchangeProcess | None = None
-        self.held: dict[int, set[Peer | ExchangeProcess]] = {}
-        """By slot, the readers and the exchange that have not given it back yet."""
-        self.sending: set[int] = set()
-        """Slots of this node's own blocks that the exchange has."""
-        self.selector = selectors.DefaultSelector()
-        self.running = True
-        self.flowing = False
-        """Whether a trainer has been through a block."""
         self._since = self._told = time.monotonic()
 
     def run(self, said: Iterable[Any]) -> None:
@@ -238,12 +229,8 @@ class _Feeder:
         if earlier is not None:
             # The trainer was told to connect again, or replaces another of its name.
             self._lose_reader(earlier)
-        self.ring.lend(
-            peer,
-            {split: source.layout for split, source in self.sources.items()},
-            self.course.lengths,
-            self.orders.shards,
-        )
+        layouts = {split: source.layout for split, source in self.sources.items()}
+        self.ring.lend(peer, layouts, self.course.lengths, self.orders.shards)
         self.readers[name] = peer
         self._watch(peer, partial(self._released, name, peer))
 
@@ -407,5 +394,5 @@ def feed(
         heartbeat,
         files=(*files, *(file for source in sources.values() for file in source.facts.files)),
         wanted_loaders=count if parallel else 0,
-        cores=cores,
+        gauge=StreamGauge(cores=cores),
     ).run(others)
