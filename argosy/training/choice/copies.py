@@ -26,9 +26,9 @@ def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: 
         copy.begin_validation()
 
 
-def filled(block: Block, rows: int, *, double: bool = False) -> Block:
-    """Return a copy of the sound rows of a block, repeated or cut to so many."""
-    sound = np.resize(block.sound.nonzero()[0], rows)
+def filled(block: Block, rows: int, *, double: bool = False, different: int | None = None) -> Block:
+    """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to so many."""
+    sound = np.resize(block.sound.nonzero()[0][:different], rows)
     index = torch.from_numpy(sound)
     leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
     leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)

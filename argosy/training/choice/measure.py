@@ -8,10 +8,10 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterator, Mapping
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,6 +26,7 @@ from argosy.stream.own_generators import names_random, states_of_own, stores_ite
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
 from argosy.study import Member
+from argosy.training.choice.copies import filled
 from argosy.training.choice.split_check import NO_SHARE, why_whole
 from argosy.training.device.devices import out_of_memory
 from argosy.training.device.heap import large_outside
@@ -453,21 +454,15 @@ class _Shown:
     """A private batch of this size: the first sound rows of a block, repeated where there are too few."""
 
     def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
-        self._block = block
-        self._numbers = torch.from_numpy(np.resize(block.sound.nonzero()[0][:different], rows))
-        self._leaves = self._rows()
-        self._versions = [leaf._version for leaf in self._leaves]
-        self.data = batch_of(self._leaves, block.tree)
+        self._again = partial(filled, block, rows, different=different)
+        self._shown = self._again()
+        self.data = batch_of(self._shown.leaves, block.tree)
         self.rows = rows
 
     @property
     def written(self) -> bool:
         """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
-        versions = [leaf._version for leaf in self._leaves]
-        return versions != self._versions or not same_bits(self._leaves, self._rows())
-
-    def _rows(self) -> list[torch.Tensor]:
-        return [leaf.index_select(0, self._numbers.to(leaf.device)) for leaf in self._block.leaves]
+        return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)
 
 
 def _bytes(tensors: Any) -> int:
