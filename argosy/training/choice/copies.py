@@ -1,4 +1,4 @@
-"""Batches for copies of members: cut out of a copy of a block, which may be longer than it."""
+"""Copies of members on which programs are tried, and batches for them: cut out of a copy of a block, which may be longer than it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,9 +9,31 @@ import torch
 from argosy.stream.batches import InOrder
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
+from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
+from argosy.training.member.precision import dtype_of
 
-__all__ = ["cut_anew", "filled"]
+__all__ = ["cut_anew", "filled", "trial_of"]
+
+
+def trial_of(live: LiveMember, *, double: bool = False, nudged: bool = False) -> LiveMember:
+    """Return a copy of a member, in float64 or with its weights an ulp away if asked for."""
+    copied = live.trial()
+    if double:
+        _make_double(copied)
+    if nudged:
+        nudge(copied.model.parameters(), dtype_of(copied.member))
+    return copied
+
+
+def _make_double(live: LiveMember) -> None:
+    live.model.double()
+    if live.average is not None:
+        live.average.double()
+    for state in live.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim():
+                state[name] = value.double()
 
 
 def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:

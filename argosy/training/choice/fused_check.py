@@ -17,11 +17,10 @@ from argosy.errors.traces import reason_of
 from argosy.stream.batches import Cutter
 from argosy.stream.blocks import Block
 from argosy.stream.padding import form_of
-from argosy.training.choice.copies import cut_anew, filled
+from argosy.training.choice.copies import cut_anew, filled, trial_of
 from argosy.training.device.devices import out_of_memory
-from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
+from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
 from argosy.training.member.live import BatchLengths, LiveMember
-from argosy.training.member.precision import dtype_of
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
@@ -110,7 +109,7 @@ def _attempt(
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     try:
-        alone, together = (_copies(lives, double=double) for _ in range(2))
+        alone, together = ([trial_of(live, double=double) for live in lives] for _ in range(2))
         solos = [Solo(copied) for copied in alone]
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
@@ -148,27 +147,6 @@ def _attempt(
             break  # the copies are not equal any more
     lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
     return Attempt(reason=None, lengths=lengths if exact else None)
-
-
-# ---- copies
-
-
-def _copies(lives: Sequence[LiveMember], *, double: bool) -> list[LiveMember]:
-    """Return copies of the members."""
-    copies = [live.trial() for live in lives]
-    for copied in copies if double else ():
-        _make_double(copied)
-    return copies
-
-
-def _make_double(live: LiveMember) -> None:
-    live.model.double()
-    if live.average is not None:
-        live.average.double()
-    for state in live.optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-                state[name] = value.double()
 
 
 # ---- trials
@@ -240,9 +218,7 @@ def _rounding(
     lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
 ) -> float:
     """Return the share in which a step may differ from `mine`, by that of copies whose weights are an ulp away."""
-    copies = _copies(lives, double=False)
-    for copied in copies:
-        nudge(copied.model.parameters(), dtype_of(copied.member))
+    copies = [trial_of(live, nudged=True) for live in lives]
     cut_anew(copies, block, length, apart=apart)
     moved = [_alone(Solo(copied), block, train=True) for copied in copies]
     pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))

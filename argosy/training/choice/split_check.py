@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.device.equivalence import DOUBLE, Compared, difference, nudge, rounding, size_of
+from argosy.training.choice.copies import trial_of
+from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
 from argosy.training.member.live import LiveMember
-from argosy.training.member.precision import dtype_of
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
 from argosy.training.programs.solo import Solo
 
@@ -72,11 +72,7 @@ class Tried:
 
 def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False) -> Tried:
     """Run a copy's backward pass on parts of a batch, between these rows."""
-    copied = live.trial()
-    if double:
-        copied.model.double()
-    if nudged:
-        nudge(copied.model.parameters(), dtype_of(live.member))
+    copied = trial_of(live, double=double, nudged=nudged)
     solo, before, buffers = Solo(copied), behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
     losses = []
