@@ -60,15 +60,13 @@ class Evaluation:
             losses, output = self._replayed.replay(leaves)
             return losses.clone(), None if output is None else map_leaves(torch.clone, output)
         member = self._program.members[0].member
-        if data.samples != (member.eval_batch_size or member.batch_size) or not self._left:
-            return self._program.evaluated(data)
-        self._left -= 1
-        if self._left:
-            return self._program.evaluated(data)
-        try:
-            return self._captured(data)
-        except Exception as error:  # boundary to members' code and the device: what cannot be captured is computed
-            reason_of(error)  # which raises a bug of Argosy's
+        if data.samples == (member.eval_batch_size or member.batch_size):
+            self._left -= 1
+            if not self._left:
+                try:
+                    return self._captured(data)
+                except Exception as error:  # boundary to members' code and the device: it is computed as before
+                    reason_of(error)  # which raises a bug of Argosy's
         return self._program.evaluated(data)
 
     def close(self) -> None:
