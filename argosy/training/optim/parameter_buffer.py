@@ -87,10 +87,6 @@ class ParameterBuffer:
         tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
-    def outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        """See `outside`, for a member's trained weights."""
-        return outside(self.parameters[row])
-
     def dissolve(self) -> None:
         """Give the members' tensors memory of their own; the shared memory is freed with its last view."""
         self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}

@@ -283,12 +283,10 @@ class Trainer:
             if self.copies.resident.give_back(detail):
                 continue
             if emptied:
-                self.guard.crowded_out(max(self.assigned, key=self._weight_bytes), detail)
+                largest = max(self.assigned, key=lambda name: weight_bytes(self.assigned[name].live))
+                self.guard.crowded_out(largest, detail)
             self.backend.empty_cache()
             emptied = True
-
-    def _weight_bytes(self, name: str) -> int:
-        return weight_bytes(self.assigned[name].live)
 
     def _train_on(self, block: Block) -> None:
         started, place = time.perf_counter(), block.place
@@ -297,7 +295,11 @@ class Trainer:
         left = not self.stepping.through(block)
         self.copies.stepped()
         if block.touched:
-            raise MemberError(self._somebody_wrote())
+            raise MemberError(
+                f"a member on {self.name} ({', '.join(self.assigned)}) wrote into its input, which it shares with the others, "
+                "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
+                "checkpoints, which are sound."
+            )
         waited = self.stepping.waited()
         elapsed = time.perf_counter() - started - waited
         self.gauge.waiting_seconds += waited
@@ -461,10 +463,3 @@ class Trainer:
             }
             samples = {name: assigned.samples for name, assigned in self.assigned.items() if assigned.leads}
             self.emit(Progress(blocks=self.blocks, samples=samples, losses=losses, gauge=asdict(self.gauge)))
-
-    def _somebody_wrote(self) -> str:
-        return (
-            f"a member on {self.name} ({', '.join(self.assigned)}) wrote into its input, which it shares with the others, "
-            "though it did not on its first batches. Clone the input before changing it; the run stops at the last "
-            "checkpoints, which are sound."
-        )

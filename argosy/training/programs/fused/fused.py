@@ -24,7 +24,7 @@ from argosy.training.member.precision import LossScales, widened
 from argosy.training.member.running_average import Statistics, counting
 from argosy.training.member.tally import totals_of
 from argosy.training.optim.kernels import Kernel, kind_of
-from argosy.training.optim.parameter_buffer import ParameterBuffer
+from argosy.training.optim.parameter_buffer import ParameterBuffer, outside
 from argosy.training.programs.fused.average_buffer import AverageBuffer
 from argosy.training.programs.fused.compiled import Compilation, Derived, Pass
 from argosy.training.programs.fused.forward import Forward, PackInputs
@@ -135,7 +135,7 @@ class Fused(ProgramOfSeveral):
         return self._solos[row].finish()
 
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        return self.parameter_buffer.outside(row)
+        return outside(self.parameter_buffer.parameters[row])
 
     def _dissolve(self) -> None:
         self._part, self._buffers = None, {}
