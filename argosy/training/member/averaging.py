@@ -126,8 +126,7 @@ def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]
 @contextlib.contextmanager
 def refusing_broadcasts(member: Member) -> Iterator[None]:
     """Turn torch's warning about targets that are broadcast against outputs of other samples into StudyError."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         yield
     for warning in told:
         sizes = BROADCAST.search(str(warning.message))
@@ -201,8 +200,7 @@ def _of_rows(shaped: Callable[[Tensor], Tensor], leaf: Any) -> Any:
 def _value(value: Value, samples: Any) -> Tensor | None:
     """Return a value; None where it raises, or gives no tensor."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             found = value(samples)
     except Exception:  # boundary between a member's code and ours: what training raises as well is reported there
         return None

@@ -83,8 +83,7 @@ class Pass:
         if not self.data.apart:
             places[len(inputs) - leaves :] = [None] * leaves
         os.environ.setdefault(THREADS, "1")  # else torch starts processes at the import, and never ends them
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own
+        with warnings.catch_warnings(action="ignore"):  # torch's own
             from torch import _inductor  # takes seconds: only where something is compiled
 
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
