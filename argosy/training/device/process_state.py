@@ -8,11 +8,13 @@ import importlib
 import locale
 import os
 import random
+import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -56,31 +58,25 @@ ATTRIBUTES = (
     "utils.deterministic.fill_uninitialized_memory",
 )
 """Attributes of torch. Of several names for one thing the older comes first: writing it may set the others, which then agree."""
-ATTENTION = {
-    "flash_sdp_enabled": "enable_flash_sdp",
-    "mem_efficient_sdp_enabled": "enable_mem_efficient_sdp",
-    "math_sdp_enabled": "enable_math_sdp",
-    "cudnn_sdp_enabled": "enable_cudnn_sdp",
-    "fp16_bf16_reduction_math_sdp_allowed": "allow_fp16_bf16_reduction_math_sdp",
+FUNCTIONS = {
+    "get_float32_matmul_precision": "set_float32_matmul_precision",
+    "backends.cuda.flash_sdp_enabled": "backends.cuda.enable_flash_sdp",
+    "backends.cuda.mem_efficient_sdp_enabled": "backends.cuda.enable_mem_efficient_sdp",
+    "backends.cuda.math_sdp_enabled": "backends.cuda.enable_math_sdp",
+    "backends.cuda.cudnn_sdp_enabled": "backends.cuda.enable_cudnn_sdp",
+    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed": "backends.cuda.allow_fp16_bf16_reduction_math_sdp",
+    "backends.mha.get_fastpath_enabled": "backends.mha.set_fastpath_enabled",
+    "get_deterministic_debug_mode": "set_deterministic_debug_mode",
+    "is_autocast_cache_enabled": "set_autocast_cache_enabled",
+    "__future__.get_swap_module_params_on_conversion": "__future__.set_swap_module_params_on_conversion",
 }
-"""Functions of ``torch.backends.cuda`` that read each setting, and those that write it."""
+"""Functions of torch that read each setting, and those that write it."""
 LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
 """Categories that Python leaves at ``C`` until a script calls ``setlocale``."""
 NODES_OWN = ("ARGOSY_", "RAY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Prefixes of variables that each node sets for itself, as it does those of visible devices."""
-HOOKS: Mapping[Any, tuple[str, ...]] = {
-    modules: (
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-        "_global_buffer_registration_hooks",
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_module_registration_hooks",
-        "_global_parameter_registration_hooks",
-    ),
-    optimizers: ("_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"),
-}
-"""Attributes in which torch keeps the hooks of all modules and of all optimizers."""
+HOOKS = re.compile("_global_.+_hooks")
+"""Names under which torch keeps the hooks of all modules and of all optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +111,13 @@ class Setting:
             ) from error
 
 
-def _attribute(path: str) -> Setting:
+def _attribute(path: str, *, decides: bool = True) -> Setting:
     owner, _, last = path.rpartition(".")
-    get = attrgetter(path)
-    return Setting(f"torch.{path}", lambda: get(torch), lambda value: setattr(attrgetter(owner)(torch), last, value))
 
+    def write(value: Any) -> None:
+        setattr(attrgetter(owner)(torch), last, value)
 
-def _of_attention(read: str, write: str) -> Setting:
-    cuda = torch.backends.cuda
-    return Setting(f"torch.backends.cuda.{read}", getattr(cuda, read), getattr(cuda, write))
+    return Setting(f"torch.{path}", partial(attrgetter(path), torch), write, decides=decides)
 
 
 def _library(name: str) -> Setting:
@@ -158,37 +152,15 @@ SETTINGS = (
         lambda: str(torch.get_default_dtype()),
         lambda name: torch.set_default_dtype(_dtype(name)),
     ),
-    Setting(
-        "torch.get_float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    ),
+    *(Setting(f"torch.{get}", attrgetter(get)(torch), attrgetter(write)(torch)) for get, write in FUNCTIONS.items()),
     *map(_attribute, ATTRIBUTES),
-    *(_of_attention(read, write) for read, write in ATTENTION.items()),
     *map(_library, ("preferred_linalg_library", "preferred_blas_library")),
-    Setting(
-        "torch.backends.mha.get_fastpath_enabled",
-        torch.backends.mha.get_fastpath_enabled,
-        torch.backends.mha.set_fastpath_enabled,
-    ),
-    Setting(
-        "torch.backends.quantized.engine",
-        lambda: torch.backends.quantized.engine,
-        lambda engine: setattr(torch.backends.quantized, "engine", engine),
-        decides=False,  # the default depends on the processor
-    ),
-    Setting(
-        "torch.get_deterministic_debug_mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
-    ),
+    _attribute("backends.quantized.engine", decides=False),  # the default depends on the processor
     Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     Setting(
         "torch.get_autocast_dtype",
         lambda: {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")},
         _set_autocast_dtypes,
-    ),
-    Setting("torch.is_autocast_cache_enabled", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    Setting(
-        "torch.__future__.get_swap_module_params_on_conversion",
-        torch.__future__.get_swap_module_params_on_conversion,
-        torch.__future__.set_swap_module_params_on_conversion,
     ),
     Setting(
         "torch.is_anomaly_enabled",
@@ -348,7 +320,7 @@ def refuse_what_stays() -> None:
             "the run is started inside of hooks for saved tensors (torch.autograd.graph), which workers do not have. Start it "
             "outside, and enter them in the member's step."
         )
-    hooks = [name for owner, names in HOOKS.items() for name in names if getattr(owner, name)]
+    hooks = [name for of in (modules, optimizers) for name, held in vars(of).items() if HOOKS.fullmatch(name) and held]
     if hooks:
         raise StudyError(
             f"torch has a hook for all modules or optimizers ({hooks[0].removeprefix('_global_')}), which workers do not "
