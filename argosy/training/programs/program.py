@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
-from argosy.stream.batches import Batch
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
 
-__all__ = ["OwnFaults", "Program", "SplitProgram", "Together"]
+__all__ = ["OwnFaults", "Program", "Together"]
 
 
 class OwnFaults(Exception):  # noqa: N818
@@ -75,25 +74,3 @@ class Together(Protocol):
 
     def undo(self) -> None:
         """Undo a step after its `begin` or `finish` has raised."""
-
-
-class SplitProgram(Program[Batch], Protocol):
-    """The program of one member on one of several devices; `argosy.training.trainer.merged` orders the halves of its steps.
-
-    Its batch may be under way while other programs step, also across blocks. Halves are made when they need not wait.
-    """
-
-    @property
-    def number(self) -> int:
-        """Number of the member in the study."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a batch is begun and not finished."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether the next half has to wait for other devices, or for the driver's decision where one of them is lost."""
-
-    def ahead(self, block: Block) -> list[int]:
-        """Return, for each batch that the block completes and that is not begun, the element up to which it needs the stream."""

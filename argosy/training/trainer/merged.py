@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from argosy.stream.blocks import Block
-from argosy.training.programs.program import SplitProgram
+from argosy.training.programs.shard.shard import Shard
 
 __all__ = ["Begin", "Move", "moves", "next_move", "order_of"]
 
@@ -66,7 +66,7 @@ def next_move(
     return (Move.FINISH if member in under_way else Move.BEGIN), member
 
 
-def moves(splits: Mapping[str, SplitProgram], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
+def moves(splits: Mapping[str, Shard], block: Block, whole: Callable[[], bool]) -> Iterator[tuple[Move, str]]:
     """Yield the moves on a training block; each must be made before the next is requested.
 
     Members may leave `splits` meanwhile. After an interruption, a new call yields the rest of the block's moves.

@@ -26,7 +26,10 @@ __all__ = ["Shard"]
 
 
 class Shard:
-    """The `argosy.training.programs.program.SplitProgram` of one rank."""
+    """The `argosy.training.programs.program.Program` of one rank; `argosy.training.trainer.merged` orders the halves of its steps.
+
+    Its batch may be under way while other programs step, also across blocks. Halves are made when they need not wait.
+    """
 
     def __init__(self, live: LiveMember, group: Group, shares: Sequence[float], *, number: int) -> None:
         self.live = live
@@ -56,7 +59,7 @@ class Shard:
 
     @property
     def waits(self) -> bool:
-        """Whether group or sum is not ready."""
+        """Whether the next half has to wait for other devices, or for the driver's decision where one of them is lost."""
         if self._batch is None:
             return bool(self.group.broken) or not self.group.formed
         return self._sum is not None and not self._sum.done
@@ -66,7 +69,7 @@ class Shard:
         return self._solo.active(keep=keep)
 
     def ahead(self, block: Block) -> list[int]:
-        """Implement `SplitProgram.ahead`."""
+        """Return, for each batch that the block completes and that is not begun, the element up to which it needs the stream."""
         assert self.live.cutter is not None
         return self.live.cutter.completions(block, self._batch)
 
