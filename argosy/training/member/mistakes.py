@@ -19,9 +19,9 @@ __all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
     """Raise StudyError for BatchNorm of one sample, or samples and weights that differ in dtype; else note the failing layer and its input."""
     explain_lone_sample(member, error)
-    dtypes = sorted({leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)}, key=_wholes_last)
     weights = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    other = [dtype for dtype in dtypes if dtype not in weights]
+    others = {leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)} - weights
+    other = sorted(others, key=lambda dtype: not dtype.is_floating_point)
     if other and len(weights) == 1 and "type" in str(error) and "indices" not in str(error):
         wanted = _name(weights.pop())
         raise StudyError(
@@ -42,10 +42,6 @@ def explain_lone_sample(member: Member, error: Exception) -> None:
         f"member {member.name!r}: a batch came to BatchNorm with 1 sample{cut}, and it needs at least 2 to train. Give the network LayerNorm or "
         f"GroupNorm instead{', or leave out batch_tokens' if cut else ''}."
     )
-
-
-def _wholes_last(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point
 
 
 def _layer_of(model: nn.Module, error: Exception) -> str:

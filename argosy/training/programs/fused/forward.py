@@ -109,7 +109,7 @@ class Forward:
             output = self._layers.outputs(inputs, weights, states)
             check_output(output[0])
             return losses_of(self._member.loss, output, data, states), None if self._training else output
-        leaves, structure = flatten(data.tree)
+        member, (leaves, structure) = self._member, flatten(data.tree)
         moved: list[str] = []
         made_as: list[Any] = []
 
@@ -134,10 +134,10 @@ class Forward:
             with torch.no_grad():
                 for name in reversed(moved):
                     buffers[name].copy_(made.pop())
-            own = [] if self._default_loss else [made.pop(0)]
+            own = [] if member.step is None and member.loss is None else [made.pop(0)]
             output = unflatten(made, made_as[0])
             losses = own[0] if own else _cross_entropies(output, data)
-        return losses, None if self._training or self._member.step is not None else output
+        return losses, None if self._training or member.step is not None else output
 
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
@@ -151,10 +151,6 @@ class Forward:
             return widened(losses), [self._held(name) for name in buffers]
         finally:
             self._hold(self._own)
-
-    @property
-    def _default_loss(self) -> bool:
-        return self._member.step is None and self._member.loss is None
 
     def _of_one(self, data: Any, check_output: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
         """Compute as `Solo` does: the losses (none for the default loss), and the output where it is needed."""
