@@ -18,7 +18,7 @@ from argosy.training.device.equivalence import Compared, difference, size_of
 from argosy.training.device.recorders import Recorder, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.several import ProgramOfSeveral
-from argosy.training.programs.graphed.replayed import Replayed
+from argosy.training.programs.graphed.replayed import Replayed, put
 
 __all__ = ["Evaluation"]
 
@@ -73,7 +73,7 @@ class Evaluation:
         """Drop the captured pass, and let the program compute its own."""
         replayed, self._replayed, self._program.evaluation = self._replayed, None, None
         if replayed is not None:
-            self._drop(replayed)
+            replayed.close(self._program.members[0].backend)
 
     def _captured(self, data: PackInputs) -> tuple[Tensor, Any]:
         """Capture a pass and verify one replay against an eager one, of which the results are returned."""
@@ -83,17 +83,17 @@ class Evaluation:
             replayed = Replayed.record(self._recorder, data, self._program.members[0].backend.device, self._made)
             if replayed.recording.memory_bytes > LARGEST:
                 raise Uncaptured("its evaluation would hold too much memory")
-            self._put(before)
+            put(before, self._buffers)
             found = [leaf.clone() for leaf in _leaves(replayed.replay(flatten(data.tree)[0]))]
-            self._put(before)
+            put(before, self._buffers)
             made = self._made(data)
             pairs = zip(_leaves(made), found, strict=True)
             if difference((Compared("", one, other, size_of(one)) for one, other in pairs), ALIKE) is not None:
                 raise Uncaptured("replayed, its evaluation gives other results")
         except BaseException:
-            self._put(before)
+            put(before, self._buffers)
             if replayed is not None:
-                self._drop(replayed)
+                replayed.close(self._program.members[0].backend)
             raise
         self._replayed = replayed
         return made
@@ -116,14 +116,6 @@ class Evaluation:
 
     def _made(self, data: PackInputs) -> tuple[Tensor, Any]:
         return self._program.evaluated(data, self._recorder.in_branches)
-
-    def _put(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self._buffers, values, strict=True):
-            buffer.copy_(value)
-
-    def _drop(self, replayed: Replayed[Any]) -> None:
-        self._program.members[0].backend.synchronize()
-        replayed.recording.close()
 
 
 def _leaves(made: tuple[Tensor, Any]) -> Sequence[Tensor]:

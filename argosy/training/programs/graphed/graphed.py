@@ -27,7 +27,7 @@ from argosy.training.programs.fused.lockstep import Lockstep
 from argosy.training.programs.fused.several import ProgramOfSeveral
 from argosy.training.programs.graphed.capturable import obstacle_to, whole_of
 from argosy.training.programs.graphed.evaluation import Evaluation
-from argosy.training.programs.graphed.replayed import Replayed
+from argosy.training.programs.graphed.replayed import Replayed, put
 from argosy.training.programs.graphed.static_inputs import StaticInputs
 from argosy.training.programs.graphed.whole import Whole
 from argosy.training.programs.program import OwnFaults, Program
@@ -161,7 +161,7 @@ class Graphed:
         """Implement `Program.release`."""
         self.join()
         if self._replayed is not None:
-            self._close(self._replayed)
+            self._replayed.close(self.members[0].backend)
             self._replayed = None
         if self._evaluation is not None:
             self._evaluation.close()
@@ -206,7 +206,7 @@ class Graphed:
         try:
             return self._operators(data, watched=watched)
         except BaseException:
-            _put(before, early)
+            put(before, early)
             raise
 
     def _operators(self, data: PackInputs, *, watched: bool = False) -> Tensor:
@@ -245,22 +245,18 @@ class Graphed:
             random.stand_at(mark)
             replayed_totals = replayed.replay(flatten(data.tree)[0]).clone()
             there = [replayed_totals, *(tensor.clone() for tensor in moving)]
-            _put(before, moving)
+            put(before, moving)
             random.stand_at(mark)
             totals = self._operators(data)
             ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
             if any(leads_elsewhere(plain, replay, start, ALIKE) for plain, replay, start in ends):
                 raise Uncaptured("replayed, its step leads elsewhere")
         except BaseException:
-            _put(before, moving)
-            self._close(replayed)
+            put(before, moving)
+            replayed.close(self.members[0].backend)
             raise
         self._replayed, self._draws = replayed, _moved(mark, random.here())
         return totals
-
-    def _close(self, replayed: Replayed[Tensor]) -> None:
-        self.members[0].backend.synchronize()
-        replayed.recording.close()
 
     def _record(self, data: PackInputs) -> Replayed[Tensor]:
         self._static_inputs.forget()
@@ -313,9 +309,3 @@ def _moved(one: Mark, other: Mark) -> bool:
     """Whether torch's random states, the host's or the device's, differ."""
     states = zip(one[:2], other[:2], strict=True)
     return any(state is not None and not torch.equal(state, later) for state, later in states)
-
-
-def _put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.copy_(value)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from argosy.stream.trees import flatten, unflatten
+from argosy.training.device.devices import Backend
 from argosy.training.device.recorders import Recorder, Recording, Uncaptured
 from argosy.training.programs.fused.forward import PackInputs
 
-__all__ = ["Replayed"]
+__all__ = ["Replayed", "put"]
 
 Made = TypeVar("Made")
 
@@ -60,3 +61,15 @@ class Replayed(Generic[Made]):
             own.copy_(leaf)
         self.recording.replay()
         return self._made
+
+    def close(self, backend: Backend) -> None:
+        """Free the recording's memory, once no replay is running."""
+        backend.synchronize()
+        self.recording.close()
+
+
+@torch.no_grad()
+def put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Write values into tensors that recorded work has moved, or is to begin with."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
