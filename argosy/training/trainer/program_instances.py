@@ -12,7 +12,7 @@ from typing import Any
 
 from argosy.protocol.trainer import GroupRank
 from argosy.stream.blocks import Block, Place
-from argosy.training.choice.fusion_group import ALONE, ROUND_SECONDS, STEPS, FusionGroup, Kind
+from argosy.training.choice.fusion_group import ROUND_SECONDS, STEPS, FusionGroup, Kind
 from argosy.training.choice.rehearsal import program_of
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.fused.fused import Fused
@@ -66,11 +66,9 @@ class ProgramInstance:
         compilation: Compilation | None = None,
     ) -> "ProgramInstance":
         """Make an instance of several members, or of one, with the kind of program that their fusion group has."""
-        lives, kind = [assigned.live for assigned in assignment], ALONE.kind
-        lengths = None if fusion_group is None else fusion_group.lengths
-        if fusion_group is not None:
-            kind = fusion_group.now.kind
-        program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, lengths)
+        lives, group = [assigned.live for assigned in assignment], fusion_group or FusionGroup()
+        kind = group.now.kind
+        program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, group.lengths)
         if kind == "graphed" or (isinstance(program, Grouped) and refusal(program) is None):
             try:
                 program = Graphed.of(program)
