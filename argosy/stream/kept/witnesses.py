@@ -161,11 +161,8 @@ class Witnesses:
         """Append such notes."""
         text = "".join(f"{json.dumps(note)}\n" for note in notes if note is not None)
         if text:
-            descriptor = append_descriptor(self.path, 0o600)
-            try:
-                os.write(descriptor, text.encode(errors="surrogateescape"))
-            finally:
-                os.close(descriptor)
+            with os.fdopen(append_descriptor(self.path, 0o600), "ab", buffering=0) as file:
+                file.write(text.encode(errors="surrogateescape"))
 
 
 def fresh_record(paths: Collection[str], roots: Roots) -> list[list[Any] | None]:
