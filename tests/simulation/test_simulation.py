@@ -63,7 +63,9 @@ def test_how_its_process_and_machine_are_called_decides_nothing(seed: int, monke
 @pytest.mark.parametrize("every", [1, 9], ids=["each", "ninth"])
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["driver", "power", "full"])
-def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(kind: str, before: bool, every: int) -> None:
+def test_a_run_that_is_cut_off_at_any_of_its_writes_goes_on_to_the_same_weights(
+    kind: str, before: bool, every: int
+) -> None:
     write, happened = 1 - every, True
     while happened:
         write += every
