@@ -22,6 +22,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import argosy
+from argosy.errors import StudyError
 from argosy.protocol.trainer import Measured
 from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
@@ -621,6 +622,58 @@ class Recurrent(nn.Module):
         return output
 
 
+class Sampling(nn.Linear):
+    """It holds what its steps have made, with the graphs of these, as the sampler of an energy-based network."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.samples = list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if self.training:
+            self.samples.append(output)
+        return output
+
+
+class Scheduled(nn.Linear):
+    """It holds its optimizer, which a file has, and the schedule of this."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.sgd = SGD(self.parameters(), lr=0.1)
+        self.schedule = StepLR(self.sgd, 1)
+
+    def update(self, batch: Any, _: Any) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.sgd.zero_grad()
+        loss.backward()
+        self.sgd.step()
+        self.schedule.step()
+        return loss
+
+
+class Balanced(nn.Linear):
+    """It asks for the gradient of its output while it trains, as a deep equilibrium network does; `always`, in validation as well."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__(12, 10)
+        self.always = always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if self.training or self.always:
+            output.register_hook(lambda gradient: 2 * gradient)
+        return output
+
+
+def test_a_network_may_ask_for_gradients_while_it_trains() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    measure(start(studies.member(model=Balanced)), block, validated=30)
+    with pytest.raises(StudyError, match="its validation asks for gradients"):
+        measure(start(studies.member(model=partial(Balanced, always=True))), block, validated=30)
+
+
 class Drawing(nn.Linear):
     """Adds noise from a generator of its own, if it has one."""
 
@@ -740,6 +793,7 @@ class Tempered(nn.CrossEntropyLoss):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:Seems like .optimizer.step... has been overridden")  # by the schedule of another copy
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -758,6 +812,18 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
+        ({"model": Sampling}, "steps change 'samples' of the network"),
+        (
+            {
+                "model": Scheduled,
+                "optimizer": None,
+                "optimizers": lambda network: {"sgd": network.sgd},
+                "step": Scheduled.update,
+                "validate": lambda network, batch: nn.functional.cross_entropy(network(batch[0]), batch[1]),
+                "metrics": {},
+            },
+            "steps change 'schedule' of the network",
+        ),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),

@@ -50,7 +50,7 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-MOVING = "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, or in an optimizer's state"
+MOVING = "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, or in an optimizer's state; give a schedule by schedule="
 TOGETHER = "which all members with that function change together"
 AROUND = f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in an object with __call__, of which each member has its own"
 UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
@@ -291,8 +291,8 @@ def _check_apart(live: LiveMember) -> None:
 def _in_no_file(live: LiveMember) -> dict[str, Any]:
     """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
     found: dict[str, Any] = {}
-    held_there = live.model.state_dict(keep_vars=True)
-    saved = {id(leaf) for leaf in (*held_there.values(), *flatten(live.optimizer.state_dict())[0])}
+    held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
+    saved = {id(one) for one in (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers)}
     for one in _code_of(live):
         for key, marks in _marked(variables_of(one)):
             # Several modules may have a variable of that name.
@@ -309,7 +309,7 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
     for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
         found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
-    for optimizer in optimizers_of(live.optimizer):
+    for optimizer in optimizers:
         held = [*_unsaved(optimizer, "optimizer", saved), *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
@@ -366,7 +366,7 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
     """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
-    samples, and among attributes of objects."""
+    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more."""
     todo, seen = [value], set[int]()
     while todo and len(seen) < MOST:
         one = todo.pop()
@@ -375,7 +375,7 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
         elif id(one) not in seen and id(one) not in saved:
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
-                yield from [one] if one.is_leaf and one.layout is torch.strided else []
+                yield one if one.is_leaf and one.layout is torch.strided else True
             elif deep and isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif deep and not isinstance(one, nn.Module | type | FunctionType | ModuleType):

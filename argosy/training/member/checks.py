@@ -209,7 +209,7 @@ def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
 
 def check_differentiated(member: Member, error: RuntimeError) -> None:
     """Raise StudyError where a validation has asked torch for gradients."""
-    if "does not require grad" in str(error):
+    if "require grad" in str(error):
         raise StudyError(
             f"member {member.name!r}: its validation asks for gradients, as by torch.autograd.grad, and a validation computes none. Compute what they "
             "are of, and them, within torch.enable_grad(), or give a function that needs none as validate=."

@@ -157,11 +157,12 @@ class Solo:
         member = self.live.member
         part, count = next(self._parts(data, rows))
         inputs, target = pair_of(member, part)
-        with torch.no_grad(), self._autocast():
-            output = self._output(inputs)
-            if wants_classes(member.loss):
-                check_labels(member, output, pair_of(member, whole)[1])
-            return check_loss(member, output, target, count)
+        with self._autocast():
+            output = self._output(inputs)  # with gradients: it is in train(), where it may ask for them, as a deep equilibrium network
+            with torch.no_grad():
+                if wants_classes(member.loss):
+                    check_labels(member, output, pair_of(member, whole)[1])
+                return check_loss(member, output, target, count)
 
     def try_own(self, what: Literal["step", "validate"], data: Any, rows: int) -> bool | None:
         """Check the member's own step or validation on a batch, as `check_step` does.
