@@ -203,7 +203,7 @@ class Member:
     """Stopping rule, instead of the study's, as ``MaxEpochs(20)``."""
     augment: Callable[[Any], Any] | None = None
     """Batch -> batch, in training only, on the member's device under its own random state. Each member has a copy of an object that is called, here
-    and as its loss or step; tensors, arrays and networks that a partial binds are shared, and so are weights."""
+    and as its loss or step; tensors, arrays and networks that a partial binds are shared, and so are weights: a moving average of weights belongs into the network."""
     subset: Sequence[int] | None = None
     """Indices of the training samples that the member sees; an index given twice is seen twice (bootstrap)."""
     val_subset: Sequence[int] | None = None

@@ -636,6 +636,35 @@ class Sampling(nn.Linear):
         return output
 
 
+def averaged(teacher: nn.Linear, student: nn.Linear, batch: Any) -> torch.Tensor:
+    """A step by which a moving average of a network's weights teaches it."""
+    teacher.weight.data.mul_(0.9).add_(student.weight.data, alpha=0.1)
+    return (student(batch[0]) - teacher(batch[0])).square().mean()
+
+
+class Teaching:
+    """The same as an object."""
+
+    def __init__(self) -> None:
+        self.teacher = nn.Linear(12, 10).requires_grad_(False)
+
+    def __call__(self, student: nn.Linear, batch: Any) -> torch.Tensor:
+        return averaged(self.teacher, student, batch)
+
+
+class Hiding(nn.Linear):
+    """It has its moving average in a list, by which it is no layer."""
+
+    def __init__(self, moves: bool = True) -> None:
+        super().__init__(12, 10)
+        self.moves, self.teacher, self.myself = moves, [nn.Linear(12, 10).requires_grad_(False)], [self]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.moves:
+            self.teacher[0].weight.data.mul_(0.9).add_(self.weight.data, alpha=0.1)
+        return super().forward(x) + self.teacher[0](x)
+
+
 class Scheduled(nn.Linear):
     """It holds its optimizer, which a file has, and the schedule of this."""
 
@@ -729,6 +758,11 @@ def taught(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, target)
 
 
+def by_data(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    TEACHER.weight.data.mul_(0.9)
+    return nn.functional.cross_entropy(output, target)
+
+
 def lagged(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     lagged.lag = getattr(lagged, "lag", 0) + 1  # type: ignore[attr-defined]
     return nn.functional.cross_entropy(output, target)
@@ -793,7 +827,9 @@ class Tempered(nn.CrossEntropyLoss):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-@pytest.mark.filterwarnings("ignore:Seems like .optimizer.step... has been overridden")  # by the schedule of another copy
+@pytest.mark.filterwarnings(
+    "ignore:Seems like .optimizer.step... has been overridden"
+)  # by the schedule of another copy
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -812,6 +848,16 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
+        ({"loss": by_data}, "steps change 'TEACHER' around a function"),
+        ({"model": Hiding}, "steps change 'teacher' of the network"),
+        ({"model": partial(Hiding, moves=False)}, ""),
+        *(
+            (
+                {"model": partial(nn.Linear, 12, 10), "step": step, "metrics": {}},
+                "steps change a tensor or network that its step holds",
+            )
+            for step in (partial(averaged, nn.Linear(12, 10).requires_grad_(False)), Teaching())
+        ),
         ({"model": Sampling}, "steps change 'samples' of the network"),
         (
             {

@@ -32,7 +32,7 @@ from argosy.training.device.devices import out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
-from argosy.training.member.copied import CALLED, optimizers_of
+from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
@@ -50,9 +50,16 @@ PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-MOVING = "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, or in an optimizer's state; give a schedule by schedule="
+MOVING = (
+    "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, a network in a layer, or in an optimizer's "
+    "state; give a schedule by schedule="
+)
 TOGETHER = "which all members with that function change together"
-AROUND = f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in an object with __call__, of which each member has its own"
+AROUND = (
+    f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in the network, or, but for weights, in an object with __call__, of which "
+    "each member has its own"
+)
+BOUND = f"steps change a tensor or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
 UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
 DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
@@ -297,6 +304,8 @@ def _in_no_file(live: LiveMember) -> dict[str, Any]:
         for key, marks in _marked(variables_of(one)):
             # Several modules may have a variable of that name.
             found.setdefault(AROUND.format(repr(key)), []).append(marks)
+    for name in CALLED:
+        found[BOUND.format(name)] = [*map(_versions, data_of(getattr(live.member, name)))]
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
@@ -357,16 +366,29 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
     """
     for key, value in variables.items():
-        held = list(value.state_dict(keep_vars=True).values()) if isinstance(value, nn.Module) else value
-        tensors = [one for one in _state_in(held, (), deep=True) if isinstance(one, torch.Tensor)]
+        tensors = _versions(value)
         numbers = [one for one in (value.values() if isinstance(value, dict) else [value]) if type(one) in NUMBERS]
         if tensors or numbers:
-            yield key, (numbers, [(id(one), one.is_inference() or one._version) for one in tensors])
+            yield key, (numbers, tensors)
+
+
+def _versions(value: Any) -> list[Any]:
+    """Return what changes with the tensors and networks in a value, which may be large."""
+    found = [one for one in _state_in(value, (), deep=True) if isinstance(one, torch.Tensor | str)]
+    weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
+    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
+
+
+def _sum(leaf: torch.Tensor) -> str:
+    """Return the sum of a weight, as text: writing to `.data`, as moving averages do, changes no version."""
+    return "" if leaf.is_meta or not leaf.is_floating_point() else repr(leaf.detach().sum(dtype=torch.float64).item())
 
 
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
     """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
-    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more."""
+    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
+    For each weight of a network that is an attribute, or in a list, yield its sum.
+    """
     todo, seen = [value], set[int]()
     while todo and len(seen) < MOST:
         one = todo.pop()
@@ -378,7 +400,10 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
                 yield one if one.is_leaf and one.layout is torch.strided else True
             elif deep and isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
-            elif deep and not isinstance(one, nn.Module | type | FunctionType | ModuleType):
+            elif deep and isinstance(one, nn.Module):
+                held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
+                yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
+            elif deep and not isinstance(one, type | FunctionType | ModuleType):
                 todo += getattr(one, "__dict__", {}).values()
 
 

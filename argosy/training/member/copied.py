@@ -14,7 +14,7 @@ from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "copies_of", "optimizers_of", "own_member", "own_memory"]
+__all__ = ["CALLED", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""
@@ -45,7 +45,7 @@ def own_member(member: Member) -> Member:
     own, memo = copy.copy(member), dict[int, Any]()
     for name in CALLED:
         called = getattr(member, name)
-        tried = memo | {id(value): value for value in _data_of(called)}
+        tried = memo | {id(value): value for value in data_of(called)}
         try:
             object.__setattr__(own, name, copy.deepcopy(called, tried))
             memo = tried  # two methods of one object remain two of one
@@ -83,12 +83,12 @@ def _is_lent(tensor: Tensor) -> bool:
     return count > 2 or not storage.resizable()  # its tensor, and `storage`
 
 
-def _data_of(called: Any) -> Iterator[Any]:
+def data_of(called: Any) -> Iterator[Any]:
     """Yield what is one for all members, as it may be large: tensors, arrays and networks that partials bind, as a bank of noise or a teacher;
     weights of other networks; datasets, and large tensors and arrays, that are attributes."""
     if isinstance(called, functools.partial):
         for value in (called.func, *called.args, *called.keywords.values()):
-            yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else _data_of(value)
+            yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else data_of(value)
         return
     held = getattr(called, "__self__", called)
     for value in (held, *getattr(held, "__dict__", {}).values()):

@@ -158,7 +158,9 @@ class Solo:
         part, count = next(self._parts(data, rows))
         inputs, target = pair_of(member, part)
         with self._autocast():
-            output = self._output(inputs)  # with gradients: it is in train(), where it may ask for them, as a deep equilibrium network
+            output = self._output(
+                inputs
+            )  # with gradients: it is in train(), where it may ask for them, as a deep equilibrium network
             with torch.no_grad():
                 if wants_classes(member.loss):
                     check_labels(member, output, pair_of(member, whole)[1])
