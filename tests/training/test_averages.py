@@ -75,8 +75,30 @@ def followed(one: Member, epochs: int) -> tuple[LiveMember, dict[str, nn.Module]
     return live, {"ema": ema.module, "swa": swa.module, "last": last.module}, rows
 
 
+class Codebook(nn.Linear):
+    """It assigns another weight in each step, as some codebooks of moving averages do (VQ-VAE)."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+        self.code = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.code = nn.Parameter(0.9 * self.code.detach() + 0.1 * x.mean(0))
+        return super().forward(x - self.code.detach())
+
+
 @pytest.mark.parametrize(
-    ("rule", "model"), [("ema", mlp), ("ema", ResNet), ("ema", Transformer), ("swa", mlp), ("last", Transformer)]
+    ("rule", "model"),
+    [
+        ("ema", mlp),
+        ("ema", Codebook),
+        ("swa", Codebook),
+        ("ema", ResNet),
+        ("ema", Transformer),
+        ("swa", mlp),
+        ("last", Transformer),
+    ],
 )
 def test_it_is_torchs_averaged_model_bit_for_bit(rule: str, model: Any) -> None:
     live, torchs, rows = followed(member(model=model, average=RULES[rule]), 3)

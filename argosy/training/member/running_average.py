@@ -53,12 +53,14 @@ class RunningAverage:
         self._rule = rule
         self.share: float | None = 1 - rule.decay if isinstance(rule, EMA) else None
         """How far a step moves the average towards the weights; None where only ends of epochs do."""
-        self.weights: list[Tensor] = [
-            weight
+        averaged = {
+            id(weight)
             for weight in model.parameters()
             if weight.requires_grad or (thaws and weight.is_floating_point() and weight.isfinite().all())
-        ]
-        """The member's own. Infinite ones, as of a mask, are never trained, and would become NaN."""
+        }
+        held = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
+        self._held = [(module._parameters, key) for weight, (module, key) in held.items() if weight in averaged]
+        """Tables of modules in which weights are, with their keys. Infinite ones, as of a mask, are never trained, and would become NaN."""
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
         """The average of each of them, of use once there is a `count`."""
         self.count: int = 0
@@ -80,6 +82,11 @@ class RunningAverage:
         """Number of batches of the current epoch over which its statistics are computed."""
         self._ended = 0
         """Number of epochs whose ends it has seen."""
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The member's own: those that are there, as a network may assign others, which a codebook of moving averages does."""
+        return [_there(table[key]) for table, key in self._held]
 
     @property
     def recomputes(self) -> bool:
@@ -204,6 +211,6 @@ def _put(values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         weight.data = value
 
 
-def _there(buffer: Tensor | None) -> Tensor:
-    assert buffer is not None
-    return buffer
+def _there(held: Tensor | None) -> Tensor:
+    assert held is not None
+    return held
