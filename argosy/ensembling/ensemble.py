@@ -81,15 +81,15 @@ class Ensemble(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the ensemble as plain data: each network's state under ``networks``, by name, and how they are combined."""
+        mode = self.training
+        self.train()  # layers that merge weights in eval(), as LoRA's, would merge those of a file once more
         states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
-        checkpoint.save(
-            checkpoint.plain(
-                {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}, host=True
-            ),
-            Path(path),
-        )
+        state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
+        copied = checkpoint.plain(state, host=True)
+        self.train(mode)
+        checkpoint.save(copied, Path(path))
 
     @classmethod
     def load(

@@ -355,7 +355,7 @@ class LiveMember:
     def _judge(self, value: float, *, averaged: bool) -> None:
         self.answers = None
         if self.snapshots is not None:
-            self.snapshots.add((self.epoch, self.section), self._validated(averaged=averaged))
+            self.snapshots.add((self.epoch, self.section), self._weights(averaged=averaged))
         if self.best is None or self.best.beaten_by(value, self.mode):
             validation = self.average_val if averaged else self.val
             self.answers = None if validation.answers is None else validation.answers.whole()
@@ -375,7 +375,7 @@ class LiveMember:
         Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
         """
         if self._best_here:
-            weights = self._validated(averaged=self.best is not None and self.best.averaged)
+            weights = self._weights(averaged=self.best is not None and self.best.averaged)
             self._best_weights = self._copied_there(weights) or plain(weights, host=True)
             self._best_here = False
 
@@ -390,8 +390,9 @@ class LiveMember:
             return None
         return {name: copies[_place(tensor)] for name, tensor in weights.items()}
 
-    def _validated(self, *, averaged: bool) -> dict[str, Any]:
-        """Return the weights of the section that was just validated, raw or averaged."""
+    def _weights(self, *, averaged: bool) -> dict[str, Any]:
+        """Return the network's weights, raw or averaged."""
+        self.model.train()  # layers that merge weights in eval(), as LoRA's, would merge those of a file once more
         with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
             return self.model.state_dict()
 
@@ -401,7 +402,7 @@ class LiveMember:
             return None
         weights = self._best_weights
         if weights is None:
-            weights = self._validated(averaged=self.best.averaged)
+            weights = self._weights(averaged=self.best.averaged)
         return {"model": weights, "epoch": self.best.epoch, "section": self.best.section, "value": self.best.value}
 
     def best_is_saved(self) -> None:
@@ -432,7 +433,7 @@ class LiveMember:
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
         return {
-            "model": self.model.state_dict(),
+            "model": self._weights(averaged=False),
             "turned": sorted(self._frozen ^ _frozen(self.model)),
             "optimizer": without_functions(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),

@@ -50,7 +50,8 @@ class RunningAverage:
     """
 
     def __init__(self, rule: Average, model: nn.Module, *, thaws: bool = False) -> None:
-        self._rule = rule
+        self._rule, self._model = rule, model
+        self._switches = any(type(part).train is not nn.Module.train for part in model.modules())
         self.share: float | None = 1 - rule.decay if isinstance(rule, EMA) else None
         """How far a step moves the average towards the weights; None where only ends of epochs do."""
         averaged = {
@@ -149,18 +150,28 @@ class RunningAverage:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Let the network hold the average instead of its weights inside, and the average's buffers."""
+        mode = self._model.training
+        self._switch(True)
         own, buffers = [weight.data for weight in self.weights], [table[key] for table, key, _ in self._places]
         try:
             _put(self.values, self.weights)
             for table, key, name in self._places:
                 table[key] = self.buffers[name]
+            self._switch(mode)
             yield
         finally:
+            self._switch(True)
             _put(own, self.weights)
             for (table, key, name), buffer in zip(self._places, buffers, strict=True):
                 if table[key] is not self.buffers[name]:  # a pass may assign another tensor
                     self.buffers[name].copy_(_there(table[key]))
                 table[key] = buffer
+            self._switch(mode)
+
+    def _switch(self, mode: bool) -> None:
+        """Put a network that has its own `train` into a mode: layers that merge weights in eval(), as LoRA's, do so with those that it holds."""
+        if self._switches:
+            self._model.train(mode)
 
     @contextlib.contextmanager
     def recomputing(self) -> Iterator[None]:

@@ -134,9 +134,10 @@ class Solo:
         """Implement `Program.evaluate`."""
         live = self.live
         assert live.val_cutter is not None
-        live.model.eval()
         self._foreseen.note(block, (live.val_cutter,), augment=False)
         for batch in live.val_cutter.take(block, private=live.private):
+            if live.model.training:  # also where it was saved since the last batch
+                live.model.eval()
             self.validate(batch)
             live.val_cutter.commit(batch)
             if live.val_cutter.done:
