@@ -88,6 +88,27 @@ class Mlp(nn.Module):
         return self.layers(x)
 
 
+class Merging(nn.Linear):
+    """A layer of LoRA, which adds its two matrices to the weight in eval(), as loralib's do."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.weight.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, 12)), nn.Parameter(torch.zeros(10, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if self.merged is mode:
+            self.weight.data += (self.up @ self.down).detach() * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight if self.merged else self.weight + self.up @ self.down
+        return nn.functional.linear(x, weight, self.bias)
+
+
 def member(
     name: str = "mlp", *, hidden: int = 16, batch_size: int = 20, lr: float = 0.05, **rest: Any
 ) -> argosy.Member:

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 import argosy
 from argosy import data
+from argosy.ensembling.ensemble import Ensemble
 from argosy.errors import RunError
 
 X = torch.from_numpy(np.random.RandomState(0).rand(60, 12)).float()
@@ -113,6 +114,17 @@ def test_weights_are_those_of_the_run_and_the_configuration_says_what_they_are(
     assert about["samples"] == {"train": 60, "val": 30}
     assert about["figures"] == report.member("two").metrics
     assert about["inputs"] == [{"name": "inputs", "dtype": "float32", "shape": ["batch", 12]}]
+
+
+def test_weights_that_eval_merges_are_not_merged_once_more_where_they_are_loaded(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch", reason="the extra export")
+    member = studies.member(model=studies.Merging, batch_size=20)
+    report = trained(tmp_path / "run", argosy.Data(arrays=(X, Y), val_arrays=(X[:30], Y[:30])), member)
+    said, network, ensemble = report.best().load()(X), studies.Merging(), report.ensemble()
+    library.load_model(network, report.export(tmp_path / "x", format="safetensors") / "model.safetensors")
+    close(network.eval()(X), said)
+    ensemble.save(tmp_path / "ensemble.pt")
+    close(Ensemble.load(tmp_path / "ensemble.pt", [member]).outputs(X)[0], said)
 
 
 def test_the_card_of_an_ensemble_says_how_its_members_are_combined(tmp_path: Path, report: argosy.Report) -> None:

@@ -511,40 +511,19 @@ class Holding(nn.Linear):
         return super().forward(x) * self.filled
 
 
-class Merging(nn.Linear):
-    """A layer of LoRA, which adds its two matrices to the weight in eval(), as loralib's do."""
-
-    def __init__(self) -> None:
-        super().__init__(12, 10)
-        self.weight.requires_grad_(False)
-        self.down, self.up = nn.Parameter(torch.randn(2, 12)), nn.Parameter(torch.zeros(10, 2))
-        self.merged = False
-
-    def train(self, mode: bool = True) -> "Merging":
-        super().train(mode)
-        if self.merged is mode:
-            self.weight.data += (self.up @ self.down).detach() * (-1 if mode else 1)
-            self.merged = not mode
-        return self
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight if self.merged else self.weight + self.up @ self.down
-        return nn.functional.linear(x, weight, self.bias)
-
-
 @pytest.mark.parametrize("average", [None, argosy.EMA(0.5)])
 def test_weights_that_are_merged_in_a_validation_are_not_merged_once_more_behind_a_file(
     average: argosy.EMA | None, tmp_path: Path
 ) -> None:
-    member = studies.member(model=Merging, average=average)
-    solo, best = start(member), Merging()
+    member = studies.member(model=studies.Merging, average=average)
+    solo, best = start(member), studies.Merging()
     (row,) = run(solo, 1)
     best.load_state_dict((solo.live.best_state() or {})["model"])
     assert loss_of(best) == pytest.approx(row["val_loss"], rel=1e-6)
     again, _ = resumed(solo.live.state_dict(), tmp_path, member)
     assert again.live.model.eval()(INPUTS).equal(solo.live.model.eval()(INPUTS))
     if solo.live.average is not None:
-        averaged = Merging()
+        averaged = studies.Merging()
         averaged.load_state_dict(solo.live.model.train().state_dict())
         for name, value in zip(("bias", "down", "up"), solo.live.average.values, strict=True):
             getattr(averaged, name).data = value
