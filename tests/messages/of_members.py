@@ -107,6 +107,12 @@ class Letters(nn.Linear):
 GENERATOR = np.random.default_rng(0)
 
 
+class Decaying:
+    """A schedule of one's own."""
+
+    def step(self) -> None: ...
+
+
 def shifted(batch: Any) -> Any:
     """An augmentation that draws from a generator of all members."""
     return batch[0] + GENERATOR.normal(), batch[1]
@@ -153,6 +159,7 @@ CASES = {
     "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),
     "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
     "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
+    "a schedule that cannot be saved": lambda: tried(schedule=lambda optimizer: Decaying()),
     "ReduceLROnPlateau at every step": lambda: tried(schedule=ReduceLROnPlateau, schedule_per="step"),
     "ReduceLROnPlateau in the other direction": lambda: tried(schedule=partial(ReduceLROnPlateau, mode="max")),
     "labels beyond the outputs": lambda: trained(

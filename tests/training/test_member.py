@@ -18,8 +18,8 @@ import torchmetrics
 from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
-from torch.optim import SGD
-from torch.optim.lr_scheduler import ConstantLR, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
 import argosy
 from argosy.errors import StudyError
@@ -194,9 +194,49 @@ def milestones(optimizer: Any) -> Any:
     return SequentialLR(optimizer, [ConstantLR(optimizer), MultiStepLR(optimizer, [1, 1, 3])], [6])
 
 
-def test_a_schedule_with_milestones_goes_on_behind_a_file(tmp_path: Path) -> None:
-    """At its beginning in a sequence it asks how often it has each of them."""
-    member = studies.member(schedule=milestones, schedule_per="step", batch_size=25)
+class WarmedUp(LRScheduler):
+    """A schedule that begins behind a warm-up, and is kept as an attribute."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.after = StepLR(optimizer, step_size=2, gamma=0.5)
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [rate * min(1.0, self.last_epoch / 3) for rate in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step() if self.last_epoch < 3 else self.after.step()
+
+
+class Around(SGD):
+    """An optimizer around another one, whose groups and state are that one's, as timm's Lookahead."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.base = Adam(self.param_groups, lr)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict)
+        self.param_groups = self.base.param_groups
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [{"schedule": milestones}, {"schedule": WarmedUp}, {"optimizer": partial(Around, lr=0.01)}],
+    ids=["milestones", "warm-up", "around"],
+)
+def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
+    kinds: dict[str, Any], tmp_path: Path
+) -> None:
+    """At its beginning in a sequence one asks how often it has each of its milestones."""
+    member = studies.member(**kinds, schedule_per="step", batch_size=25)
     solo = start(member)
     rows = run(solo, 3)
     again = start(member)
@@ -279,9 +319,9 @@ class Counting(SGD):
 
     dropped = 0
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:  # type: ignore[override]  # as some around others have it
         self.dropped += 1
-        super().zero_grad(set_to_none)
+        super().zero_grad()
 
 
 def test_an_optimizer_drops_gradients_in_its_own_way() -> None:
@@ -561,6 +601,21 @@ class Growing(nn.Linear):
         if self.training:
             self.earlier = torch.cat([self.earlier, self.bias.detach()[None]])[-5:]
         return super().forward(x)
+
+
+class Implicit(nn.Linear):
+    """It changes the gradients of its output as it trains, as a deep equilibrium network does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if self.training:
+            output.register_hook(lambda gradient: gradient / 2)
+        return output
+
+
+def test_a_network_may_set_hooks_on_what_it_computes_in_training() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert measure(start(studies.member(model=partial(Implicit, 12, 10))), block).parameter_shapes
 
 
 @pytest.mark.parametrize("moves", ["", "count", "tensor", "unsaved", "saved"])

@@ -184,6 +184,26 @@ def test_a_step_that_adds_up_gradients_of_several_batches_is_refused(own: Any, r
         steps(live, 0, 1)
 
 
+def in_backward(model: Gan) -> dict[str, Any]:
+    """Optimizers that hooks of their weights step, so that no more than one gradient is there."""
+    made = {name: SGD([weight], lr=0.1) for name, weight in model.discriminator.named_parameters()}
+    for one in made.values():
+        (weight,) = one.param_groups[0]["params"]
+        weight.register_post_accumulate_grad_hook(lambda _, one=one: (one.step(), one.zero_grad()) and None)
+    return made
+
+
+def test_hooks_of_weights_may_step_the_optimizers() -> None:
+    live = alive(
+        argosy.Member("gan", model=Gan, optimizers=in_backward, step=adding_up, validate=validate, batch_size=4)
+    )
+    before = live.model.discriminator[0].weight.clone()
+    Solo(live.trial()).try_step((torch.from_numpy(REAL[:4]),), 4)  # a copy has no such hooks
+    assert live.model.discriminator[0].weight.equal(before)
+    steps(live, 0, 1)
+    assert not live.model.discriminator[0].weight.equal(before)
+
+
 def test_a_trial_leaves_the_member_as_it_is() -> None:
     live = alive(gan())
     before = bits(live)

@@ -214,7 +214,7 @@ def _spent(trial: Solo, batch: "_Shown") -> int:
     Not for the first step, in which optimizer state is created and libraries allocate work space for the whole process.
     """
     backend = trial.live.backend
-    trial.live.optimizer.zero_grad(set_to_none=True)
+    trial.drop_gradients()
     before = backend.memory_in_use()
     if before is None:
         return 0
@@ -410,7 +410,7 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
 def state_bytes(live: LiveMember) -> int:
     """Return bytes of weights, buffers and optimizer state, and of what an average of the weights and snapshots on the host will hold."""
     model = [*live.model.parameters(), *live.model.buffers()]
-    optimizer = [t for t in flatten(live.optimizer.state_dict()["state"])[0] if isinstance(t, torch.Tensor)]
+    optimizer = [t for t in flatten(live.optimizer.state_dict())[0] if isinstance(t, torch.Tensor)]
     average = 0
     if live.average is not None:
         average = live.average.copies * _bytes(live.average.values) + _bytes([*live.average.buffers.values()])

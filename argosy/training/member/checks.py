@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "check_own",
     "check_schedule",
     "check_state",
+    "check_stepped",
     "modes_of",
     "registering",
     "wants_classes",
@@ -121,6 +123,8 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
 
 def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any, mode: Mode) -> None:
     """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it the wrong way."""
+    if schedule is not None:
+        check_stepped(member, "its schedule", schedule)
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise StudyError(
             f"member {member.name!r}: its schedule is that of another optimizer. Make it of the one that it is given: "
@@ -136,6 +140,22 @@ def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: A
             f"member {member.name!r}: its ReduceLROnPlateau has mode={schedule.mode!r} and follows the study's objective, whose mode is "
             f"{mode!r}: it would lower the learning rate where the member becomes better. Give it the study's, as "
             f"schedule=partial(ReduceLROnPlateau, mode={mode!r}, patience=3)."
+        )
+
+
+def check_stepped(member: Member, what: str, schedule: Any) -> None:
+    """Raise StudyError for a schedule that cannot be stepped without arguments, or saved."""
+    found = [f"has no {name}()" for name in ("step", "state_dict", "load_state_dict") if not hasattr(schedule, name)]
+    if not found and not isinstance(schedule, ReduceLROnPlateau):
+        needed = [
+            p for p in inspect.signature(schedule.step).parameters.values() if p.default is p.empty and p.kind < 2
+        ]
+        found = [f"wants {one.name} in step()" for one in needed]
+    if found:
+        raise StudyError(
+            f"member {member.name!r}: {what} is an instance of {type(schedule).__name__}, which {found[0]}; it is stepped by step(), without "
+            "arguments, and saved by state_dict() and load_state_dict(). Give it these, or one of torch.optim.lr_scheduler, as LambdaLR, which takes "
+            "a function of the number of steps or epochs."
         )
 
 

@@ -7,12 +7,21 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.study import Member
+from argosy.training.member.checks import check_stepped
 
-__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "without_functions"]
+__all__ = [
+    "OwnOptimizers",
+    "OwnSchedules",
+    "own_optimizers",
+    "restore",
+    "restore_schedule",
+    "schedule_state",
+    "without_functions",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class OwnOptimizers:
 
     by_name: Mapping[str, Optimizer]
     """Optimizers, as the step gets them."""
+    in_hooks: bool = False
+    """Whether hooks of weights may step them in the backward pass; copies of the network have no such hooks."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -58,12 +69,30 @@ class OwnSchedules:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
-        return {name: schedule.state_dict() for name, schedule in self.by_name.items()}
+        return {name: schedule_state(schedule) for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load all states."""
         for name, schedule in self.by_name.items():
-            schedule.load_state_dict(state[name])
+            restore_schedule(schedule, state[name])
+
+
+def schedule_state(schedule: Any) -> Any:
+    """Return a schedule's state; of one within it, as that behind a warm-up, the state in its place."""
+    state = schedule.state_dict()
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, LRScheduler):
+            state = {**state, key: schedule_state(value)}
+    return state
+
+
+def restore_schedule(schedule: Any, state: Any) -> None:
+    """Load what `schedule_state` returned."""
+    held = getattr(schedule, "__dict__", {}).items()
+    within = {key: value for key, value in held if isinstance(value, LRScheduler) and key in state}
+    for key, value in within.items():
+        restore_schedule(value, state[key])
+    schedule.load_state_dict({**state, **within} if within else state)
 
 
 def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -79,8 +108,8 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
             held = optimizer.state.get(weight, {})
-            for name, value in state["state"].get(number, {}).items():
-                if isinstance(value, Tensor) and held[name].dtype != value.dtype:
+            for name, value in state.get("state", {}).get(number, {}).items():
+                if isinstance(value, Tensor) and name in held and held[name].dtype != value.dtype:
                     held[name] = value.to(held[name].device, copy=True)
 
 
@@ -105,7 +134,8 @@ def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, Own
             "name, as {'generator': Adam(model.generator.parameters())}."
         )
     _check_own(member, model, made)
-    return OwnOptimizers(made), None if member.schedule is None else _schedules(member, made)
+    in_hooks = any(weight._post_accumulate_grad_hooks for weight in model.parameters())
+    return OwnOptimizers(made, in_hooks), None if member.schedule is None else _schedules(member, made)
 
 
 def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
@@ -115,7 +145,7 @@ def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimi
         if foreign:
             raise StudyError(
                 f"member {member.name!r}: its optimizer {name!r} holds {foreign} parameters that are not its network's. Make it "
-                "of parameters of the network that the factory is given."
+                "of parameters of the network that the factory is given; a tensor becomes one as nn.Parameter(tensor)."
             )
 
 
@@ -128,6 +158,7 @@ def _schedules(member: Member, optimizers: Mapping[str, Optimizer]) -> OwnSchedu
             "dict of schedulers by name, as {'generator': StepLR(optimizers['generator'], 10)}."
         )
     for name, schedule in made.items():
+        check_stepped(member, f"its schedule {name!r}", schedule)
         if isinstance(schedule, ReduceLROnPlateau):
             raise StudyError(
                 f"member {member.name!r}: its schedule {name!r} is ReduceLROnPlateau, which needs the objective at each "

@@ -124,7 +124,7 @@ class Solo:
         for parameter in self._strays:
             parameter.grad = None
         if self._own_zero_grad:
-            self.live.optimizer.zero_grad(set_to_none=True)
+            self.live.optimizer.zero_grad()  # as a loop calls it: one of its own may take no argument
             return
         for group in self.live.optimizer.param_groups:
             for parameter in group["params"]:
@@ -159,9 +159,7 @@ class Solo:
         part, count = next(self._parts(data, rows))
         inputs, target = pair_of(member, part)
         with self._autocast():
-            output = self._output(
-                inputs
-            )  # with gradients: it is in train(), where it may ask for them, as a deep equilibrium network
+            output = self._output(inputs)  # with gradients, as in each step: it may set hooks on what it computes
             with torch.no_grad():
                 if wants_classes(member.loss):
                     check_labels(member, output, pair_of(member, whole)[1])
@@ -205,7 +203,7 @@ class Solo:
         """Make one step on samples outside of the stream, to measure it."""
         self.drop_gradients()
         member, live = self.live.member, self.live
-        own = member.optimizers is not None
+        own = member.optimizers is not None and not live.optimizer.in_hooks
         try:
             with check_left(member, live.model, live.optimizer.by_name.values()) if own else contextlib.nullcontext():
                 self.begin(Batch(data, rows, Digest()))

@@ -132,7 +132,7 @@ class FusedSteps:
             if not (live.one_pass and one_pass(live.optimizer)):
                 live.optimizer.step()
             if type(live.optimizer).zero_grad is not Optimizer.zero_grad:
-                live.optimizer.zero_grad(set_to_none=True)
+                live.optimizer.zero_grad()
         for parameter in parameters:
             parameter.grad = None
 
