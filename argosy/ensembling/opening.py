@@ -12,7 +12,7 @@ from torch import nn
 from argosy.errors import RunError
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
-from argosy.training.member.live import fill_buffers
+from argosy.training.member.live import load_weights
 from argosy.training.member.randomness import Randomness
 
 __all__ = ["opened", "random_states_kept"]
@@ -26,8 +26,7 @@ def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
     with random_states_kept(), Randomness.seeded(seed, backend_of("cpu:0")).building():
         network: nn.Module = member.model()
     try:
-        fill_buffers(network, weights, torch.device("cpu"))
-        network.load_state_dict(weights)
+        load_weights(network, weights, torch.device("cpu"))
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip().rstrip(".")
         raise RunError(

@@ -10,6 +10,7 @@ import texts
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
@@ -107,6 +108,12 @@ class Letters(nn.Linear):
 GENERATOR = np.random.default_rng(0)
 
 
+def pruning(model: Any, batch: Any) -> torch.Tensor:
+    if model.training and not hasattr(model, "weight_mask"):
+        prune.l1_unstructured(model, "weight", 0.5)
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
 class Decaying:
     """A schedule of one's own."""
 
@@ -153,6 +160,7 @@ CASES = {
     "a step that sets train()": lambda: tried(step=training, metrics={}),
     "a validation that asks for gradients": lambda: tried(step=differentiating, metrics={}),
     "a network of which copies compute with the original": lambda: tried(model=Outside),
+    "a network that loses weights as it trains": lambda: tried(step=pruning, metrics={}),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "a generator of one's own in an augmentation": lambda: tried(augment=shifted),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),

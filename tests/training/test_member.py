@@ -18,6 +18,7 @@ import torchmetrics
 from blocks import blocks
 from late import devices  # noqa: F401
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, SequentialLR, StepLR
 
@@ -588,6 +589,26 @@ def test_a_save_in_the_middle_of_a_validation_leaves_it_in_eval() -> None:
                     solo.live.state_dict()
         rows.append(solo.live.end_section(1)["val_loss"])
     assert rows[0] == rows[1]
+
+
+def unpruned() -> nn.Module:
+    return prune.identity(nn.Linear(12, 10), "weight")
+
+
+def pruning(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Prunes a layer further before each step, by the weights of its last pass."""
+    if model.training:
+        prune.l1_unstructured(model, "weight", 0.1)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_weights_that_are_pruned_further_are_those_of_the_file(tmp_path: Path) -> None:
+    member = studies.member(model=unpruned, step=pruning, metrics={})
+    solo, again = start(member), start(member)
+    rows = run(solo, 2)
+    first = run(again, 1)
+    again, _ = resumed(again.live.state_dict(), tmp_path, member)
+    assert [*first, *run(again, 1)] == rows
 
 
 class Growing(nn.Linear):

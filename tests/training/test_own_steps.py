@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +190,13 @@ def in_backward(model: Gan) -> dict[str, Any]:
     made = {name: SGD([weight], lr=0.1) for name, weight in model.discriminator.named_parameters()}
     for one in made.values():
         (weight,) = one.param_groups[0]["params"]
-        weight.register_post_accumulate_grad_hook(lambda _, one=one: (one.step(), one.zero_grad()) and None)
+        weight.register_post_accumulate_grad_hook(partial(stepped, one))
     return made
+
+
+def stepped(optimizer: Any, weight: Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def test_hooks_of_weights_may_step_the_optimizers() -> None:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from argosy.errors import StudyError
 from argosy.stopping import Mode, better
 from argosy.stream.batches import Batch, Carried, Cutter, InOrder
 from argosy.stream.by_length import ByLength
@@ -47,7 +49,7 @@ from argosy.training.member.validation import Validation
 from argosy.training.optim.one_pass import takes_one_pass
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["Best", "BatchLengths", "LiveMember", "build", "fill_buffers", "seed_of"]
+__all__ = ["Best", "BatchLengths", "LiveMember", "build", "load_weights", "seed_of"]
 
 SMALL_BYTES = 4 << 20
 """Weights of a small network."""
@@ -145,6 +147,8 @@ class LiveMember:
     """Loaded part of a batch, until the epoch begins."""
     _frozen: frozenset[str] = field(init=False)
     """Names of weights that are not trained, as it was built."""
+    _names: frozenset[str] = field(init=False)
+    """Names in the network's state, as it was built."""
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
     """Whether the weights are those of the best section, and not in a file yet."""
@@ -155,7 +159,7 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
-        self._frozen = _frozen(self.model)
+        self._frozen, self._names = _frozen(self.model), frozenset(self.model.state_dict())
         self.train = Tally(self.backend)
         self.loss_scale, rule = scale_of(self.member), self.member.average
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
@@ -394,7 +398,14 @@ class LiveMember:
         """Return the network's weights, raw or averaged."""
         self.model.train()  # layers that merge weights in eval(), as LoRA's, would merge those of a file once more
         with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
-            return self.model.state_dict()
+            weights = self.model.state_dict()
+        if gone := sorted(self._names - weights.keys()):
+            raise StudyError(
+                f"member {self.member.name!r}: its network had {gone[0]!r} when it was built, and has it no more, so that no file of it could be "
+                "loaded. Let its factory build it with the weights that it is trained with, as by torch.nn.utils.prune.identity where they are "
+                "pruned later."
+            )
+        return weights
 
     def best_state(self) -> dict[str, Any] | None:
         """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
@@ -454,8 +465,7 @@ class LiveMember:
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
         """Load a saved state into the same member, just built; returns its position for `begin_epoch`."""
-        fill_buffers(self.model, state["model"], self.backend.device)
-        self.model.load_state_dict(state["model"])
+        load_weights(self.model, state["model"], self.backend.device)
         for name in state.get("turned", ()):  # frozen, or no longer, by a step
             weight = self.model.get_parameter(name)
             weight.requires_grad_(not weight.requires_grad)
@@ -539,13 +549,22 @@ def seed_of(member: Member, study_seed: int) -> int:
     return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
 
-def fill_buffers(model: nn.Module, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Create buffers that are None until a forward pass, or have grown since, since torch cannot load a file's values into these."""
+def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device) -> None:
+    """Load a file's weights into a network that was just built.
+
+    Buffers that are None until a forward pass, or have grown since, are created, since torch cannot load values into these. Pruned weights,
+    which are computed in each pass, are computed: a step may look at them before, as to prune further.
+    """
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
             found = weights.get(f"{name}.{key}" if name else key)
             if found is not None and (buffer is None or buffer.shape != found.shape):
                 module._buffers[key] = torch.empty_like(found, device=device)
+    model.load_state_dict(weights)
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, BasePruningMethod):
+                hook(module, ())
 
 
 def _frozen(model: nn.Module) -> frozenset[str]:
