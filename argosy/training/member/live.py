@@ -39,7 +39,7 @@ from argosy.training.member.checks import (
     registering,
 )
 from argosy.training.member.copied import copies_of, own_member, own_memory
-from argosy.training.member.own import own_optimizers, restore, restore_schedule, schedule_state, without_functions
+from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_functions
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
@@ -447,7 +447,7 @@ class LiveMember:
             "model": self._weights(averaged=False),
             "turned": sorted(self._frozen ^ _frozen(self.model)),
             "optimizer": without_functions(self.optimizer.state_dict()),
-            "schedule": None if self.schedule is None else schedule_state(self.schedule),
+            "schedule": None if self.schedule is None else state_of(self.schedule),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),
             "average": None if self.average is None else self.average.state_dict(),
@@ -471,7 +471,7 @@ class LiveMember:
             weight.requires_grad_(not weight.requires_grad)
         restore(self.optimizer, state["optimizer"])
         if self.schedule is not None:
-            restore_schedule(self.schedule, state["schedule"])
+            set_state(self.schedule, state["schedule"])
         self.randomness.load_state_dict(state["random"])
         if self.loss_scale is not None and state.get("loss_scale") is not None:
             self.loss_scale.value, self.loss_scale.steps = state["loss_scale"]

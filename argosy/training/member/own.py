@@ -13,15 +13,7 @@ from argosy.errors import StudyError
 from argosy.study import Member
 from argosy.training.member.checks import check_stepped
 
-__all__ = [
-    "OwnOptimizers",
-    "OwnSchedules",
-    "own_optimizers",
-    "restore",
-    "restore_schedule",
-    "schedule_state",
-    "without_functions",
-]
+__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_functions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +61,29 @@ class OwnSchedules:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
-        return {name: schedule_state(schedule) for name, schedule in self.by_name.items()}
+        return {name: state_of(schedule) for name, schedule in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load all states."""
         for name, schedule in self.by_name.items():
-            restore_schedule(schedule, state[name])
+            set_state(schedule, state[name])
 
 
-def schedule_state(schedule: Any) -> Any:
+def state_of(schedule: Any) -> Any:
     """Return a schedule's state; of one within it, as that behind a warm-up, the state in its place."""
     state = schedule.state_dict()
     for key, value in state.items() if isinstance(state, dict) else ():
         if isinstance(value, LRScheduler):
-            state = {**state, key: schedule_state(value)}
+            state = {**state, key: state_of(value)}
     return state
 
 
-def restore_schedule(schedule: Any, state: Any) -> None:
-    """Load what `schedule_state` returned."""
+def set_state(schedule: Any, state: Any) -> None:
+    """Load what `state_of` returned."""
     held = getattr(schedule, "__dict__", {}).items()
     within = {key: value for key, value in held if isinstance(value, LRScheduler) and key in state}
     for key, value in within.items():
-        restore_schedule(value, state[key])
+        set_state(value, state[key])
     schedule.load_state_dict({**state, **within} if within else state)
 
 
