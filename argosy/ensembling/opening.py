@@ -1,21 +1,19 @@
 """Opens a member's network with its saved weights."""
 
-import contextlib
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from argosy.errors import RunError
 from argosy.study import Member
 from argosy.training.device.devices import backend_of
+from argosy.training.device.process_state import random_states_kept
 from argosy.training.member.live import load_weights
 from argosy.training.member.randomness import Randomness
 
-__all__ = ["opened", "random_states_kept"]
+__all__ = ["opened"]
 
 
 def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
@@ -34,15 +32,3 @@ def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
             "the run's own study."
         ) from error
     return network.eval()
-
-
-@contextlib.contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Save the random states of the process, which belong to other code, and restore them at the end."""
-    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.default_generator.set_state(before[2])

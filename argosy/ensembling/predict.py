@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from argosy.data.features import Features
 from argosy.ensembling.answering import answer_in_batches
-from argosy.ensembling.opening import random_states_kept
 from argosy.ensembling.preparing import InputPreparation, inputs_and_target
 from argosy.errors import RunError, StudyError
 from argosy.errors.checks import check_no_loader
@@ -25,6 +24,7 @@ from argosy.stream.padding import fitted
 from argosy.stream.sources import Source, keep, open_split, probed
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Data, Study
+from argosy.training.device.process_state import random_states_kept
 
 __all__ = [
     "Predicted",

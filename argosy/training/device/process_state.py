@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +32,10 @@ from torch.utils._device import DeviceContext
 from argosy.errors import MemberError, StudyError
 from argosy.training.device.replaced import SCRIPT, operators_of_the_script, replaced
 
-__all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "refuse_what_stays"]
+__all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "random_states_kept", "refuse_what_stays"]
 
+ALONE = threading.RLock()
+"""Held by the thread whose draws the process's generators are for: another one that trains or predicts would draw between them."""
 ATTRIBUTES = (
     "backends.cudnn.allow_tf32",
     "backends.fp32_precision",
@@ -262,17 +265,27 @@ class ProcessState:
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
     """Allow training in this process, with gradients; restores its settings and random states afterwards."""
-    before, generators = ProcessState._found(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
-    threads = torch.get_num_threads()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
+    with random_states_kept():
+        before, threads = ProcessState._found(), torch.get_num_threads()
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            before._hold()
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Save the random states of the process, which belong to other code, and restore them at the end; one thread at a time."""
+    with ALONE:
+        before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        try:
             yield
-    finally:
-        torch.set_num_threads(threads)
-        before._hold()
-        torch.set_rng_state(generators[0])
-        np.random.set_state(generators[1])
-        random.setstate(generators[2])
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.default_generator.set_state(before[2])
 
 
 @contextlib.contextmanager
