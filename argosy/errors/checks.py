@@ -216,7 +216,7 @@ def check_arrays(what: str, arrays: Any) -> None:
 
 def check_unmasked(what: str, array: Any) -> None:
     """Raise StudyError for an array with a mask."""
-    if hasattr(array, "filled"):
+    if hasattr(type(array), "filled"):  # a DataFrame has its columns as attributes
         raise StudyError(
             f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
             "leave such samples out."

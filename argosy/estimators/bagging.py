@@ -166,7 +166,9 @@ def bagged(
         calibrate=False,
     )
     found.note = NOTE.format(len(samples.rows))
-    return found.double().eval()
+    found = found.double()
+    found.weights /= found.weights.sum()  # they were float32: probabilities have to sum to one in float64
+    return found.eval()
 
 
 def _devices(launcher: str) -> str | None:

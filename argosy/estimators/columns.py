@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -73,6 +74,8 @@ def _is_unknown(column: npt.NDArray[Any], codes: Rows) -> bool:
 
 
 def _names(X: Any) -> Sequence[Any]:
+    if hasattr(type(X), "column_names"):
+        return list(X.column_names)  # of an Arrow table, whose `columns` are arrays
     return list(X.columns) if is_table(X) else range(X.shape[1])
 
 
@@ -80,7 +83,7 @@ def _columns(X: Any) -> list[npt.NDArray[Any]]:
     """Return each column as numbers, float64, or as words."""
     if not is_table(X):
         return list(np.asarray(X, np.float64).T)
-    return [_column(name, X[name]) for name in X.columns]
+    return [_column(name, X[name]) for name in _names(X)]
 
 
 def _column(name: Any, values: Any) -> npt.NDArray[Any]:
@@ -92,18 +95,24 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
     cells = list(array) if array.dtype.kind in "mM" else array.tolist()  # dates in nanoseconds would be whole numbers
     missing = np.fromiter(map(is_missing, cells), bool, len(cells))
     present = [value for value, gone in zip(cells, missing, strict=True) if not gone]
-    # NumPy has its durations among whole numbers.
-    other = next((one for one in present if not isinstance(one, str | Real) or isinstance(one, np.timedelta64)), None)
+    other = next((one for one in present if not _is_cell(one, categorical)), None)
     if other is not None:
         raise StudyError(
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
             "date to the days since the first one, or leave the column out."
         )
-    if not categorical and all(isinstance(value, Real) for value in present):
+    if not categorical and all(isinstance(value, Real | Decimal) for value in present):
         found = np.full(len(cells), np.nan)
         found[~missing] = present
         return _finite(name, found)
     return np.array([MISSING if gone else _word(value) for value, gone in zip(cells, missing, strict=True)], object)
+
+
+def _is_cell(value: Any, categorical: bool) -> bool:
+    """Whether a value is a number or a word; an interval, as of pandas' `cut`, is the word of a category."""
+    if isinstance(value, np.timedelta64):
+        return False  # which NumPy has among whole numbers
+    return isinstance(value, str | Real | Decimal) or (categorical and type(value).__name__ == "Interval")
 
 
 def _word(value: Any) -> str:

@@ -8,7 +8,9 @@ import numpy.typing as npt
 import torch
 
 from argosy.ensembling.ensemble import Ensemble
-from argosy.errors.checks import check_choice, check_whole
+from argosy.errors.checks import check_choice, check_unmasked, check_whole
+from argosy.errors.labels import labels_of
+from argosy.errors.spelling import known_keywords
 from argosy.estimators.bagging import MembersFor, TrainingTable, bagged
 from argosy.estimators.columns import Columns, is_table
 from argosy.estimators.preparation import Numbers
@@ -61,11 +63,15 @@ class Bagged(BaseEstimator):
         return tags
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
-        """Return a table, its targets and weights without the rows of weight 0. Raises what scikit-learn raises."""
+        """Return a table, its targets and weights without the rows of weight 0. Raises what scikit-learn raises, and StudyError."""
+        check_unmasked(f"{self._name}: X", X)
+        check_unmasked(f"{self._name}: y", y)
         if is_table(X):
             y = validate_data(self, X="no_validation", y=y, **targets)
             validate_data(self, X, skip_check_array=True, y=y)
             check_consistent_length(X, y)
+            if not len(X.columns):  # as scikit-learn says of an array
+                raise ValueError(f"Found array with 0 feature(s) (shape={X.shape}) while a minimum of 1 is required.")
         else:
             X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", **targets)
         if sample_weight is not None:
@@ -82,7 +88,10 @@ class Bagged(BaseEstimator):
     def _train(self, X: Any, targets: npt.NDArray[Any], weights: Any, *, classes: int) -> None:
         check_choice(f"{self._name}: ensemble", self.ensemble, ("greedy", "all"))
         check_choice(f"{self._name}: numbers", self.numbers, ("quantile", "standard"))
-        check_whole(f"{self._name}: folds", self.folds, least=2)
+        folds = (
+            self.folds.item() if isinstance(self.folds, np.integer) else self.folds
+        )  # a search over np.arange gives such
+        check_whole(f"{self._name}: folds", folds, least=2)
         members = Tabular() if self.members is None else self.members
         self.columns_: Columns = Columns.of(X)
         self.ensemble_: Ensemble = bagged(
@@ -90,7 +99,7 @@ class Bagged(BaseEstimator):
                 columns=self.columns_, rows=self.columns_.rows(X), targets=targets, weights=weights, classes=classes
             ),
             [members] if isinstance(members, Member) or callable(members) else members,
-            folds=min(self.folds, len(targets)),
+            folds=min(folds, len(targets)),
             numbers=self.numbers,
             ensemble=self.ensemble,
             launcher=self.launcher or ("inline" if len(targets) <= FEW else "processes"),
@@ -100,6 +109,7 @@ class Bagged(BaseEstimator):
     def _answers(self, X: Any) -> npt.NDArray[np.float64]:
         """Return what the ensemble says of each row."""
         check_is_fitted(self)
+        check_unmasked(f"{self._name}: X", X)
         if is_table(X):
             validate_data(self, X, reset=False, skip_check_array=True)
             if not len(X):  # as scikit-learn says of an array
@@ -121,10 +131,11 @@ class Bagged(BaseEstimator):
 
 
 def _some_rows(table: Any, kept: npt.NDArray[np.int64]) -> Any:
-    """Return rows of a DataFrame, of pandas or of a library that takes rows by their numbers in brackets."""
-    return table.iloc[kept] if hasattr(table, "iloc") else table[kept]
+    """Return rows of a DataFrame or an Arrow table, or of a library that takes rows by their numbers in brackets."""
+    return table.take(kept) if hasattr(table, "take") else table[kept]
 
 
+@known_keywords("argosy.Classifier")
 class Classifier(ClassifierMixin, Bagged):
     """Members on the folds of a table as one classifier of scikit-learn: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
 
@@ -140,6 +151,8 @@ class Classifier(ClassifierMixin, Bagged):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "Classifier":
         """Train on rows X ``[N, columns]`` with labels y ``[N]``; losses are multiplied by `sample_weight` ``[N]``."""
+        if (labels := np.asarray(y)).dtype == object and labels.ndim == 1:
+            labels_of(f"{self._name}: y", y)  # names the rows without one
         X, y, weights = self._checked(X, y, sample_weight)
         check_classification_targets(y)
         classes, targets = np.unique(y, return_inverse=True)
@@ -158,6 +171,7 @@ class Classifier(ClassifierMixin, Bagged):
         return self._answers(X)
 
 
+@known_keywords("argosy.Regressor")
 class Regressor(RegressorMixin, Bagged):
     """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
 

@@ -68,7 +68,9 @@ class Tabular:
     """Epochs without a better loss on the samples of its fold after which a member stops."""
 
     def __post_init__(self) -> None:
-        for kind in self.networks:
+        for name in (*SPACE, "batch_size", "epochs", "patience"):
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        for kind in _several(self.networks):
             check_choice("argosy.tabular: networks", kind, KINDS)
         for name, least in (("width", 1), ("depth", 1)):
             for value in _several(getattr(self, name)):
@@ -82,7 +84,7 @@ class Tabular:
         axes = {name: getattr(self, name) for name in SPACE}
         varied = {name: axis for name, axis in axes.items() if isinstance(axis, list | tuple)}
         fixed = {name: axis for name, axis in axes.items() if name not in varied}
-        builds = [partial(self._member, kind, shape, **fixed) for kind in self.networks]
+        builds = [partial(self._member, kind, shape, **fixed) for kind in _several(self.networks)]
         return [member for build in builds for member in (grid(build, **varied) if varied else [build()])]
 
     def _member(self, kind: str, shape: Shape, *, lr: float, weight_decay: float, **sizes: Any) -> Member:
@@ -92,7 +94,7 @@ class Tabular:
             model=model,
             loss=loss,
             optimizer=partial(AdamW, lr=lr, weight_decay=weight_decay),
-            batch_size=self.batch_size or _batch_size(shape.samples),
+            batch_size=_batch_size(shape.samples) if self.batch_size is None else self.batch_size,
             eval_batch_size=MOST_BATCH,
             stop=MaxEpochs(self.epochs) | Plateau("val_loss", patience=self.patience),
         )
@@ -104,6 +106,12 @@ def _network(kind: str, shape: Shape, sizes: dict[str, Any]) -> tuple[Callable[[
         return copies, LossOfCopies(of_classes=shape.of_classes)
     network = partial(Mlp if kind == "mlp" else ResNet, shape.inputs, shape.outputs, **sizes)
     return network, nn.CrossEntropyLoss() if shape.of_classes else nn.MSELoss()
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of NumPy as Python has them, an array or a range as a list: what a search or a grid is given."""
+    found = value.tolist() if hasattr(value, "tolist") else value
+    return list(found) if isinstance(found, range) else found
 
 
 def _several(value: Any) -> Sequence[Any]:

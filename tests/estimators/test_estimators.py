@@ -5,7 +5,9 @@ import copy
 import inspect
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pandas import Categorical, CategoricalDtype, DataFrame, Series
+from pandas import NA, Categorical, CategoricalDtype, DataFrame, Series, cut
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -39,6 +41,9 @@ EXPECTED = {
     "weights are equal to repetitions in expectation only"
 }
 """What fails, and why."""
+
+
+SHAPE = Shape(samples=100, inputs=4, outputs=2, of_classes=True)
 
 
 def own(shape: Shape) -> argosy.Member:
@@ -101,6 +106,18 @@ def test_one_seed_gives_one_ensemble_and_a_copy_of_it_needs_no_directory(
     assert set(one.predict(X)) <= {"yes", "no"}
 
 
+def test_fits_of_two_threads_draw_as_alone() -> None:
+    """As in scikit-learn's jobs inside of jobs, which joblib runs in threads."""
+
+    def fitted(_: int) -> Any:
+        return argosy.Classifier(TINY, folds=2, random_state=0).fit(X, WORDS).predict_proba(X)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(fitted, range(2))
+    assert np.array_equal(one, fitted(0))
+    assert np.array_equal(other, one)
+
+
 def table(rows: int = 120) -> tuple[DataFrame, Any]:
     """Numbers and words, both with missing ones: it is the word, and whether a number is missing, that decides."""
     random = np.random.RandomState(1)
@@ -145,10 +162,27 @@ def test_categories_of_whole_numbers_are_the_same_words_beside_a_missing_one(mis
         (Categorical([True, None]), {"True", "<missing>"}),
         (np.array([1, 1.0, np.float32(1), "1", "a"], object), {"1", "a"}),
         (np.array([float("inf"), "a"], object), {"inf", "a"}),
+        (cut(np.array([0.5, 1.5, np.nan]), [0, 1, 2]), {"(0, 1]", "(1, 2]", "<missing>"}),
     ],
 )
 def test_a_word_is_spelt_in_one_way(values: Any, words: set[str]) -> None:
     assert Columns.of(DataFrame({"word": values})).words == (tuple(sorted(words)),)
+
+
+def test_decimals_are_numbers() -> None:
+    x = DataFrame({"price": [Decimal("1.5"), None, Decimal(2)]})
+    columns = Columns.of(x)
+    assert columns.words == (None,)
+    assert np.array_equal(columns.rows(x), [[1.5], [np.nan], [2.0]], equal_nan=True)
+
+
+def test_an_arrow_table_is_a_table() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    x, y = table()
+    x = arrow.table({"size": x["size"].to_numpy(), "colour": x["colour"].astype(object).to_list()})
+    found = argosy.Classifier(TINY, folds=2, random_state=0).fit(x, y, np.arange(len(y)) % 2)
+    assert found.columns_.words == (None, ("blue", "green", "red"))
+    assert found.predict(x).shape == (120,)
 
 
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])
@@ -233,6 +267,27 @@ def test_a_member_of_ones_own_without_a_loss_learns_numbers_by_their_squared_err
         assert argosy.Regressor(mine, folds=2, random_state=0).fit(X, targets, weights).score(X, targets) > 0.95
 
 
+def test_probabilities_sum_to_one_as_scikit_learn_asks_of_float64() -> None:
+    members = argosy.tabular(networks=["mlp"], width=[4, 8, 16], epochs=1)
+    found = argosy.Classifier(members, ensemble="all", folds=2, random_state=0).fit(X, WORDS).predict_proba(X)
+    assert np.abs(found.sum(axis=1) - 1).max() < 1e-14
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    plain = argosy.tabular(width=[16, 32], lr=[0.25, 0.5], batch_size=8, dropout=0.5)
+    assert (
+        argosy.tabular(
+            width=range(16, 33, 16), lr=np.array([0.25, 0.5]), batch_size=np.int64(8), dropout=np.float32(0.5)
+        )
+        == plain
+    )
+    assert argosy.tabular(networks="mlp")(SHAPE)[0].name == "mlp"
+    search = GridSearchCV(
+        argosy.Classifier(TINY, random_state=0), {"folds": np.arange(2, 3)}, cv=2, error_score="raise"
+    )
+    assert search.fit(X, WORDS).best_params_ == {"folds": 2}
+
+
 def test_it_is_a_step_of_pipelines_and_searches() -> None:
     pipeline = make_pipeline(StandardScaler(), argosy.Classifier(TINY, folds=2, random_state=0))
     assert cross_val_score(pipeline, X, WORDS, cv=2).shape == (2,)
@@ -241,9 +296,8 @@ def test_it_is_a_step_of_pipelines_and_searches() -> None:
 
 
 def test_a_space_of_members_is_all_of_its_points_and_own_members_stand_beside_them() -> None:
-    shape = Shape(samples=100, inputs=4, outputs=2, of_classes=True)
     space = argosy.tabular(networks=["mlp", "tabm"], width=[8, 16], lr=0.01)
-    names = [member.name for member in space(shape)]
+    names = [member.name for member in space(SHAPE)]
     assert names == ["mlp-width=8", "mlp-width=16", "tabm-width=8", "tabm-width=16"]
     found = argosy.Classifier([TINY, own], ensemble="all", folds=2, random_state=0).fit(X, WORDS)
     assert found.ensemble_.names == ("mlp", "linear")
@@ -287,6 +341,35 @@ def test_wrong_parameters_are_told_by_fit(wrong: dict[str, Any]) -> None:
 def test_what_makes_no_members_is_told_by_fit(members: Any, words: str) -> None:
     with pytest.raises(StudyError, match=words):
         argosy.Classifier(members, folds=2).fit(X, WORDS)
+
+
+def test_a_table_without_columns_is_refused_as_an_array_is() -> None:
+    for rows in (DataFrame(X)[[]], X[:, :0]):
+        with pytest.raises(ValueError, match=r"Found array with 0 feature\(s\) \(shape=\(120, 0\)\) while a minimum"):
+            argosy.Classifier(TINY).fit(rows, WORDS)
+
+
+def test_masked_values_are_refused() -> None:
+    masked = np.ma.masked_array(X, mask=X > 1)
+    found = argosy.Regressor(TINY, folds=2).fit(DataFrame(X, columns=["filled", "b", "c", "d"]), X[:, 0])
+    for call in (lambda: found.fit(masked, X[:, 0]), lambda: found.fit(X, masked[:, 0]), lambda: found.predict(masked)):
+        with pytest.raises(StudyError, match=r"argosy.Regressor: [Xy] is a masked array"):
+            call()
+
+
+@pytest.mark.parametrize("gone", [None, float("nan"), NA])
+def test_missing_labels_are_named_by_their_rows(gone: Any) -> None:
+    labels = Series(WORDS, dtype=object)
+    labels[3] = gone
+    with pytest.raises(StudyError, match=r"argosy.Classifier: y has no value for 1 of its 120 samples \(row 3;"):
+        argosy.Classifier(TINY).fit(X, labels)
+
+
+def test_words_of_other_libraries_are_told_what_there_is() -> None:
+    with pytest.raises(StudyError, match=r"^argosy.Classifier has no keyword class_weight=: .* sample_weight"):
+        argosy.Classifier(class_weight="balanced")
+    with pytest.raises(StudyError, match=r"^argosy.Regressor has no keyword n_splits=: give folds="):
+        argosy.Regressor(n_splits=3)
 
 
 def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
