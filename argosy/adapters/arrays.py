@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.errors import MemberError, StudyError
-from argosy.errors.checks import check_arrays, check_unmasked
+from argosy.errors.checks import check_arrays, check_unmasked, shown
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
 from argosy.errors.spelling import known_keywords, known_names
 from argosy.results.report import Report
@@ -130,7 +130,9 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray
         advice = (
             f"Mend X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values; fill them."
             if gaps.any()
-            else "Mend the member; where its network wants floats and X has none, give X as floats."
+            else "Mend the member."
+            if inputs.is_floating_point()
+            else "Mend the member; where its network wants floats, give X as floats."
         )
         raise MemberError(
             f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\n{advice}"
@@ -195,6 +197,10 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     """
     check_unmasked("X", values)
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    if not array.ndim:
+        raise StudyError(
+            f"argosy.fit: X is {shown(values)}; it must be an array or a table of numbers. Give that, of a sparse matrix X.toarray()."
+        )
     if array.dtype.kind in "biuf":
         return array
     columns = array.T if array.ndim == 2 else array[None]

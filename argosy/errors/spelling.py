@@ -85,6 +85,7 @@ WITHOUT = {
     "resume_from_checkpoint": "the same call on the same directory goes on where it was",
     "ckpt_path": "the same call on the same directory goes on where it was",
     "pin_memory": "the stream's memory is pinned where there is a GPU",
+    "sample_weight": "fit of argosy.Classifier and argosy.Regressor takes it; elsewhere a Member.step may have weights in its batches",
     "class_weight": "a loss has weights of classes, as nn.CrossEntropyLoss(weight=...), and fit of an estimator takes sample_weight",
     "sampler": "every epoch is drawn anew from Study.seed; choose samples with Member.subset",
 }

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.optim import SGD
 
 import argosy
-from argosy.errors import MemberError, MemberFailed, StudyError
+from argosy.errors import CheckpointError, MemberError, MemberFailed, StudyError
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.normal(size=(120, 4))
@@ -63,6 +64,17 @@ def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> 
     with pytest.warns(MemberFailed, match="'net' failed"), pytest.raises(MemberError, match=words) as told:
         argosy.fit(whole, WORDS, member(), directory=tmp_path if kept else None, **HOW)
     assert "argosy status" not in str(told.value)
+
+
+def test_what_scikit_learn_takes_and_fit_does_not_is_told() -> None:
+    with pytest.raises(StudyError, match=r"X is an instance of csr_matrix; .* of a sparse matrix X.toarray\(\)"):
+        argosy.fit(csr_matrix(X), WORDS, member(), **HOW)
+    with pytest.raises(StudyError, match=r"no keyword sample_weight=: fit of argosy.Classifier and argosy.Regressor"):
+        argosy.fit(X, WORDS, member(), sample_weight=X[:, 0])
+    with pytest.warns(MemberFailed), pytest.raises(MemberError, match=r"array.astype\('int64'\)\.\nMend the member\.$"):
+        argosy.fit(X, (X[:, 0] > 0).astype(float), member(), **HOW)
+    with pytest.raises(CheckpointError, match=r"as all is that argosy.fit writes without directory="):
+        argosy.fit(X, WORDS, member(), **HOW).report.ensemble()
 
 
 def test_missing_values_of_a_table_are_told_of() -> None:

@@ -10,6 +10,7 @@ import pytest
 import studies
 import torch
 from pandas import DataFrame
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -231,6 +232,7 @@ CASES = {
     "a network of Hugging Face on pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
     ),
+    "argosy.fit of a sparse matrix": lambda: fitted(csr_matrix(ARRAYS[0])),
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
     "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
     "argosy.fit of a table with gaps": lambda: fitted(np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)),

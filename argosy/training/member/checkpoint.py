@@ -125,7 +125,9 @@ def _check_size(path: Path) -> None:
 def check(path: Path, sha256: str | None = None) -> None:
     """Raise CheckpointError where a file is missing, or does not match its checksum."""
     if not path.exists():
-        raise CheckpointError(f"checkpoint {path} does not exist: it was moved or deleted. {ADVICE}")
+        raise CheckpointError(
+            f"checkpoint {path} does not exist: it was moved or deleted, as all is that argosy.fit writes without directory=. {ADVICE}"
+        )
     if sha256 is not None and sum_of(path) != sha256:
         raise CheckpointError(f"checkpoint {path} is damaged: its SHA-256 is not the journaled one. {ADVICE}")
 
