@@ -218,5 +218,6 @@ def _are_numbers(values: npt.NDArray[Any]) -> bool:
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    """Return numbers in the types of networks: float32 for floats, int64 for others."""
-    return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))
+    """Return numbers in the types of networks: float32 for floats, or float64 where that is torch's default, int64 for others."""
+    floats = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
+    return torch.from_numpy(np.array(values, dtype=floats if values.dtype.kind == "f" else np.int64))

@@ -99,10 +99,10 @@ class Fold:
 
     def arrays(self, samples: TrainingTable) -> list[Tensor]:
         """Return the whole table as this fold's networks see it."""
-        targets = torch.from_numpy(samples.targets)
-        wanted = targets if self.restored is None else self.restored.standardised(targets).float()
-        found = [self.preparation(torch.from_numpy(samples.rows)).float(), wanted]
-        return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).float()]
+        targets, dtype = torch.from_numpy(samples.targets), torch.get_default_dtype()  # that of the networks
+        wanted = targets if self.restored is None else self.restored.standardised(targets).to(dtype)
+        found = [self.preparation(torch.from_numpy(samples.rows)).to(dtype), wanted]
+        return found if samples.weights is None else [*found, torch.from_numpy(samples.weights).to(dtype)]
 
     def answering(self, network: nn.Module) -> nn.Module:
         """Return the network for rows as an estimator encodes them, in float64: what it says of a row depends on no other one."""
@@ -201,6 +201,10 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
             f"members has {shown(other[0])}; it must be an argosy.Member, a function of the table's shape that returns one or a list of them, or a "
             "list of these."
         )
+    names = [one.name for one in made]  # of two argosy.tabular(...) with the same networks they are the same
+    for place, name in enumerate(names):
+        if before := names[:place].count(name):
+            made[place] = replace(made[place], name=f"{name}-{before + 1}")
     # A member's default loss is for classes.
     return [
         replace(one, loss=nn.MSELoss()) if not samples.classes and one.loss is None and one.step is None else one

@@ -304,6 +304,23 @@ def test_a_space_of_members_is_all_of_its_points_and_own_members_stand_beside_th
     assert found.ensemble_.weights.tolist() == [0.5, 0.5]
 
 
+def test_two_spaces_of_the_same_networks_stand_beside_each_other() -> None:
+    members = [TINY, argosy.tabular(networks=["mlp"], width=4, epochs=2)]
+    found = argosy.Classifier(members, ensemble="all", folds=2, random_state=0).fit(X, WORDS)
+    assert found.ensemble_.names == ("mlp", "mlp-2")
+
+
+def test_networks_of_another_default_type_are_trained_in_it() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert argosy.Regressor(TINY, folds=2, random_state=0).fit(X, X[:, 0], np.ones(120)).predict(X).shape == (120,)
+        how = {"stop": argosy.MaxEpochs(1), "launcher": "inline"}
+        member = argosy.Member("net", model=partial(nn.Linear, 4, 2), optimizer=partial(AdamW), batch_size=16)
+        assert argosy.fit(X, WORDS, member, **how).network.weight.dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_member_that_fails_is_left_out() -> None:
     with pytest.warns(argosy.errors.MemberFailed):
         found = argosy.Classifier([TINY, broken], folds=2, random_state=0).fit(X, WORDS)
