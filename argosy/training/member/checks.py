@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
