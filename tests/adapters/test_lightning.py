@@ -351,6 +351,7 @@ def test_a_module_that_steps_its_optimizers_itself(tmp_path: Path) -> None:
     found, reached = trained(tmp_path / "x", argosy.from_lightning("two", Two, batch_size=BATCH))
     equal(found, weights)
     assert reached["val_loss"] > 0
+    assert not (tmp_path / "x" / "members" / "two" / "log.txt").exists()  # what its trainer counts is in its files
 
 
 @pytest.mark.parametrize("validated", [True, False])

@@ -102,9 +102,9 @@ def measuring(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live)
-    unsaved = _in_no_file(trial.live)  # after the first step: lazily filled values are no change
+    unsaved = _in_no_file(trial.live, schedule)  # after the first step: lazily filled values are no change
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    moving = [where for where, value in _in_no_file(trial.live).items() if unsaved.get(where) != value]
+    moving = [where for where, value in _in_no_file(trial.live, schedule).items() if unsaved.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
@@ -295,11 +295,13 @@ def _check_apart(live: LiveMember) -> None:
         )
 
 
-def _in_no_file(live: LiveMember) -> dict[str, Any]:
+def _in_no_file(live: LiveMember, schedule: Any) -> dict[str, Any]:
     """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
     found: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
-    saved = {id(one) for one in (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers)}
+    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
+    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
+    saved = {id(one) for one in kept}
     for one in _code_of(live):
         for key, marks in _marked(variables_of(one)):
             # Several modules may have a variable of that name.
