@@ -101,6 +101,12 @@ def test_a_cell_that_is_no_file_is_known_elsewhere(monkeypatch: pytest.MonkeyPat
     assert "# the cell's line" in trace_of(caught.value)
 
 
+def test_files_may_be_read_by_another_thread_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linecache, "cache", {"<a cell>": (4, None, ["x()\n"], "<a cell>")})
+    monkeypatch.setattr(Path, "exists", lambda path: linecache.cache.setdefault(f"{path} 2", (0, None, [], "")) is None)
+    assert sources()["<a cell>"] == "x()\n"
+
+
 def test_a_factory_of_data_shows_its_own_line(tmp_path: Path) -> None:
     study = studies.study(data=argosy.Data(train=partial(no_disk)), fleet=[studies.member(metrics={})])
     with pytest.raises(ArgosyError, match=r"(?s)no_disk raised OSError: no such disk.*a line of its own"):

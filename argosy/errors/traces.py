@@ -74,7 +74,8 @@ def sources() -> dict[str, str]:
     """Return texts by the name in tracebacks: of the script and of study files, which are sent by value, and of what is no file."""
     by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
     scripts = [getattr(sys.modules.get(name), "__file__", None) for name in by_value]
-    typed = [name for name, entry in linecache.cache.items() if len(entry) > 1 and not Path(name).exists()]
+    known = linecache.cache.copy()  # at once: threads of trackers read files as well
+    typed = [name for name, entry in known.items() if len(entry) > 1 and not Path(name).exists()]
     return {name: "".join(linecache.getlines(name)) for name in (*scripts, *typed) if name}
 
 
