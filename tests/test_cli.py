@@ -112,8 +112,16 @@ def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Pa
     assert all((folder / file).stat().st_size > 1000 for file in written)
 
 
+def test_curves_are_written_whatever_the_letters_of_the_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "study.py").write_text(STUDY.replace('member("a"', 'member("β"'))
+    argosy(folder, "run", "study.py", "--dir", "run", "--launcher", "inline", "--devices", "cpu:1")
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")
+    argosy(folder, "report", "run", "--csv", "curves.csv")
+    assert "β,β,,,1,train_loss," in (folder / "curves.csv").read_text(encoding="utf-8")
+
+
 def test_plan_explains_and_says_how_to_train(folder: Path) -> None:
-    said = argosy(folder, "plan", "study.py", "--devices", "cpu:1").stdout
+    said = argosy(folder, "plan", "study.py", "--devices", "cpu:1", "--all").stdout
     assert "predicted pace" in said
     assert "argosy run study.py --devices cpu:1\n" in said
 

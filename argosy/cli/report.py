@@ -147,7 +147,7 @@ def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as
         table.writerows(found.curve_rows())
         if csv_file:
             file = to_be_written(Path(csv_file))
-            file.write_text(text.getvalue())
+            file.write_text(text.getvalue(), encoding="utf-8")
             written["csv"] = str(file)
         else:
             write(text.getvalue().removesuffix("\n"))
@@ -256,7 +256,7 @@ def typed() -> str:
             *(
                 word
                 for word in words
-                if word not in ("--retry-failed", "--verbose") and not word.startswith("--fresh=")
+                if word not in ("--retry-failed", "--verbose", "--all") and not word.startswith("--fresh=")
             ),
         ]
     )
