@@ -142,12 +142,8 @@ class LiveLeg:
     @property
     def together(self) -> list[tuple[str, ...]]:
         """Devices that wait for one another: they step members together, or with the same others."""
-        carriers: dict[str, set[str]] = {}
-        for device, assignment in self.assignments.items():
-            for name in assignment.members:
-                carriers.setdefault(name, set()).add(device)
         found: list[set[str]] = []
-        for devices in carriers.values():
+        for devices in self.carriers.values():
             if len(devices) > 1:
                 joined = [others for others in found if others & devices]
                 found = [*(others for others in found if others not in joined), devices.union(*joined)]
