@@ -19,20 +19,14 @@ def settle(flotilla: Flotilla, devices: Sequence[Device], homes: Homes, profiles
     """Return the same flotilla with equal nodes, and equal devices inside a node, exchanged so that members stay at home."""
     state = {profile.member: profile.state_bytes for profile in profiles}
     by_name = {device.name: device for device in devices}
-    pairs = {
-        (planned, home): 0
-        for placement in flotilla.placements
-        for planned in placement.devices
-        for home in homes.get(placement.member, ())
-        if home in by_name
-    }
-    if not pairs:
-        return flotilla
+    pairs: dict[tuple[str, str], int] = defaultdict(int)
     for placement in flotilla.placements:
         for planned in placement.devices:
             for home in homes.get(placement.member, ()):
                 if home in by_name:
                     pairs[planned, home] += state[placement.member]
+    if not pairs:
+        return flotilla
     renamed = _exchange_devices(pairs, by_name)
     return Flotilla(placements=tuple(placement.moved_to(renamed) for placement in flotilla.placements))
 
