@@ -6,8 +6,7 @@ sections, those with fewer over the ones that they have. The first sections deci
 
 import statistics
 
-from argosy.tuning.objectives import Cost
-from argosy.tuning.scheduler import Results
+from argosy.tuning.scheduler import EventDriven
 
 __all__ = ["Median"]
 
@@ -15,7 +14,7 @@ LEAST_TRIALS = 5
 """Trials that must have been seen before any ends."""
 
 
-class Median:
+class Median(EventDriven):
     """All trials at once, each watched after every section."""
 
     def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
@@ -23,26 +22,13 @@ class Median:
         self.trials = trials
         self.grace = grace
         """No trial ends before more than `grace` sections."""
-        self.results: Results = Results()
+        super().__init__()
         self._medians: dict[int, tuple[int, float]] = {}
         """(trials, median of their means) by section, until the next result."""
 
     def wanted(self, begun: int) -> int:
         """Return the number of trials that have not begun."""
         return max(self.trials - begun, 0)
-
-    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
-        """Note what a trial reached; medians are computed again."""
-        self.results.tell(trial, sections, Cost(costs, excess))
-        self._medians.clear()
-
-    def close(self, trial: int) -> None:
-        """Note that a trial ended by its own rule."""
-        self.results.close(trial)
-
-    def fail(self, trial: int) -> None:
-        """Note that a trial failed; what it had reached by then still counts in the medians."""
-        self.results.fail(trial)
 
     def budget(self, trial: int) -> int:
         """Return one more section than the trial has trained, where it is not out."""
@@ -63,6 +49,10 @@ class Median:
     def foreseen(self, *, again: bool) -> int:
         """Return the sections as if no more trials went out, as it is not known which will."""
         return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
+
+    def _reconsider(self, trial: int) -> None:
+        """Let medians be computed again; what a failed trial had reached still counts in them."""
+        self._medians.clear()
 
     def _median(self, sections: int) -> tuple[int, float]:
         if sections not in self._medians:
