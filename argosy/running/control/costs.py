@@ -81,11 +81,12 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
     So a sweep over learning rates is dealt evenly, whatever disturbed its measuring.
     """
-    works = {member.name: _work(member, measured[member.name]) for member in members if member.name in measured}
+    known = ((member, measured[member.name]) for member in members if member.name in measured)
+    works = {member.name: (*_work_of_steps(member, its), its.memory_bytes) for member, its in known}
     best: dict[tuple[object, ...], Profile] = {}
     for profile in profiles:
-        known = best.setdefault(works[profile.member], profile)
-        if profile.rate(1) > known.rate(1):
+        so_far = best.setdefault(works[profile.member], profile)
+        if profile.rate(1) > so_far.rate(1):
             best[works[profile.member]] = profile
     return [replace(best[works[profile.member]], member=profile.member) for profile in profiles]
 
@@ -103,17 +104,13 @@ def alike(member: Member, measured: Measured) -> str:
     return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
 
 
-def _work(member: Member, measured: Measured) -> tuple[object, ...]:
-    """What decides the work of a member's steps, and its memory; learning rates do not."""
-    return (*_work_of_steps(member, measured), measured.memory_bytes)
-
-
 def work_digest(member: Member, measured: Measured) -> str:
     """A digest of what decides the time of a member's steps."""
     return hashlib.sha256(repr(_work_of_steps(member, measured)).encode()).hexdigest()[:16]
 
 
 def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
+    """What decides the work of a member's steps; learning rates do not."""
     optimizer = member.optimizer or member.optimizers
     optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
