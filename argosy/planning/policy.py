@@ -63,14 +63,12 @@ class Policy(Protocol):
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """Return flotillas to start on free devices; asked while devices are free, members wait, and there was an answer."""
-        ...
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Return whether a flotilla trains on; asked when members of it end an epoch, ``live`` are those that want more.
 
         If not, all of them are saved and wait, their devices are free, and ``launch`` is asked.
         """
-        ...
 
 
 class NamedPolicy(Policy, Protocol):
@@ -79,4 +77,3 @@ class NamedPolicy(Policy, Protocol):
     @property
     def name(self) -> str:
         """Name in reports."""
-        ...
