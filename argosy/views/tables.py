@@ -21,30 +21,10 @@ LEAST_SAVED = 0.005
 
 def search_table(report: SearchReport) -> Group:
     """Return all trials of a search, best first, what was saved, and how soon the best was found."""
-    names = list(dict.fromkeys(name for row in report.rows for name in report.parameters.get(row.name, ())))
-    sources = ["source"] if report.sources else []
-    pareto = ["pareto"] if report.has_several else []
-    constraints = ["constraints"] if any(row.constraints for row in report.rows) else []
-    table = _table("trial", "status", "epochs", *sources, *report.objectives, *pareto, *constraints, *names, "reason")
-    for row in report.rows:
-        parameters = report.parameters.get(row.name, {})
-        values = [told(parameters[name]) if name in parameters else "" for name in names]
-        reached = [f"{row.reached[name]:.4g}" if name in row.reached else "" for name in report.objectives]
-        front = ["yes" if row in report.pareto else ""] if pareto else []
-        kept = [row.verdict] if constraints else []
-        source = [report.sources.get(row.name, "")] if report.sources else []
-        cells = (
-            row.name,
-            row.status,
-            f"{row.epochs:g}",
-            *source,
-            *reached,
-            *front,
-            *kept,
-            *values,
-            last_line(row.reason),
-        )
-        table.add_row(*map(as_text, cells))
+    found = report.ending()
+    table = _table(*found.columns, "reason")
+    for cells, row in zip(found.rows, report.rows, strict=True):
+        table.add_row(*(as_text(told(cell)) for cell in (*cells, last_line(row.reason))))
     text = (
         f"{report.run.status} after {report.seconds:.1f} s: {len(set(report.trials.values()))} trials, "
         f"{report.epochs:g} epochs, {report.trials_per_hour:,.0f} trials an hour."
