@@ -30,11 +30,14 @@ class FilledBracket:
     rungs: tuple[Rung, ...]
 
 
-def filled(terms: Mapping[str, Any], per_epoch: int, epochs: Mapping[int, float]) -> list[FilledBracket]:
-    """Return the brackets of a search under these terms; `epochs` has how far each trial is, by its number.
+def filled(terms: Mapping[str, Any], per_epoch: int, reached: Iterable[tuple[int, float]]) -> list[FilledBracket]:
+    """Return the brackets of a search under these terms; `reached` has (trial's number, epochs), several of one that begins anew.
 
     Of schedulers without rungs, the page tells how many trials have come as far as twice the epochs before.
     """
+    epochs: dict[int, float] = {}
+    for trial, so_far in reached:
+        epochs[trial] = max(epochs.get(trial, 0.0), so_far)
     most = sections_in(terms["max_epochs"], per_epoch)
     scheduler, eta, count = terms["scheduler"], terms["eta"], terms["n_trials"]
     found: list[tuple[range, Iterable[tuple[int | None, int]]]]

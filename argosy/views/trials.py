@@ -45,18 +45,14 @@ class TrialsSoFar:
         found = [replace(row, constraints=state.constrained.get(row.name, ())) for row in found]
         began = [] if state.started is None else [state.started]
         rows, pareto = ordered(found, proposed, Ends.of([*state.searches, *began]), objectives)
-        epochs = dict[int, float]()
-        for row in rows:
-            if row.name in proposed:
-                trial = proposed[row.name].trial
-                epochs[trial] = max(epochs.get(trial, 0.0), row.epochs)
+        reached = [(proposed[row.name].trial, row.epochs) for row in rows if row.name in proposed]
         per_epoch = began[0].validations_per_epoch if began else 1
         return cls(
             rows=tuple(replace(row, status=PRUNED) if is_out(row.reason) else row for row in rows),
             proposed=proposed,
             best=next(iter(pareto), None),
             in_all=None if terms["scheduler"] == "pbt" else terms["n_trials"],
-            rungs=_together([rung for one in filled(terms, per_epoch, epochs) for rung in one.rungs])
+            rungs=_together([rung for one in filled(terms, per_epoch, reached) for rung in one.rungs])
             if terms["scheduler"] in RUNGS
             else (),
         )
