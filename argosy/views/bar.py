@@ -54,21 +54,20 @@ class Notebook(Watching):
 
     def begin(self, job: Job, state: RunState) -> None:
         """Start to watch, and create the output."""
-        self.watch.begin(job, state)
+        self.watch(job, state)
         self._update = self._display("")
 
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and keep its notices."""
-        self.watch.handle(worker, message)
-        self._told += [text for text, _ in self.notices.of(message, self.watch.directory)]
+        self._told += [text for text, _ in self.noticed(worker, message)]
 
     def tick(self, phase: Phase) -> None:
         """Update the output."""
-        self.watch.refresh(phase, self._show)
+        self.refresh(phase, self._show)
 
     def end(self) -> None:
         """Show the last state."""
-        self._show(self.watch.screen(Phase.OVER))
+        self._show(self.screen(Phase.OVER))
 
     def _show(self, screen: Screen) -> None:
         told = "".join(f"<pre>{as_html(text)}</pre>" for text in self._told)

@@ -40,7 +40,7 @@ class Terminal(Watching):
 
     def begin(self, job: Job, state: RunState) -> None:
         """Start to watch, and take over the terminal if it can be redrawn."""
-        self.watch.begin(job, state)
+        self.watch(job, state)
         self._last_line = time.monotonic()
         if _draws_anew(self.console):
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -48,17 +48,16 @@ class Terminal(Watching):
 
     def handle(self, worker: str, message: Any) -> None:
         """Watch the message, and print its notices."""
-        self.watch.handle(worker, message)
-        for text, style in self.notices.of(message, self.watch.directory):
+        for text, style in self.noticed(worker, message):
             self._print(text, style)
 
     def tick(self, phase: Phase) -> None:
         """Redraw the screen, or print a line if one is due."""
         if self._live is not None:
-            self.watch.refresh(phase, self._draw)
+            self.refresh(phase, self._draw)
         elif self._line_due(phase):
             self._lines, self._last_line, self._phase = self._lines + 1, time.monotonic(), phase
-            self._print(in_a_line(self.watch.screen(phase)))
+            self._print(in_a_line(self.screen(phase)))
 
     def end(self) -> None:
         """Release the terminal."""

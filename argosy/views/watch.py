@@ -1,4 +1,4 @@
-"""The common part of all views: collects what happens, and makes a screen of it when one is due."""
+"""The common part of the views of a terminal and a notebook: collects what happens, and makes a screen of it when one is due."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,18 +14,19 @@ from argosy.views.news import News
 from argosy.views.notices import Notices
 from argosy.views.screen import Question, Screen, screen_of
 
-__all__ = ["Watch", "Watching"]
+__all__ = ["Watching"]
 
 REFRESH_SECONDS = 0.25
 SHARE = 0.05
 """Share of the time that may be spent on screens; large ones are made less often."""
 
 
-class Watch:
-    """Watches one run; `study`, `expect`, `plan` and `handle` are those of `View`."""
+class Watching:
+    """Base of these views: watches one run. A view says what it does at the beginning, with notices, at a tick and at the end."""
 
     def __init__(self) -> None:
         self.news: News = News()
+        self.notices: Notices = Notices()
         self._expected: Callable[[], float] | None = None
         self._next = 0.0
         self._shown = 0.0
@@ -33,8 +34,8 @@ class Watch:
         self._described: dict[str, tuple[Member, Mapping[str, Any]]] = {}
         """Hyper-parameters of members; cached because finding them is slow, and a study may have thousands."""
 
-    def begin(self, job: Job, state: RunState) -> None:
-        """Implement `View.begin`."""
+    def watch(self, job: Job, state: RunState) -> None:
+        """Begin to watch."""
         self.state = state
         self.asked: Study = job.study
         self.directory: Path = job.directory
@@ -53,9 +54,10 @@ class Watch:
         """Implement `View.plan`."""
         self.news.start(plan)
 
-    def handle(self, worker: str, message: Any) -> None:
-        """Implement `View.handle`."""
+    def noticed(self, worker: str, message: Any) -> list[tuple[str, str]]:
+        """Take a message as `View.handle` does, and return (text, style) of its notices."""
         self.news.handle(worker, message, time.monotonic())
+        return self.notices.of(message, self.directory)
 
     def refresh(self, phase: Phase, show: Callable[[Screen], None]) -> None:
         """Show a screen if one is due."""
@@ -86,23 +88,3 @@ class Watch:
             if member.name not in self._described or self._described[member.name][0] is not member:
                 self._described[member.name] = member, member.hyperparameters
         return {name: self._described[name][1] for name in self.asked.names}
-
-
-class Watching:
-    """Base of views that show what a `Watch` has collected."""
-
-    def __init__(self) -> None:
-        self.watch: Watch = Watch()
-        self.notices: Notices = Notices()
-
-    def study(self, study: Study) -> None:
-        """Implement `View.study`."""
-        self.watch.study(study)
-
-    def expect(self, epochs: Callable[[], float]) -> None:
-        """Implement `View.expect`."""
-        self.watch.expect(epochs)
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self.watch.plan(plan)

@@ -22,7 +22,7 @@ from argosy.running.search.tuner import Tuner
 from argosy.running.watch.phase import Phase
 from argosy.settings import Settings
 from argosy.views.html.report import values_of
-from argosy.views.watch import Watch
+from argosy.views.watch import Watching
 
 pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
 
@@ -100,13 +100,13 @@ def test_a_run_is_no_search(tmp_path: Path, commands: Any) -> None:
 def test_progress_never_goes_back_when_epochs_without_a_file_are_trained_again(tmp_path: Path) -> None:
     study = voyages.asked(4, epochs=10)
     state = RunState.of(event for _, event in voyages.scheduler(study, epochs=5, end=False))
-    watch, job = Watch(), Job(study=study, settings=Settings(), directory=tmp_path, lock=0)
-    watch.begin(job, state)
-    watch.expect(lambda: 40 - sum(member.epochs for member in state.members.values()))
-    before = watch.screen(Phase.OPENING).share
+    view, job = Watching(), Job(study=study, settings=Settings(), directory=tmp_path, lock=0)
+    view.watch(job, state)
+    view.expect(lambda: 40 - sum(member.epochs for member in state.members.values()))
+    before = view.screen(Phase.OPENING).share
     for member in state.members.values():
         member.forget_from(2, 0)
-    assert watch.screen(Phase.TRAINING).share == before > 0.4
+    assert view.screen(Phase.TRAINING).share == before > 0.4
     assert sum(member.epochs for member in state.members.values()) < 0.4 * 40
 
 
@@ -149,7 +149,7 @@ def test_epochs_that_clones_took_over_are_counted_once(tmp_path: Path) -> None:
     state = RunState.of(events)
     assert sum(member.epochs for member in state.members.values()) > 12
     assert found.epochs == found.run.epochs == 12
-    watch, study = Watch(), found.run.networks().known_study()
-    watch.begin(Job(study=study, settings=Settings(), directory=run, lock=0), state)
-    assert watch.done_before == watch.screen(Phase.OVER).epochs == 12
+    view, study = Watching(), found.run.networks().known_study()
+    view.watch(Job(study=study, settings=Settings(), directory=run, lock=0), state)
+    assert view.done_before == view.screen(Phase.OVER).epochs == 12
     assert values_of(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in all"

@@ -70,7 +70,7 @@ def test_the_screen_knows_who_was_added_and_the_last_known_losses(
     view.tick(Phase.TRAINING)
     lines = console.file.getvalue().splitlines()
     assert [line.split()[0] for line in lines] == ["100%", "67%", "60%"], "of those that ended, what they took"
-    console.print(terminal.draw(view.watch.screen(Phase.TRAINING), 120, 30))
+    console.print(terminal.draw(view.screen(Phase.TRAINING), 120, 30))
     shown = console.file.getvalue()
     assert "late" in shown
     assert "1.25" in shown
@@ -148,7 +148,7 @@ def test_a_bar_is_one_line(tmp_path: Path) -> None:
     view.end()
     assert "40% of all epochs (16 of 40)" in console.file.getvalue()
     console = Console(file=io.StringIO(), width=100)
-    console.print(draw_bar(view.watch.screen(Phase.TRAINING), 100, 24))
+    console.print(draw_bar(view.screen(Phase.TRAINING), 100, 24))
     assert len(console.file.getvalue().splitlines()) == 1
 
 
