@@ -47,9 +47,9 @@ def visible(text: str, *, lines: bool = True) -> str:
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
-def as_html(text: str, *, lines: bool = True) -> str:
+def as_html(text: str) -> str:
     """Return the text escaped for a page."""
-    return escape(visible(text, lines=lines))
+    return escape(visible(text))
 
 
 def lasting(seconds: float) -> str:
