@@ -59,8 +59,7 @@ from argosy.running.control.refusals import check_batches
 from argosy.running.control.requests import Requests
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.splitting import measuring_of_run
-from argosy.running.control.steering import Steering
-from argosy.running.control.verdicts import Bringer, Judge, Rules
+from argosy.running.control.verdicts import Bringer, Judge
 from argosy.running.control.worker_pool import Feeder
 from argosy.running.directory.anew import keep_aside
 from argosy.running.directory.journal import Journal
@@ -353,20 +352,9 @@ def drive(
 ) -> None:
     """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""
     measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
-    rule = job.study.ensemble
-    steering = None if rule is None else Steering(job.study, rule, job.directory)
-    run = Run(
-        *(job, cluster, workers, journal, state, view, measuring),
-        judges=(Rules(), *judges),
-        bringers=bringers,
-        packs=packs,
-        steering=steering,
-    )
+    run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)
-    with (
-        contextlib.nullcontext() if steering is None else contextlib.closing(steering),
-        interrupts(driver.requests.want_pause),
-    ):
+    with contextlib.closing(run), interrupts(driver.requests.want_pause):
         status, reason = "failed", ""
         try:
             with workers:

@@ -12,8 +12,6 @@ from argosy.running.control.driver import Driver
 from argosy.running.control.measuring import Measuring
 from argosy.running.control.run import Run
 from argosy.running.control.splitting import measuring_of_run
-from argosy.running.control.steering import Steering
-from argosy.running.control.verdicts import Rules
 from argosy.running.directory.journal import Journal
 from argosy.running.launch.launcher import Job, Workers
 from argosy.running.watch.view import Silent
@@ -46,11 +44,9 @@ def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -
 
 def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: Measuring) -> Driver:
     """A driver that knows all members of a job, and has begun none."""
-    rule = job.study.ensemble
-    steering = None if rule is None else Steering(job.study, rule, job.directory)
-    run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring), judges=(Rules(),), steering=steering)
+    run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring))
     driver = Driver(run, only_measure=True)
-    with contextlib.nullcontext() if steering is None else contextlib.closing(steering), workers:
+    with contextlib.closing(run), workers:
         try:
             driver.drive()
         finally:

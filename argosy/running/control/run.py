@@ -22,7 +22,7 @@ from argosy.running.control.members import Members
 from argosy.running.control.positions import Positions
 from argosy.running.control.steering import Steering
 from argosy.running.control.tolerance import Tolerance
-from argosy.running.control.verdicts import Bringer, Judge, Verdict, judge
+from argosy.running.control.verdicts import Bringer, Judge, Rules, Verdict, judge
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
@@ -49,10 +49,9 @@ class Run:
         view: View,
         measuring: Measuring,
         *,
-        judges: Sequence[Judge],
+        judges: Sequence[Judge] = (),
         bringers: Sequence[Bringer] = (),
         packs: NamedPolicy | None = None,
-        steering: Steering | None = None,
     ) -> None:
         self.directory: Path = job.directory
         self.settings: Settings = job.settings
@@ -61,9 +60,10 @@ class Run:
         self.state = state
         """The fold of the journal."""
         self.view = view
-        self.steering = steering
+        rule = job.study.ensemble
+        self.steering: Steering | None = None if rule is None else Steering(job.study, rule, job.directory)
         """One of the judges, where the study has an ensemble."""
-        self.judges: tuple[Judge, ...] = (*judges, *([] if steering is None else [steering]))
+        self.judges: tuple[Judge, ...] = (Rules(), *judges, *([] if self.steering is None else [self.steering]))
         self.bringers = bringers
         self.packs = packs
         """A policy in the place of that of the settings."""
@@ -103,6 +103,11 @@ class Run:
         """Whether members wait or devices are free that the policy has not been asked about."""
         self.costs_settled = False
         """Whether the costs of a member have become known, or are wanted no more, since that was last looked at."""
+
+    def close(self) -> None:
+        """Close the file of members' answers."""
+        if self.steering is not None:
+            self.steering.close()
 
     @property
     def study(self) -> Study:
