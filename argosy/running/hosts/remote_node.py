@@ -105,7 +105,7 @@ class RemoteNode:
         if not self.gone:
             self._listen()
         if self.ferry is not None:
-            self.ferry.settle()
+            self.ferry.arrivals.settle()
         said, self.said = self.said, []
         return said
 
@@ -207,10 +207,6 @@ class _Ferry:
         for event in report.events:
             if isinstance(event, Saved):
                 self.kept[event.member].add(event.checkpoint)
-
-    def settle(self) -> None:
-        """Put the files that have arrived on the disk."""
-        self.arrivals.settle()
 
     def close(self) -> None:
         """Delete what arrived in part: nothing more comes."""
