@@ -261,7 +261,6 @@ class Failed:
     """Message from any worker: it cannot go on. The error ends the run."""
 
     error: Exception
-    traceback: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,7 @@ class _Worker:
             self.workers.lose(self, "exit code 1", keeps=None)
             did = False
         except Exception as error:  # process boundary, as in `argosy.running.launch.worker`
-            self.mouth.say(Failed(error=error, traceback=""))
+            self.mouth.say(Failed(error=error))
             did = False
         self._free_at, self.world.now = self.world.now, started
         if self.hung:

@@ -5,7 +5,6 @@ import os
 import socket
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,12 +76,11 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         driver.send(DevicePoisoned(detail=str(error), members=error.members))
         return 1
     except Exception as error:  # process boundary: the driver learns what happened
-        trace = traceback.format_exc()
         told = error if isinstance(error, ArgosyError) else means_refused(error, name)
         known = told or WorkerError(
             f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nMend what raised; the same command goes on."
         )
-        driver.send(Failed(error=known, traceback=trace))
+        driver.send(Failed(error=known))
         return 1
     finally:
         driver.drain(LAST_WORD_SECONDS)
