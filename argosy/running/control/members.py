@@ -238,7 +238,7 @@ class Members:
 
     def saved(self, name: str) -> None:
         """A member that goes on elsewhere is saved: one that moves has its place, others wait for one."""
-        self.positions.find([name])
+        self.positions.find(name)
         if self.state(name) is State.MOVING:
             self._to(name, State.STARTING)
         else:
@@ -255,12 +255,12 @@ class Members:
     def take_back(self, name: str) -> None:
         """A member that was lost, or saved for a regrouping, goes on from its newest file."""
         if self._members[name].has_started:
-            self.positions.find([name])
+            self.positions.find(name)
         self._wait(name)
 
     def rest(self, name: str) -> None:
         """A member trains no more until it is called."""
-        self.positions.find([name])
+        self.positions.find(name)
         self.positions.settled([name])
         self._to(name, State.RESTING)
         self._forget_loss(name)

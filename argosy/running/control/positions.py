@@ -129,10 +129,9 @@ class Positions:
 
     # ---- what settles where a member goes on
 
-    def find(self, names: Iterable[str]) -> None:
-        """These go on from their newest files, which need no second look: trainers have flushed them before they said so."""
-        for name in names:
-            self._points[name] = resume_point(self.state.member(name), self.job.directory, proved=True)
+    def find(self, name: str) -> None:
+        """A member goes on from its newest file, which needs no second look: its trainer has flushed it before it said so."""
+        self._points[name] = resume_point(self.state.member(name), self.job.directory, proved=True)
 
     def enter(self, names: Iterable[str]) -> None:
         """New members begin, or go on from files that they inherit, beside whatever trains."""
@@ -143,7 +142,7 @@ class Positions:
             if not in_step:
                 self.unsettled.add(name)
             if self.state.member(name).inherited is not None:
-                self.find([name])
+                self.find(name)
 
     def call(self, name: str) -> None:
         """A member that rested goes on beside whatever trains; in the middle of an epoch where it was."""
