@@ -319,14 +319,12 @@ class RunState:
             self.sharing = event
         elif isinstance(event, EnsembleChosen):
             self.ensembles.append(event)
-        elif isinstance(event, Fed):
+        elif isinstance(event, Fed | Discarded):
+            samples = self.fed if isinstance(event, Fed) else self.discarded
             key = (event.split, event.epoch, event.section)
-            self.fed[key] = self.fed.get(key, 0) + event.samples
+            samples[key] = samples.get(key, 0) + event.samples
         elif isinstance(event, Passed):
             self.passed[-1].append(event)
-        elif isinstance(event, Discarded):
-            key = (event.split, event.epoch, event.section)
-            self.discarded[key] = self.discarded.get(key, 0) + event.samples
         elif isinstance(event, DataOpened):
             self.keeping, self.shards = event.keeping, event.shards
         elif isinstance(event, ShardsRead):
