@@ -1,6 +1,6 @@
 """Results of a run's legs and workers, beside their predictions, for the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from argosy.errors.spelling import known_names
 from argosy.protocol.events import Passed
 from argosy.results.fold import RunState
 
-__all__ = ["LegResult", "gauges_of", "legs_of"]
+__all__ = ["LegResult", "gauges_of", "legs_of", "waiting_share"]
 
 LEAST_SECONDS, LEAST_SHARE = 0.1, 0.1
 """Predicted seconds, and their share of the actual ones, below which a prediction is not reported."""
@@ -92,6 +92,13 @@ def gauges_of(state: RunState) -> dict[str, Mapping[str, Any]]:
         for driver, used in enumerate(state.used, start=1)
         for one in used
     }
+
+
+def waiting_share(gauges: Iterable[Mapping[str, Any]]) -> float:
+    """Return the share of the trainers' time spent waiting for data, of these workers' gauges; 0.0 before they have any."""
+    trainers = [gauge for gauge in gauges if "waiting_seconds" in gauge]
+    waiting, busy = (sum(gauge[name] for gauge in trainers) for name in ("waiting_seconds", "busy_seconds"))
+    return waiting / (waiting + busy) if waiting + busy else 0.0
 
 
 def _of_driver(driver: int, what: int | str, state: RunState) -> str:

@@ -20,7 +20,7 @@ from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import MemberState, RunState
 from argosy.results.frames import frame_of
-from argosy.results.legs import LegResult, gauges_of, legs_of
+from argosy.results.legs import LegResult, gauges_of, legs_of, waiting_share
 from argosy.results.means import Means
 from argosy.results.member import LEFT_OUT, MemberResult, Networks
 from argosy.results.ranking import rank
@@ -553,8 +553,6 @@ class Report:
         ]
         rows.sort(key=lambda row: (row.status == LEFT_OUT, rank(row.metrics.get(objective), mode, failed=row.failed)))
         used = list(itertools.chain.from_iterable(state.used))
-        gauges = [one.gauge for one in used if "waiting_seconds" in one.gauge]
-        waiting, busy = (sum(gauge[key] for gauge in gauges) for key in ("waiting_seconds", "busy_seconds"))
         return cls(
             rows=tuple(rows),
             objective=objective,
@@ -566,7 +564,7 @@ class Report:
             preparations=state.preparations if state.started else 0.0,
             preparations_alone=state.preparations_alone,
             keeping=state.keeping,
-            waiting_share=waiting / (waiting + busy) if waiting + busy else 0.0,
+            waiting_share=waiting_share(one.gauge for one in used),
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,
             sharing=state.sharing,

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from argosy.errors.wording import cause, differing, spelled
 from argosy.protocol.events import Split
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.legs import waiting_share
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
@@ -202,11 +203,6 @@ def _by_plan(state: RunState, news: News, left: Mapping[str, float], to_come: fl
     return max(to_come / epochs_per_second, longest) * (actual / predicted if predicted else 1.0)
 
 
-def _waiting(gauges: Sequence[Mapping[str, float]]) -> float:
-    waiting, busy = (sum(gauge[name] for gauge in gauges) for name in ("waiting_seconds", "busy_seconds"))
-    return waiting / (waiting + busy) if waiting + busy else 0.0
-
-
 def _device_rows(states: Mapping[str, MemberState], news: News) -> tuple[DeviceRow, ...]:
     numbers = {device: n for n, flotilla in enumerate(news.flotillas, start=1) for device in flotilla.devices}
     assigned: dict[str, list[float]] = {device: [] for device in numbers}
@@ -221,7 +217,7 @@ def _device_rows(states: Mapping[str, MemberState], news: News) -> tuple[DeviceR
             members=len(rates),
             flotilla=numbers.get(device) if len(news.flotillas) > 1 else None,
             samples_per_second=sum(rates),
-            waiting=_waiting([gauge] if "waiting_seconds" in (gauge := news.gauges.get(device, {})) else []),
+            waiting=waiting_share([news.gauges.get(device, {})]),
         )
         for device, rates in sorted(assigned.items())
     )
