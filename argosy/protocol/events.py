@@ -1,11 +1,12 @@
 """Events of a run, as values. A journaled one becomes one line (`argosy.running.directory.lines`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from argosy.disk.json_values import Name, Positive
 from argosy.protocol.gauges import check_gauge
+from argosy.protocol.message import Message
 
 __all__ = [
     "Answered",
@@ -54,12 +55,10 @@ def _check_lengths(lengths: Mapping[str, int]) -> None:
         raise ValueError("lengths lacks train")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(Message):
     """Base of everything that is journaled."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
     """A driver took the run directory."""
 
@@ -78,7 +77,6 @@ class RunStarted(Event):
     """Time that a feeder took to open the data, as each further one does."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Profiled(Event):
     """Costs of members that a plan places for the first time; later plans use what was observed since."""
 
@@ -90,14 +88,12 @@ class Profiled(Event):
     """Members that certainly train until their limits."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanMade(Event):
     """A plan was made, and its flotillas start."""
 
     plan: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicyAnswered(Event):
     """The policy was asked where members train, or whether they stay; a run that takes over choices of this one gets the same answer."""
 
@@ -109,14 +105,12 @@ class PolicyAnswered(Event):
     """What is started, where that was asked: (member, devices, shares of each of them; none are even ones)."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SearchBegan(Event):
     """A driver searches under these terms from here on."""
 
     terms: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Proposed(Event):
     """A trial of a search: what its member is built from."""
 
@@ -135,7 +129,6 @@ class Proposed(Event):
     """Epochs after which the member's own rule ends it at the latest; None where it has none, or knows no bound."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Constrained(Event):
     """What the constraints of a search say of a trial at its best section so far."""
 
@@ -145,7 +138,6 @@ class Constrained(Event):
     """One for each constraint; above 0 where the trial breaks it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SharingChosen(Event):
     """The pipeline by which the nodes share the stream from here on."""
 
@@ -158,7 +150,6 @@ class SharingChosen(Event):
     """What was measured, or where it was set."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Assigned(Event):
     """Stream epochs that members train on, journaled before any process acts on it.
 
@@ -169,7 +160,6 @@ class Assigned(Event):
     """(own epoch, stream epoch) of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Divided(Event):
     """A member's steps are divided into so many micro-batches from here on: its device has too little memory for fewer."""
 
@@ -177,7 +167,6 @@ class Divided(Event):
     accumulate: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Split(Event):
     """These devices carry a member together from here on; with one device it is whole again."""
 
@@ -188,7 +177,6 @@ class Split(Event):
     """Part of every batch that each of them takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemberStarted(Event):
     """A trainer holds the member and steps it from this position."""
 
@@ -207,7 +195,6 @@ class MemberStarted(Event):
     """Numbers that its network's parameters consist of."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Checkpoint(Event):
     """A file below the member's folder, proved by its sum."""
 
@@ -233,7 +220,6 @@ class Checkpoint(Event):
         return self.position + self.carried - self.again
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cloned(Event):
     """A member begins as a copy of another one, but for some hyper-parameters."""
 
@@ -245,7 +231,6 @@ class Cloned(Event):
     """The source's checkpoint that it begins with; None where it begins from nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SectionEnded(Event):
     """A member finished a section of an epoch, validation included."""
 
@@ -274,7 +259,6 @@ class SectionEnded(Event):
     """Optimizer steps since the member's beginning."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class EnsembleChosen(Event):
     """All members that train are through so many sections, and the study's ensemble was chosen anew."""
 
@@ -290,7 +274,6 @@ class EnsembleChosen(Event):
     """The same on the samples that it was not chosen on; None where there are none."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A member was saved."""
 
@@ -302,7 +285,6 @@ class Saved(Event):
     """Number of the leg in which it was assigned; 0 where that leg is over."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemberRested(Event):
     """A member left its device, and is on disk only until it comes back; or it goes on elsewhere."""
 
@@ -310,7 +292,6 @@ class MemberRested(Event):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemberEnded(Event):
     """A member leaves the run. Status: done, stopped, failed, diverged, or paused (the same command goes on)."""
 
@@ -319,14 +300,12 @@ class MemberEnded(Event):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Retried(Event):
     """Members that had failed wait again: the user has mended what made them fail."""
 
     members: tuple[Name, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class BeganAnew(Event):
     """Members begin from nothing, as if they had never trained."""
 
@@ -334,7 +313,6 @@ class BeganAnew(Event):
     """By name, where in the run's directory the files of their earlier beginning are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fed(Event):
     """A feeder sent the last block of one split's section."""
 
@@ -346,7 +324,6 @@ class Fed(Event):
     """Samples prepared for this section since the leg began, holes among them."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Passed(Event):
     """All assignments of a leg are through a section: what was predicted when it began, and what came of it."""
 
@@ -367,7 +344,6 @@ class Passed(Event):
     """Time until newly assigned members were ready, the files that they moved in included."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Discarded(Event):
     """A feeder threw away what it had prepared ahead: the stream went on elsewhere, or ended."""
 
@@ -377,7 +353,6 @@ class Discarded(Event):
     samples: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataOpened(Event):
     """A driver's first feeder opened the data."""
 
@@ -387,7 +362,6 @@ class DataOpened(Event):
     """By split, the lengths of the shards of a stream that is not kept, on which the order of its samples depends."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardsRead(Event):
     """How far the shards of a stream that is not kept were read, where the block begins in which members were saved."""
 
@@ -399,7 +373,6 @@ class ShardsRead(Event):
     """Each the fields of `argosy.protocol.feeder.ShardMark`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Skipped(Event):
     """A sample raised and left a hole in one epoch; reported before any trainer gets its block."""
 
@@ -409,7 +382,6 @@ class Skipped(Event):
     error: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerLost(Event):
     """A worker ended without a last message, or made no progress; its members go on from their newest checkpoints."""
 
@@ -420,7 +392,6 @@ class WorkerLost(Event):
     """Members of which one may have made its device unusable; their next trainer is careful with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class NodeCame(Event):
     """A node joined after the driver began, and can be used."""
 
@@ -429,7 +400,6 @@ class NodeCame(Event):
     """Each as `argosy.cluster.Device` has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recovered(Event):
     """The way in which the members of a lost trainer go on, where others shared its stream."""
 
@@ -441,7 +411,6 @@ class Recovered(Event):
     """Seconds that all members would lose by each way, by the planner's figures."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Answered(Event):
     """A command file was read, once."""
 
@@ -455,7 +424,6 @@ class Answered(Event):
         return self.answer.startswith(REFUSED)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Used(Event):
     """A worker's gauges and CPU seconds at its end."""
 
@@ -464,7 +432,6 @@ class Used(Event):
     gauge: Annotated[Mapping[str, Any], check_gauge]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
     """The driver left. Status: done, or paused."""
 

@@ -1,8 +1,10 @@
 """Messages from the driver to feeders, and their answers apart from journaled events: values only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
+
+from argosy.protocol.message import Message
 
 __all__ = [
     "Credit",
@@ -23,16 +25,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Open:
+class Open(Message):
     """Message to a feeder: open the data; answered by Opened."""
 
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By split, the lengths of its shards, where an earlier driver's feeder has told them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
+class Opened(Message):
     """Message from a feeder: the data is there."""
 
     lengths: Mapping[str, int]
@@ -51,8 +51,7 @@ class Opened:
     """Why what members reach on validation samples may say little, in sentences."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lend:
+class Lend(Message):
     """Message to a feeder from the launcher, with its end of a connection: lend the ring to this trainer."""
 
     reader: str
@@ -71,8 +70,7 @@ class ShardMark(NamedTuple):
     """What the stream's `state_dict` said before it gave this row, as JSON."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leg:
+class Leg(Message):
     """Start of the stretch of the stream that one flotilla reads.
 
     Sections are numbered through the whole stream: with k of them an epoch, section n is number n mod k of epoch n div k.
@@ -93,8 +91,7 @@ class Leg:
         return cls(number=-1, section=0, position=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Team:
+class Team(Message):
     """The feeders that share a leg, one a node, as one of them sees it."""
 
     sharing: str | None
@@ -109,8 +106,7 @@ class Team:
     """Where the exchanges of the team find each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Feed:
+class Feed(Message):
     """Message to a feeder: prepare this leg instead of the one before; it is announced only within `Credit`."""
 
     leg: Leg
@@ -118,8 +114,7 @@ class Feed:
     """None for a feeder that prepares every block itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Credit:
+class Credit(Message):
     """Message to a feeder: announce a leg's blocks up to a section, to these readers, once all of them are connected."""
 
     leg: int
@@ -131,8 +126,7 @@ class Credit:
     """By reader, the number of its assignment from the next announced block on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hold:
+class Hold(Message):
     """Message to a feeder: announce nothing beyond the current section; answered by Held."""
 
     leg: int
@@ -140,23 +134,20 @@ class Hold:
     """The number of the first section that is held must be a multiple of this: k for the ends of epochs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+class Held(Message):
     """Message from a feeder: the first section that it does not announce, and that no reader has seen a block of."""
 
     leg: int
     until: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(Message):
     """Message to a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
 
     team: Team
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probed:
+class Probed(Message):
     """Message from a feeder: what sharing costs between the nodes of its team."""
 
     cpu_seconds_per_sample: float
@@ -166,15 +157,13 @@ class Probed:
     """(pipeline, preparing nodes, bytes of the stream per second, CPU seconds of this node per byte)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UseLoaders:
+class UseLoaders(Message):
     """Message to a feeder: so many loader workers are enough."""
 
     count: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parted:
+class Parted(Message):
     """Message from a feeder: the exchange with the other nodes broke."""
 
     team: str
@@ -182,8 +171,7 @@ class Parted:
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flowing:
+class Flowing(Message):
     """Message from a feeder, about once a second: its gauge."""
 
     gauge: Mapping[str, Any]

@@ -21,7 +21,6 @@ class Chosen:
     """Kind of the programs."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Packed(Event):
     """The programs that step these members of a device from here on; one may step all of them."""
 
@@ -81,7 +80,6 @@ class Packed(Event):
         return 1.0 - min(together) / self.seconds[alone] if together and alone in self.seconds else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsAlone(Event):
     """These members of a device cannot share a program with its others."""
 
@@ -90,7 +88,6 @@ class StepsAlone(Event):
     """Why, by member."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class FellBack(Event):
     """A faster program of these members raised, or gave other results than each of them by itself; slower code steps them."""
 

@@ -1,11 +1,12 @@
 """Messages between the driver and trainers, apart from journaled events, and from launchers about any worker: values only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from argosy.cluster import Node
 from argosy.protocol.events import Checkpoint, Event
+from argosy.protocol.message import Message
 from argosy.protocol.packs import Chosen, Packed
 
 __all__ = [
@@ -35,15 +36,13 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attach:
+class Attach(Message):
     """Message to a trainer: read blocks from this feeder. The launcher sends both an end of a connection."""
 
     feeder: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Enlist:
+class Enlist(Message):
     """Message to a trainer: definitions of members, once for each."""
 
     definitions: bytes
@@ -56,8 +55,7 @@ class Enlist:
     """Digests of what they reach in the user's modules, which each process imports for itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measure:
+class Measure(Message):
     """Message to a trainer: measure these members on the next training block; answered by Measured for each.
 
     With the number of an assignment, they are measured on its first block, which is kept until the next `Assign`.
@@ -73,8 +71,7 @@ class Measure:
     """Largest group measured: groups of 2 … so many devices, by the steps of one shard, where the member may be split."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(Message):
     """Message from a trainer: what one member costs and what it is."""
 
     member: str
@@ -97,8 +94,7 @@ class Measured:
     """What is unusual about it, in the words of `argosy.training.choice.measure`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeSums:
+class TimeSums(Message):
     """Message to a trainer: form a group with the others and measure how long its sums take; answered by SumsTimed."""
 
     rendezvous: str
@@ -106,16 +102,14 @@ class TimeSums:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumsTimed:
+class SumsTimed(Message):
     """Message from a trainer: seconds of a sum of next to nothing, and of one of 4 MiB; infinite where no group was formed."""
 
     short_seconds: float
     long_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupRank:
+class GroupRank(Message):
     """A device's place among those that carry one member."""
 
     rank: int
@@ -128,8 +122,7 @@ class GroupRank:
     """Where the ranks meet, for this start alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartMember:
+class StartMember(Message):
     """The state in which one member starts."""
 
     member: str
@@ -154,8 +147,7 @@ class StartMember:
     later one, its trainer waits for the device after each piece of members' code, and makes no program of several or captured."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assign:
+class Assign(Message):
     """Message to a trainer: from the first block of this assignment on, step without members that leave and with those that start."""
 
     assignment: int
@@ -166,15 +158,13 @@ class Assign:
     start: tuple[StartMember, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unassign:
+class Unassign(Message):
     """Message to a trainer: save and unassign these members after the current step; answered as for `Assign.leave`."""
 
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SectionReport:
+class SectionReport(Message):
     """Message from a trainer: what is to be journaled, in one message for the whole assignment."""
 
     events: tuple[Event, ...]
@@ -185,36 +175,30 @@ class SectionReport:
     only where the study has an ensemble."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Journaled:
+class Journaled(Message):
     """Message to a trainer, in answer to Saved: these files are journaled, older ones of the members may be deleted."""
 
     files: Mapping[str, str]
     """File by member."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Save:
+class Save(Message):
     """Message to a trainer: write files at the end of the next section, however long the last ones took."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pause:
+class Pause(Message):
     """Message to a trainer: save and unassign every member after the current step; answered by a `SectionReport`, then Paused."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Paused:
+class Paused(Message):
     """Message from a trainer: no member is assigned to it any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exit:
+class Exit(Message):
     """Message to any worker: answer with Used and end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(Message):
     """Message from a trainer: the device could not hold the member, which is dropped without being saved."""
 
     member: str
@@ -225,16 +209,14 @@ class OutOfMemory:
     """Whether samples that stayed on the device were freed for it meanwhile, so that it may fit as it is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Broke:
+class Broke(Message):
     """Message from a trainer: a member's group broke, and the member stands still until the driver decides about it."""
 
     member: str
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Message):
     """Message from a trainer, a few times a second, also while it waits for data: where its members are."""
 
     blocks: int
@@ -247,8 +229,7 @@ class Progress:
     """Gauge of the trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DevicePoisoned:
+class DevicePoisoned(Message):
     """Last message from a trainer whose process can no longer use its device, as after a failed assertion of a kernel."""
 
     detail: str
@@ -256,15 +237,13 @@ class DevicePoisoned:
     """Members of which one is certainly the cause; empty where the trainer cannot tell."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
+class Failed(Message):
     """Message from any worker: it cannot go on. The error ends the run."""
 
     error: Exception
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lost:
+class Lost(Message):
     """Message from a launcher: a worker ended without a last message."""
 
     detail: str
@@ -272,8 +251,7 @@ class Lost:
     """Whether nothing can be started any more on its node."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Came:
+class Came(Message):
     """Message from a launcher: a node that can be used from here on."""
 
     node: Node
