@@ -63,11 +63,9 @@ class Rehearsal:
     @classmethod
     def start(cls, copies: Mapping[str, StudyCopy]) -> "Rehearsal":
         """Let a process read these, by the name of the command that brought each."""
-        files = [
-            {"path": str(copy.path), "folder": str(copy.folder), "sha256": copy.sha256} for copy in copies.values()
-        ]
+        files = [asdict(copy) for copy in copies.values()]
         with tempfile.TemporaryFile("w+") as given:
-            json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, given)
+            json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, given, default=str)
             given.seek(0)
             said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
             process = subprocess.Popen(
