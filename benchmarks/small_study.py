@@ -16,7 +16,6 @@ from small_networks import BATCH, SEED, learning_rate, network, table
 from torch.optim import SGD
 
 import argosy
-from argosy.plans import Plan
 from argosy.protocol.events import Event, MemberEnded, MemberStarted
 from argosy.results.fold import RunState
 from argosy.running.control.driver import drive
@@ -94,9 +93,6 @@ class Gauge:
 
     def study(self, study: argosy.Study) -> None:
         """See `View.study`."""
-
-    def plan(self, plan: Plan) -> None:
-        """See `View.plan`."""
 
     def handle(self, worker: str, message: Any) -> None:
         """See `View.handle`."""

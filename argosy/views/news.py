@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from argosy.plans import Flotilla, Plan
-from argosy.protocol.events import MemberEnded, MemberRested, MemberStarted, RunStarted, SectionEnded, WorkerLost
+from argosy.protocol.events import (
+    MemberEnded,
+    MemberRested,
+    MemberStarted,
+    PlanMade,
+    RunStarted,
+    SectionEnded,
+    WorkerLost,
+)
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
 
@@ -58,10 +66,12 @@ class News:
             self.changed[message.member] = now
             if isinstance(message, MemberStarted):
                 self._behind[message.member] = -(message.position - self._section_start(message.section))
+        elif isinstance(message, PlanMade):
+            self._start(Plan.from_json(message.plan))
         elif isinstance(message, RunStarted):
             self._length, self._sections = message.lengths["train"], message.validations_per_epoch
 
-    def start(self, plan: Plan) -> None:
+    def _start(self, plan: Plan) -> None:
         """Add flotillas that start; they replace those on the same devices."""
         taken = {device for flotilla in plan.flotillas for device in flotilla.devices}
         left = [flotilla for flotilla in self.flotillas if taken.isdisjoint(flotilla.devices)]

@@ -23,7 +23,6 @@ from typing import Any
 
 from argosy.disk.files import appending, lines_of, make_folder, replacing
 from argosy.errors.wording import visible
-from argosy.plans import Plan
 from argosy.protocol.events import MemberEnded, MemberStarted, SectionEnded
 from argosy.results.fold import OVER, MemberState, RunState
 from argosy.running.launch.launcher import Job
@@ -181,10 +180,6 @@ class Tracked:
     def expect(self, epochs: Callable[[], float]) -> None:
         """Implement `View.expect`."""
         self._view.expect(epochs)
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self._view.plan(plan)
 
     def handle(self, worker: str, message: Any) -> None:
         """Tell trackers of members' starts, sections and ends; pass the message on to the view."""

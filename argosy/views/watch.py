@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
@@ -49,10 +48,6 @@ class Watching:
     def expect(self, epochs: Callable[[], float]) -> None:
         """Implement `View.expect`."""
         self._expected = epochs
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self.news.start(plan)
 
     def noticed(self, worker: str, message: Any) -> list[tuple[str, str]]:
         """Take a message as `View.handle` does, and return (text, style) of its notices."""

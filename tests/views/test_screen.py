@@ -53,8 +53,6 @@ def seen(
     for seconds, event in timeline:
         state.apply(event)
         news.handle("", event, seconds)
-        if isinstance(event, PlanMade):
-            news.start(Plan.from_json(event.plan))
     for message in more:
         when, worker, told = message if isinstance(message, tuple) else (now, "", message)
         news.handle(worker or ("feeder-0" if isinstance(told, Flowing) else "cpu:0"), told, when)
@@ -208,7 +206,8 @@ def test_many_devices_have_one_line() -> None:
     for number, member in enumerate(state.members.values()):
         member.device = f"cuda:{number + 2}"
     news = News()
-    news.start(Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=()))
+    plan = Plan(policy="balanced", flotillas=(voyages.flotilla(list(study.names)),), waiting=())
+    news.handle("", PlanMade(plan=plan.to_json()), 0.0)
     text = "\n".join(drawn(screen_of(asking(study), state, news, phase="training", now=1.0), 80, 24))
     assert "4 of 8 devices train" in text
 

@@ -102,7 +102,6 @@ class CarryOut(DriverPart):
         told = plan.to_json()
         self.record(PlanMade(plan=told))
         write_json(self.run.directory / "plan.json", told)
-        self.run.view.plan(plan)
 
     def release_idle(self) -> None:
         """Let trainers without members let go of the block that they measured on."""

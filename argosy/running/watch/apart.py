@@ -18,7 +18,6 @@ from queue import SimpleQueue
 from typing import Any
 
 from argosy.disk.files import make_folder, replacing
-from argosy.plans import Plan
 from argosy.protocol.events import Event
 from argosy.protocol.feeder import Flowing
 from argosy.protocol.trainer import Progress
@@ -75,10 +74,6 @@ class Apart:
         """Implement `View.expect`: the driver's thread calls `epochs`, and the view gets the last result."""
         self._epochs, self._to_come = epochs, epochs()
         self._kept.append(lambda view: view.expect(lambda: self._to_come))
-
-    def plan(self, plan: Plan) -> None:
-        """Keep the call for the next tick."""
-        self._kept.append(lambda view: view.plan(plan))
 
     def handle(self, worker: str, message: Any) -> None:
         """Keep the message for the next tick; of repeated messages only the newest."""

@@ -22,7 +22,6 @@ from argosy.disk.files import appending, make_folder, replacing
 from argosy.disk.json_values import finite
 from argosy.errors import RunError
 from argosy.errors.wording import last_line, visible
-from argosy.plans import Plan
 from argosy.protocol.events import MemberEnded
 from argosy.results.fold import RunState
 from argosy.results.repetitions import Leader
@@ -88,10 +87,6 @@ class Hooked:
     def expect(self, epochs: Callable[[], float]) -> None:
         """Implement `View.expect`."""
         self._view.expect(epochs)
-
-    def plan(self, plan: Plan) -> None:
-        """Implement `View.plan`."""
-        self._view.plan(plan)
 
     def handle(self, worker: str, message: Any) -> None:
         """Run ``on_diverged`` where a member has diverged; pass the message on to the view."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from argosy.plans import Plan
 from argosy.results.fold import RunState
 from argosy.running.launch.launcher import Job
 from argosy.running.watch.phase import Phase
@@ -23,9 +22,6 @@ class View(Protocol):
 
     def expect(self, epochs: Callable[[], float]) -> None:
         """Take a function that returns how many epochs all members together have left; called before `begin`."""
-
-    def plan(self, plan: Plan) -> None:
-        """Take a plan; its flotillas start."""
 
     def handle(self, worker: str, message: Any) -> None:
         """Take a worker's message; with an empty worker, a journaled event, which the state has already."""
@@ -47,9 +43,6 @@ class Silent:
         """Do nothing."""
 
     def expect(self, epochs: Callable[[], float]) -> None:
-        """Do nothing."""
-
-    def plan(self, plan: Plan) -> None:
         """Do nothing."""
 
     def handle(self, worker: str, message: Any) -> None:
