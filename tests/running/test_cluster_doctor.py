@@ -81,14 +81,14 @@ def test_nodes_that_are_alike_are_well(tmp_path: Path, sealed: bool, monkeypatch
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
     """Another torch, and a clock that is ahead."""
-    versions = cluster_doctor._versions() | {"torch": "2.9.1"}
-    patch.setattr(cluster_doctor, "_versions", lambda: versions)
+    versions = cluster_doctor.versions() | {"torch": "2.9.1"}
+    patch.setattr(cluster_doctor, "versions", lambda: versions)
     patch.setattr(cluster_doctor, "_now", lambda: time.time() + 600.0)
 
 
 @pytest.mark.usefixtures("_patient")
 def test_nodes_that_are_unlike_are_told_what_makes_them_alike(tmp_path: Path) -> None:
-    wanted = cluster_doctor._versions()["torch"]
+    wanted = cluster_doctor.versions()["torch"]
     code, checks = two_nodes(tmp_path, samples=41, faults=unlike)
     assert code == 1
     assert [name for name, check in checks.items() if not check["ok"]] == ["equal versions", "clocks", "equal data"]

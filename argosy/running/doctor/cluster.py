@@ -22,7 +22,7 @@ from pathlib import Path
 
 from argosy.errors import ArgosyError, PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
-from argosy.running.directory.versions import versions_of
+from argosy.running.directory.versions import versions
 from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine_checks import Check
 from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, open_listener
@@ -30,11 +30,9 @@ from argosy.running.hosts.place import JobPlace, place_of
 from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
-from argosy.version import __version__
 
 __all__ = ["answer", "examine_cluster", "place_in"]
 
-PACKAGES = ("torch", "numpy", "python")
 JOIN_SECONDS = 6.0
 """Seconds by which the nodes may start after one another."""
 CALL_SECONDS = 1.5
@@ -132,7 +130,7 @@ class _Desk:
     def here(self, rank: int, address: str) -> Here:
         """Return the description of this node."""
         port, host = self._listener.port, socket.gethostname()
-        return Here(rank=rank, host=host, address=address, port=port, versions=_versions())
+        return Here(rank=rank, host=host, address=address, port=port, versions=versions())
 
     def examine(self, here: Here, nodes: Sequence[Here], study_file: Path | None) -> Findings:
         """Return what this node finds."""
@@ -234,10 +232,6 @@ def _samples(study_file: Path) -> Samples:
         lengths={split: source.length for split, source in sources.items()},
         fingerprints={split: source.identity for split, source in sources.items()},
     )
-
-
-def _versions() -> dict[str, str | None]:
-    return {"argosy": __version__, **versions_of(PACKAGES)}
 
 
 def _now() -> float:
