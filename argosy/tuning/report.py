@@ -82,14 +82,14 @@ class TrialResult:
         """Return the trial that is the mean of several members."""
         wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
         last = wrong or next((one for one in members if one.status != "done"), members[0])
-        ended = min(len(one.sections) for one in members)
-        values = [_mean(one.sections[number].metrics[objectives.first] for one in members) for number in range(ended)]
+        by_all = [*zip(*(one.sections for one in members), strict=False)]
+        values = [sum(each.metrics[objectives.first] for each in ended) / len(members) for ended in by_all]
         best = None
         for number, value in enumerate(() if wrong else values):
             if best is None or better(value, values[best], objectives.mode):
                 best = number
         found = {} if best is None else reached((one.sections[: best + 1], one.parameters) for one in members)
-        epochs = members[0].sections[ended - 1].epochs if ended else 0
+        epochs = by_all[-1][0].epochs if by_all else 0
         return cls(
             name=name,
             members=tuple(one.name for one in members),
@@ -98,7 +98,7 @@ class TrialResult:
             epochs=int(epochs) if epochs == int(epochs) else epochs,
             metrics={name: value for name, value in found.items() if name not in TOTALS},
             totals=_totals(found),
-            best_epochs=None if best is None else members[0].sections[best].epochs,
+            best_epochs=None if best is None else by_all[best][0].epochs,
         )
 
     @property
@@ -127,11 +127,6 @@ def totals_of(sections: Sequence[SectionEnded], parameters: int) -> dict[str, fl
 
 def _totals(found: Mapping[str, float]) -> dict[str, float]:
     return {name: found[name] for name in TOTALS if name in found}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 @known_names("report")
