@@ -131,7 +131,7 @@ class Driver(DriverPart):
     def _round(self) -> None:
         """Hear what was said, decide, journal; the commands of this round leave at the beginning of the next one."""
         run = self.run
-        for worker, message in self.pool.workers.receive(TICK_SECONDS):
+        for worker, message in self.pool.receive(TICK_SECONDS):
             if isinstance(message, Came):
                 self.starts.nodes.append(message.node)
             elif self.pool.knows(worker):

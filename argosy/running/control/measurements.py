@@ -124,7 +124,7 @@ class Measurements(DriverPart):
         # Of several nodes one may be left, with one device.
         if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
-        self.carry_out.send(self.timing.commands(devices, self.pool.workers.rendezvous))
+        self.carry_out.send(self.timing.commands(devices, self.pool.rendezvous))
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:

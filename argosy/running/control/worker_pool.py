@@ -53,6 +53,11 @@ class WorkerPool:
         return tuple(self.node_of)
 
     @property
+    def side_by_side(self) -> bool:
+        """Whether trainers step at the same time, so that they can wait for one another."""
+        return self.workers.side_by_side
+
+    @property
     def workers_known(self) -> tuple[str, ...]:
         """Every worker."""
         return (*self.feeders, *self.node_of)
@@ -78,10 +83,26 @@ class WorkerPool:
         for worker, command in commands.items():
             self.workers.send(worker, command)
 
+    def receive(self, timeout: float) -> list[tuple[str, Any]]:
+        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds."""
+        return self.workers.receive(timeout)
+
+    def kill(self, worker: str) -> None:
+        """End a worker that does not answer."""
+        self.workers.kill(worker)
+
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
         """Signs of life of a worker: its own, then those of its loaders; None where it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
         return None if heartbeat is None else tuple(heartbeat.read())
+
+    def cpu_seconds(self, worker: str) -> float:
+        """CPU time of a worker and its children."""
+        return self.workers.cpu_seconds(worker)
+
+    def rendezvous(self) -> str:
+        """An address at which workers that exchange tensors find each other."""
+        return self.workers.rendezvous()
 
     def open_feeder(self, node: str) -> None:
         """Start another feeder on a node, unless one is on its way."""
