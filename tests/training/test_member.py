@@ -1000,6 +1000,29 @@ def test_what_else_is_in_no_file_or_not_trained_is_noted(fields: Any, words: str
     assert getattr(solo.live.member.loss, "calls", 0) == 0, "copies have counted"
 
 
+class Cooling(nn.Linear):
+    """Its outputs are divided by a number that falls as it trains, which is no buffer."""
+
+    temperature = 5.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.temperature *= 0.9
+        return super().forward(x) / self.temperature
+
+
+def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> None:
+    said = r"member 'a': a network that is loaded from its file validates otherwise, since steps change 'temperature' of the network"
+    with pytest.warns(UserWarning, match=said) as told:
+        argosy.train(
+            studies.study(fleet=[studies.member("a", model=partial(Cooling, 12, 10))], epochs=1),
+            directory=tmp_path,
+            launcher="inline",
+        )
+    (warning,) = told
+    assert warning.filename == __file__
+
+
 def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) -> None:
     fleet = [studies.member(name, loss=by_global) for name in "ab"]
     with pytest.warns(

@@ -71,7 +71,7 @@ from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
 from argosy.study import doubts_of
-from argosy.training.choice.measure import TOGETHER
+from argosy.training.choice.measure import LOADED, TOGETHER
 
 __all__ = ["Driver", "drive"]
 
@@ -263,7 +263,7 @@ class Driver(DriverPart):
                 if self.members.state(event.member) is not State.ENDED:
                     self.carry_out.record(event)
                     self.predictions.started(event.member)
-                    self._warn_of_shared(event)
+                    self._warn_of_state(event)
             else:
                 if isinstance(event, Packed):
                     run.measuring.stepped(event)
@@ -272,10 +272,10 @@ class Driver(DriverPart):
         if report.section is not None:
             self.barriers.section_ended(worker, report.section)
 
-    def _warn_of_shared(self, started: MemberStarted) -> None:
-        """Warn of what makes members other than they would be alone, once for members alike."""
+    def _warn_of_state(self, started: MemberStarted) -> None:
+        """Warn of state that makes members other than they would be alone, or behind a file, once for members alike."""
         for note in started.notes:
-            if TOGETHER in note and note not in self._warned:
+            if (TOGETHER in note or LOADED in note) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 

@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -33,7 +33,7 @@ from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
-from argosy.training.member.live import LiveMember
+from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -59,6 +59,7 @@ AROUND = (
     f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in the network, or, but for weights, in an object with __call__, of which "
     "each member has its own"
 )
+LOADED = "a network that is loaded from its file validates otherwise"
 BOUND = f"steps change a tensor or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
 UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
 DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
@@ -118,7 +119,7 @@ def measuring(
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
-    unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(moving[:1], True)}
+    unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(_told(moving, trial, live, block, size), True)}
     for what, part in _called(live.member).items():
         unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
             p.requires_grad for p in part.parameters()
@@ -490,6 +491,25 @@ class _Shown:
     def written(self) -> bool:
         """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
         return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)
+
+
+def _told(moving: Sequence[str], trial: Solo, live: LiveMember, block: Block, size: int) -> Iterator[str]:
+    """Yield the first sentence on what steps change and no file has; it says so where a file's weights validate otherwise for it."""
+    for where in moving[:1]:
+        behind = Solo(live.trial())
+        load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
+        behind.live.randomness = trial.live.randomness.copy()
+        once, twice, loaded = (_answers(one, block, size) for one in (trial, trial, behind))
+        yield f"{LOADED}, since {where}" if same_bits(once, twice) and not same_bits(once, loaded) else where
+
+
+def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
+    """Return losses and outputs of a member on a validation batch of a block; none where it has no validation."""
+    if not size:
+        return []
+    solo.live.begin_validation()
+    with solo.active(keep=True):
+        return solo.answers(_Shown(block, size).data)
 
 
 def _bytes(tensors: Any) -> int:

@@ -199,6 +199,14 @@ class Solo:
         live.val.values()
         live.model.train()
 
+    def answers(self, data: Any) -> list[torch.Tensor]:
+        """Return the losses of a validation batch, and what it gives as outputs."""
+        self.live.model.eval()
+        with self._autocast():
+            losses, output, _ = self._validated(data)
+        self.live.model.train()
+        return [losses, *(leaf for leaf in flatten(output)[0] if isinstance(leaf, torch.Tensor))]
+
     def try_step(self, data: Any, rows: int) -> None:
         """Make one step on samples outside of the stream, to measure it."""
         self.drop_gradients()
