@@ -20,7 +20,7 @@ from torch.utils.data import Subset
 
 import argosy
 from argosy.errors import MemberFailed, RunError, StudyError
-from argosy.protocol.events import Proposed, SearchBegan
+from argosy.protocol.events import MemberStarted, Proposed, SearchBegan
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.studyfile import load_study
 from argosy.stream.code_digest import Code
@@ -300,8 +300,10 @@ OF_STUDY = {
 
 
 def interrupting(batch: Any) -> Any:
-    """An augmentation that ends the run once, where the environment wants it."""
-    if os.environ.pop("INTERRUPT", None):
+    """An augmentation that ends the run once, in the folder that the environment names, when members have begun: it is called to measure before."""
+    folder = os.environ.get("INTERRUPT")
+    if folder and any(isinstance(event, MemberStarted) for event in read_journal(Path(folder))):
+        del os.environ["INTERRUPT"]
         signal.raise_signal(signal.SIGTERM)  # a shell may have its background ignore SIGINT
     return batch
 
@@ -315,7 +317,7 @@ def test_a_field_that_decides_a_result_is_found_and_said(
         return studies.study(60, val=9, **{"fleet": fleet, "epochs": 1, **fields})
 
     if paused:
-        monkeypatch.setenv("INTERRUPT", "1")
+        monkeypatch.setenv("INTERRUPT", str(tmp_path))
     assert train(asked(epochs=99 if paused else 1), tmp_path).status == ("paused" if paused else "done")
     for field, (value, message) in FIELDS.items():
         assert f"member 'one', {message}" in refused(asked({field: value}), tmp_path), field
