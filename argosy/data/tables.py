@@ -21,7 +21,7 @@ from argosy.errors.checks import check_choice, shown
 from argosy.errors.labels import is_missing
 from argosy.errors.spelling import meant
 
-__all__ = ["Table", "columns", "table"]
+__all__ = ["Table", "columns", "table", "written_as"]
 
 Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
@@ -328,6 +328,14 @@ def _is_number(value: Any) -> bool:
         text = isinstance(value, str) and "_" not in value
         return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
     return False
+
+
+def written_as(texts: Sequence[str]) -> Literal["numbers", "dates"] | None:
+    """Return what texts are where nearly all are numbers, or all are dates; None for words, and for codes of digits alone."""
+    numbers = [text for text in texts if _is_number(text) or WRITTEN.fullmatch(text)]
+    if len(numbers) >= max(FEWEST_NUMBERS, MOST_NUMBERS * len(texts)) and not all(map(str.isdigit, numbers)):
+        return "numbers"
+    return "dates" if texts and all(map(_is_date, texts)) else None
 
 
 def _is_date(value: Any) -> bool:

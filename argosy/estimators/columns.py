@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from argosy.data.tables import written_as
 from argosy.errors import StudyError
 from argosy.errors.labels import is_missing
 from argosy.errors.warned import warn_caller
@@ -101,7 +102,13 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
             f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
             "date to the days since the first one, or leave the column out."
         )
-    if not categorical and all(isinstance(value, Real | Decimal) for value in present):
+    texts = [value for value in present if isinstance(value, str)]
+    if not categorical and (really := written_as(texts)):
+        raise StudyError(
+            f"column {name!r} holds {really} as texts, such as {texts[0]!r}, and each would be a word of its own. Convert it to numbers (a date to the "
+            "days since the first one), or give it the dtype category where they are words."
+        )
+    if not categorical and not texts:
         found = np.full(len(cells), np.nan)
         found[~missing] = present
         return _finite(name, found)

@@ -4,6 +4,7 @@ import ast
 import copy
 import inspect
 import pickle
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -174,6 +175,27 @@ def test_decimals_are_numbers() -> None:
     columns = Columns.of(x)
     assert columns.words == (None,)
     assert np.array_equal(columns.rows(x), [[1.5], [np.nan], [2.0]], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("cell", "really"),
+    [
+        ("1,065", "numbers"),
+        ("$9", "numbers"),
+        ("12.5", "numbers"),
+        ("2024-03-01", "dates"),
+        ("0123", None),
+        ("a1", None),
+    ],
+)
+def test_numbers_and_dates_as_texts_are_no_categories(cell: str, really: str | None) -> None:
+    x = DataFrame({"price": [cell] * 12})
+    assert Columns.of(x.astype("category")).words == ((cell,),)
+    if really is None:
+        assert Columns.of(x).words == ((cell,),)
+    else:
+        with pytest.raises(StudyError, match=f"column 'price' holds {really} as texts, such as '{re.escape(cell)}'"):
+            Columns.of(x)
 
 
 def test_an_arrow_table_is_a_table() -> None:

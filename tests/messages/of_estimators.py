@@ -46,6 +46,7 @@ CASES = {
         member(), member("of-a-batch", loss=loss), sample_weight=LABELS + 1
     ),
     "a column of dates": lambda: classifier(table=TABLE.assign(day=[date(2020, 1, 1)] * 40)),
+    "a column of numbers as people write them": lambda: classifier(table=TABLE.assign(price=["1,234"] * 40)),
     "a column with an infinite number": lambda: classifier(table=TABLE.assign(size=np.inf)),
     "a column that held words": lambda: classifier().predict(TABLE.assign(colour=1.0)),
 }
