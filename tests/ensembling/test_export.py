@@ -125,6 +125,8 @@ def test_weights_that_eval_merges_are_not_merged_once_more_where_they_are_loaded
     close(network.eval()(X), said)
     ensemble.save(tmp_path / "ensemble.pt")
     close(Ensemble.load(tmp_path / "ensemble.pt", [member]).outputs(X)[0], said)
+    close(ensemble.outputs(X)[0], said)
+    assert not any(part.training for part in ensemble.networks[0].modules()), "what is saved stays as it is"
 
 
 def test_the_card_of_an_ensemble_says_how_its_members_are_combined(tmp_path: Path, report: argosy.Report) -> None:

@@ -81,9 +81,9 @@ def test_where_memory_ends_fewer_are_tried(
 ) -> None:
     found, copies = [], fused_check._copies
 
-    def few(lives: Any, *, double: bool) -> Any:
+    def few(lives: Any, *, double: bool = False, nudged: bool = False) -> Any:
         found.append((len(lives), double))
-        return copies(lives, double=double) if len(lives) * (1 + double) <= room else no_memory()
+        return copies(lives, double=double, nudged=nudged) if len(lives) * (1 + double) <= room else no_memory()
 
     monkeypatch.setattr(fused_check, "_copies", few)
     names = tuple(f"m{n}" for n in range(5))

@@ -109,7 +109,7 @@ def _attempt(
     equal: dict[bool, set[int]] = {True: set(), False: set()}
     share = 0.0 if exact else DOUBLE
     try:
-        alone, together = ([trial_of(live, double=double) for live in lives] for _ in range(2))
+        alone, together = (_copies(lives, double=double) for _ in range(2))
         solos = [Solo(copied) for copied in alone]
     except Exception as error:  # boundary between a member's code and ours: it may insist on its own types
         return Attempt.of("its own step", error, len(lives), alone=True)
@@ -150,6 +150,10 @@ def _attempt(
 
 
 # ---- trials
+
+
+def _copies(lives: Sequence[LiveMember], *, double: bool = False, nudged: bool = False) -> list[LiveMember]:
+    return [trial_of(live, double=double, nudged=nudged) for live in lives]
 
 
 class UnfitProgram(Exception):  # noqa: N818
@@ -218,7 +222,7 @@ def _rounding(
     lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
 ) -> float:
     """Return the share in which a step may differ from `mine`, by that of copies whose weights are an ulp away."""
-    copies = [trial_of(live, nudged=True) for live in lives]
+    copies = _copies(lives, nudged=True)
     cut_anew(copies, block, length, apart=apart)
     moved = [_alone(Solo(copied), block, train=True) for copied in copies]
     pairs = (pair for one, other in zip(mine, moved, strict=True) for pair in _derived(one, other))

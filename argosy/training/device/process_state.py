@@ -206,8 +206,9 @@ class ProcessState:
     @classmethod
     def here(cls) -> "ProcessState":
         """Return this process's state; raises StudyError for settings that cannot be carried."""
-        refuse_what_stays()
-        return replace(cls._found(), replaced=_replaced_by_modules())
+        with ALONE:  # a run of another thread has settings and hooks of its own
+            refuse_what_stays()
+            return replace(cls._found(), replaced=_replaced_by_modules())
 
     @classmethod
     def _found(cls) -> "ProcessState":
