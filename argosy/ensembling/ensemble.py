@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import Combines, combined, each_combine, quantiles, stacked, variance
-from argosy.ensembling.opening import opened, unmerged
+from argosy.ensembling.opening import opened
 from argosy.ensembling.preparing import InputPreparation
 from argosy.errors import RunError
 from argosy.stream.trees import flatten, map_leaves, unflatten
@@ -83,7 +83,7 @@ class Ensemble(nn.Module):
         """Write the ensemble as plain data: each network's state under ``networks``, by name, and how they are combined."""
         about = {"combine": self.combine, "scores": [dict(row) for row in self.scores], "note": self.note}
         numbers = {"weights": self.weights.tolist(), "temperatures": self.temperatures.tolist(), "seeds": self.seeds}
-        with unmerged(self.networks):
+        with checkpoint.unmerged(self.networks):
             states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
             copied = checkpoint.plain(state, host=True)

@@ -1,7 +1,6 @@
 """Opens a member's network with its saved weights."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from argosy.training.device.process_state import random_states_kept
 from argosy.training.member.live import load_weights
 from argosy.training.member.randomness import Randomness
 
-__all__ = ["opened", "unmerged"]
+__all__ = ["opened"]
 
 
 def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
@@ -33,15 +32,3 @@ def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
             "the run's own study."
         ) from error
     return network.eval()
-
-
-@contextlib.contextmanager
-def unmerged(network: nn.Module) -> Iterator[None]:
-    """Put a network into train() inside: layers that merge weights in eval(), as LoRA's, would merge those of a file once more."""
-    modes = [(part, part.training) for part in network.modules()]
-    network.train()
-    try:
-        yield
-    finally:
-        for part, mode in modes:  # those inside of others come after them
-            part.train(mode)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from safetensors.torch import save_model
 
-from argosy.ensembling.opening import unmerged
 from argosy.export.exported import Exported, write_config
+from argosy.training.member.checkpoint import unmerged
 
 __all__ = ["write"]
 

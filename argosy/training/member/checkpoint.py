@@ -4,17 +4,19 @@ Nothing in a run directory is ever unpickled: files are read with ``weights_only
 (torch alone accepts a flipped bit).
 """
 
+import contextlib
 import hashlib
 import os
 import re
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from argosy.disk.files import beside, created, opened, sum_of
 from argosy.disk.settled import deleted_if_refused, settle
@@ -22,7 +24,7 @@ from argosy.errors import ArgosyError, CheckpointError
 from argosy.errors.system import disk_refused, means_refused
 from argosy.errors.wording import sized
 
-__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all"]
+__all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", "unmerged"]
 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 
@@ -141,6 +143,18 @@ def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
     weights, and equal views.
     """
     return _Walk(host).plain(value, (None, where))
+
+
+@contextlib.contextmanager
+def unmerged(network: nn.Module) -> Iterator[None]:
+    """Put a network into train() inside: layers that merge weights in eval(), as LoRA's, would merge those of a file once more."""
+    modes = [(part, part.training) for part in network.modules()]
+    network.train()
+    try:
+        yield
+    finally:
+        for part, mode in modes:  # those inside of others come after them
+            part.train(mode)
 
 
 class _Walk:
