@@ -214,7 +214,7 @@ def test_figures_for_a_paper_are_the_same_files_again(report: argosy.Report, tmp
         for name in ("objective", "configurations", "hyperparameters")
         for kind in ("png", "svg", "pdf")
     ]
-    files = {}
+    files, before = {}, pyplot.get_fignums()
     for folder in ("a", "b/c"):
         written = report.write_figures(tmp_path / folder)
         assert written == [tmp_path / folder / name for name in names]
@@ -222,7 +222,7 @@ def test_figures_for_a_paper_are_the_same_files_again(report: argosy.Report, tmp
         begins = [content[:5] for content in files[folder]]
         assert begins == [b"\x89PNG\r", b"<?xml", b"%PDF-"] * 3
     assert files["a"] == files["b/c"]
-    assert not pyplot.get_fignums(), "figures that nobody will look at are closed"
+    assert pyplot.get_fignums() == before, "figures that nobody will look at are closed"
 
 
 def test_a_search_has_its_trials_as_a_table_and_its_members_as_figures(tmp_path: Path, pyplot: Any) -> None:
