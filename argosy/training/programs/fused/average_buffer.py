@@ -53,11 +53,10 @@ class AverageBuffer:
         """Follow the weights after a step of all members, with the bits of `RunningAverage.step`."""
         if self._shares is None:
             return
-        first = [row for row, average in enumerate(self._averages) if not average.count]
         self._values.lerp_(self._weights, self._shares)
-        for row in first:
-            self._values[row].copy_(self._weights[row])
-        for average in self._averages:
+        for row, average in enumerate(self._averages):
+            if not average.count:
+                self._values[row].copy_(self._weights[row])
             average.count += 1
 
     def statistics(self) -> Statistics:

@@ -147,8 +147,10 @@ class Fused(ProgramOfSeveral):
 
     def recompute(self, data: PackInputs) -> None:
         """Pass a training batch through averaged weights that need it for their statistics."""
+        if self._averages is None or not self._forward.norms:
+            return
         averages = [live.average for live in self.members if live.average is not None and live.average.recomputes]
-        if self._averages is None or not averages:
+        if not averages:
             return
         self._statistics = self._averages.statistics()
         if len({average.batches for average in averages}) > 1:  # a broken batch, or an interruption, of some
