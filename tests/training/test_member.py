@@ -1011,6 +1011,44 @@ class Cooling(nn.Linear):
         return super().forward(x) / self.temperature
 
 
+class CountedCooling(Cooling):
+    """It counts as well, which decides nothing."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return super().forward(x)
+
+
+class Registering(nn.Linear):
+    """A pass registers a buffer, so that a file of it cannot be loaded, and counts."""
+
+    steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.steps:
+            self.register_buffer("first", x[:1].detach().clone())
+        self.steps += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "noted"),
+    [
+        (
+            CountedCooling,
+            ["a network that is loaded from its file validates otherwise, since steps change 'temperature'"],
+        ),
+        (Registering, ["steps change 'steps' of the network"]),
+    ],
+)
+def test_what_decides_is_named_and_what_cannot_be_loaded_ends_nothing(model: Any, noted: list[str]) -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    found = measure(start(studies.member(model=partial(model, 12, 10))), block, validated=30).notes
+    assert all(any(note.startswith(words) for note in found) for words in noted), found
+
+
 def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> None:
     said = r"member 'a': a network that is loaded from its file validates otherwise, since steps change 'temperature' of the network"
     with pytest.warns(UserWarning, match=said) as told:

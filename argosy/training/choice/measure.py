@@ -7,7 +7,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -493,20 +493,26 @@ class _Shown:
         return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)
 
 
-def _told(moving: Sequence[str], trial: Solo, live: LiveMember, block: Block, size: int) -> Iterator[str]:
-    """Yield the first sentence on what steps change and no file has; it says so where a file's weights validate otherwise for it."""
-    for where in moving[:1]:
-        behind = Solo(live.trial())
+def _told(moving: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
+    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise."""
+    if not moving or not size:
+        return moving[:1]
+    behind = Solo(live.trial())
+    try:
         load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-        behind.live.randomness = trial.live.randomness.copy()
-        once, twice, loaded = (_answers(one, block, size) for one in (trial, trial, behind))
-        yield f"{LOADED}, since {where}" if same_bits(once, twice) and not same_bits(once, loaded) else where
+    except (
+        RuntimeError
+    ):  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
+        return moving[:1]
+    behind.live.randomness = trial.live.randomness.copy()
+    once, twice, loaded = (_answers(one, block, size) for one in (trial, trial, behind))
+    if same_bits(once, twice) and not same_bits(once, loaded):
+        return [f"{LOADED}, since {where}" for where in moving]
+    return moving[:1]
 
 
 def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
-    """Return losses and outputs of a member on a validation batch of a block; none where it has no validation."""
-    if not size:
-        return []
+    """Return losses and outputs of a member on a validation batch of a block."""
     solo.live.begin_validation()
     with solo.active(keep=True):
         return solo.answers(_Shown(block, size).data)
