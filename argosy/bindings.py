@@ -1,10 +1,11 @@
 """Arguments that are bound in a partial, by the names of their parameters."""
 
 import inspect
-from functools import partial
+from functools import lru_cache, partial
+from types import CodeType
 from typing import Any
 
-__all__ = ["bound", "called", "rebound"]
+__all__ = ["bound", "called", "rebound", "signature_of"]
 
 
 def called(factory: Any) -> Any:
@@ -40,9 +41,22 @@ def _positions(factory: partial[Any]) -> list[str]:
     """Return the names of the positional arguments."""
     numbered = [str(number) for number in range(len(factory.args))]
     try:
-        parameters = inspect.signature(factory.func).parameters.values() if numbered else ()
+        parameters = signature_of(factory.func).parameters.values() if numbered else ()
     except (TypeError, ValueError):
         return numbered  # a builtin
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][: len(numbered)]
     return [*names, *numbered[len(names) :]]
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Return `inspect.signature`, which is remembered for classes: a search asks for that of the same few with each trial."""
+    init = vars(function).get("__init__") if isinstance(function, type) else None
+    code = getattr(init, "__code__", None)
+    return inspect.signature(function) if code is None else _signature(function, code)
+
+
+@lru_cache(maxsize=256)
+def _signature(kind: type, init: CodeType) -> inspect.Signature:
+    """By the code as well, since notebooks replace that of a class whose module was edited."""
+    return inspect.signature(kind)

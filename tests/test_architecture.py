@@ -14,8 +14,8 @@ from argosy.running.doctor.machine_checks import WANTED_VERSIONS
 PACKAGE = Path(argosy.__file__).parent
 ROOMS = [
     "version",
-    "errors",
     "bindings",
+    "errors",
     "readings",
     "disk",
     "described",

@@ -1,11 +1,12 @@
 """Checks of values that the user gives: each function raises one StudyError that names it, what was found and what is wanted."""
 
-import inspect
 import math
 import re
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
+from argosy.bindings import signature_of
 from argosy.errors import StudyError
 from argosy.errors.spelling import meant
 
@@ -130,15 +131,18 @@ def _some(classes: Any) -> str:
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
     """Raise StudyError unless a function takes so many arguments and these keywords, where it has a signature."""
+    given = function if isinstance(function, partial) else partial(function)
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(given.func)
     except (TypeError, ValueError):
         return  # a builtin without a signature
     try:
-        signature.bind(*[None] * arguments, **dict.fromkeys(keywords))
+        signature.bind(*given.args, *[None] * arguments, **{**given.keywords, **dict.fromkeys(keywords)})
     except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"
+        name = getattr(given.func, "__qualname__", type(given.func).__name__)
+        count = (
+            f"{arguments or 'no'} argument{'s' * (arguments != 1)}{' beside those bound to it' * (given is function)}"
+        )
         raise StudyError(
             f"{what} is {name}, which cannot be called with {count} ({error}); it must be {wanted}."
         ) from None

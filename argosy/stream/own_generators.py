@@ -135,7 +135,8 @@ def _found(parts: tuple[Any, ...]) -> Iterator[Any]:
             todo += [part for part in inside[:MOST] if not isinstance(part, int | float | str | bytes)]
         else:
             todo += getattr(one, "__dict__", {}).values()
-            todo += [part for base in type(one).__mro__ for part in vars(base).values() if isinstance(part, GENERATORS)]
+            own = [base for base in type(one).__mro__ if is_own_module(base.__module__)]
+            todo += [part for base in own for part in vars(base).values() if isinstance(part, GENERATORS)]
 
 
 def _state(generator: Any) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from argosy.errors import StudyError
 from argosy.results.fold import MemberState, RunState
-from argosy.stopping import Either, better
+from argosy.stopping import Either, Stop, better
 from argosy.study import Member
 from argosy.tuning.objectives import Objectives, reached
 
@@ -106,14 +106,14 @@ class Trial:
         return min(ended, key=lambda one: len(one.history), default=None)
 
 
-def members_of(built: Any, parameters: Mapping[str, Any], suffix: str) -> tuple[str, tuple[Member, ...]]:
-    """Return a trial's name and members from the result of `Search.build`.
+def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: Stop) -> tuple[str, tuple[Member, ...]]:
+    """Return a trial's name and members, which end by this rule at the latest, from the result of `Search.build`.
 
     Raises StudyError if it cannot be trained.
     """
     if isinstance(built, Member):
         name = f"{built.name}-{suffix}"
-        return name, (replace(built, name=name),)
+        return name, (replace(built, name=name, stop=_ended(built, limit)),)
     several = built if isinstance(built, list | tuple) else ()
     repeated = {one.repetition.of for one in several if isinstance(one, Member) and one.repetition is not None}
     if len(repeated) != 1 or not all(isinstance(one, Member) and one.repetition is not None for one in several):
@@ -122,10 +122,14 @@ def members_of(built: Any, parameters: Mapping[str, Any], suffix: str) -> tuple[
             "argosy.kfold, argosy.bootstrap or argosy.replicate makes of one: the trial is their mean then."
         )
     name = f"{repeated.pop()}-{suffix}"
-    return name, tuple(_renamed(one, name) for one in several)
+    return name, tuple(_renamed(one, name, limit) for one in several)
 
 
-def _renamed(member: Member, of: str) -> Member:
+def _renamed(member: Member, of: str, limit: Stop) -> Member:
     assert member.repetition is not None
     name = f"{of}-{member.repetition.under}"
-    return replace(member, name=name, repetition=replace(member.repetition, of=of))
+    return replace(member, name=name, repetition=replace(member.repetition, of=of), stop=_ended(member, limit))
+
+
+def _ended(member: Member, limit: Stop) -> Stop:
+    return limit if member.stop is None else member.stop | limit

@@ -414,17 +414,16 @@ class Tuner:
         self, suffix: object, parameters: Mapping[str, Any], built_from: dict[str, Any], sections: int | None
     ) -> tuple[str, tuple[Member, ...]]:
         built = self.search.member(dict(built_from), sections or self.search.most)
-        name, members = members_of(built, parameters, f"{suffix}")
+        epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
+        name, members = members_of(built, parameters, f"{suffix}", MaxEpochs(epochs))
         if len(members) > 1 and self.search.scheduler == "pbt":
             raise StudyError(
                 f"build({dict(parameters)}) returned {len(members)} members, and scheduler 'pbt' clones trials of one. Return one "
                 "member, or choose another scheduler."
             )
-        epochs = self.search.max_epochs if sections is None else sections / self.search.validations_per_epoch
-        limit = MaxEpochs(epochs)
         for one in members:
             self.search.check_reported(one)
-        return name, tuple(replace(one, stop=limit if one.stop is None else one.stop | limit) for one in members)
+        return name, members
 
     # ---- what trials reach
 
