@@ -37,6 +37,7 @@ from argosy.results.fold import RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.hosts import notices
 from argosy.running.hosts.agent import serve
+from argosy.running.hosts.agents import Agents
 from argosy.running.watch.view import Silent
 from argosy.settings import Settings
 from argosy.stream.tls import Certificate
@@ -62,6 +63,16 @@ def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Repor
     fixed: dict[str, Any] = {"policy": "dealt", "loader_workers": 1, "block_size": 32}
     study = studies.study(stop=rest.pop("stop", argosy.MaxEpochs(EPOCHS)))
     return living.run(study, directory, launcher=launcher, **(fixed | rest))
+
+
+def test_a_job_says_once_for_which_nodes_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(Agents(jobs.place(0), tmp_path)) as launcher:
+        launcher._open_listener()
+        for waited in (1.0, 11.0, 12.0):
+            launcher._gather(waited)
+    assert capsys.readouterr().err == (
+        "1 of the job's 2 nodes are there (ranks 0); the run waits 300 s at most for the others.\n"
+    )
 
 
 @pytest.mark.parametrize("common", [True, False], ids=["common files", "a certificate, no common files"])

@@ -1,7 +1,6 @@
 """What is wrong with jobs of several nodes."""
 
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,7 +65,7 @@ def lonely() -> None:
     launcher = Agents(PLACE, RUN)
     try:
         launcher._open_listener()
-        launcher._gather(time.monotonic() - 1)
+        launcher._gather(waited=1000.0)
     finally:
         launcher.close()
 

@@ -7,6 +7,7 @@ that is lost is given up.
 """
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,8 @@ __all__ = ["Agents"]
 
 GATHER_SECONDS = 300.0
 """Seconds by which the processes of a job may start after one another."""
+QUIET_SECONDS = 10.0
+"""Seconds after which the driver says what it waits for."""
 POLL_SECONDS = 0.2
 
 
@@ -50,6 +53,8 @@ class Agents:
         self._board = board_of(place, directory, os.environ)
         self._joined: dict[int, tuple[Joined, Peer]] = {}
         """Agents that have called, by rank."""
+        self._told = False
+        """Whether the driver has said what it waits for."""
 
     def warm(self) -> "Agents":
         """Start the fork server of this node, which imports while the caller goes on."""
@@ -65,9 +70,9 @@ class Agents:
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         if self._listener is None:
             self._open_listener()
-        deadline = time.monotonic() + GATHER_SECONDS
+        began = time.monotonic()
         while len(self._joined) < self.place.nodes - 1:
-            self._gather(deadline)
+            self._gather(time.monotonic() - began)
         nodes = [mine, *(self._joined[rank][0].node for rank in sorted(self._joined))]
         return Cluster(
             nodes=tuple(node_of(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
@@ -102,15 +107,22 @@ class Agents:
         self._listener = AgentListener(partial(open_listener, self.place, self._board, self._key, self._certificate))
         self._listener.log_in(self.directory)
 
-    def _gather(self, deadline: float) -> None:
-        """Accept the agents that call within a moment; raises WorkerError when the deadline has passed."""
+    def _gather(self, waited: float) -> None:
+        """Accept the agents that call within a moment; raises WorkerError where the driver has waited for too many seconds."""
         assert self._listener is not None
-        if time.monotonic() > deadline:
-            there = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
+        there = f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes"
+        ranks = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
+        if waited > GATHER_SECONDS:
             raise WorkerError(
-                f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes were there after {GATHER_SECONDS:g} s (ranks {there}); "
+                f"{there} were there after {GATHER_SECONDS:g} s (ranks {ranks}); "
                 f"what kept the others is in their own output, and {self.directory / 'workers' / 'listener.log'} names refused callers. "
                 "Start the job again."
+            )
+        if waited > QUIET_SECONDS and not self._told:
+            self._told = True
+            print(
+                f"{there} are there (ranks {ranks}); the run waits {GATHER_SECONDS:g} s at most for the others.",
+                file=sys.stderr,
             )
         self._listener.wait(POLL_SECONDS)
         for joined, peer in self._listener.enter():
