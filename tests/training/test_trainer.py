@@ -326,6 +326,21 @@ def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
     assert {event.member: event.checkpoint.position for event in events(said, Saved)} == {"even": 64, "odd": 0}
 
 
+def test_a_pause_leaves_the_blocks_of_a_later_assignment(
+    trainer: Trainer, study: Study, said: list[Any], driver: Listening
+) -> None:
+    """As of a leg that began on this device while a member of another one was still to leave it."""
+    trainer.obey(assign(1, "odd"))
+    first, *others = stream(study)
+    trainer.take(first, 2)
+    trainer.obey(Pause())
+    trainer.obey(assign(2, "even"))
+    for block in others:
+        trainer.take(block, 2)
+    (ended,) = events(said, SectionEnded)
+    assert (ended.member, ended.samples) == ("even", LENGTH)
+
+
 def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_between(
     trainer: Trainer, study: Study, said: list[Any]
 ) -> None:

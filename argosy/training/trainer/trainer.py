@@ -209,7 +209,9 @@ class Trainer:
                     self.assigned[name].files.kept.journaled(file)
         elif isinstance(command, Pause):
             self._leave(list(self.assigned))
-            self.kept, self.at_hand = [], None
+            # A leg that is new may have sent its first blocks by now, and will not send them again.
+            self.kept = [kept for kept in self.kept if kept[1] > self.assignment]
+            self.at_hand = None
             self.trials.forget()
             self.emit(Paused())
 
