@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["Fault", "Scenario", "drawn", "shrunk"]
+__all__ = ["Fault", "Scenario", "drawn", "is_rough", "shrunk"]
 
 MESSAGES = ("SectionReport", "Measured", "Opened", "Held", "Paused", "Fed")
 COMMANDS = (
@@ -146,6 +146,11 @@ def _on_rough_machines(r: random.Random, scenario: Scenario) -> Scenario:
 
 _OTHERS = {9: _split, 19: _split, 1: _search, 11: _search, 26: _on_rough_machines, 39: _on_rough_machines}
 """By remainder of the seed; all others play what they did before there were these."""
+
+
+def is_rough(seed: int) -> bool:
+    """Whether the run of a seed is one on rough machines, which have shown most of what long campaigns have found."""
+    return _OTHERS.get(seed % 40) is _on_rough_machines
 
 
 def _with_more(r: random.Random, scenario: Scenario) -> Scenario:
