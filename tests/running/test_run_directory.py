@@ -19,6 +19,9 @@ from family import COMMAND, Run, study_file
 import argosy
 from argosy.disk import settled
 from argosy.errors import DiskError, RunError
+from argosy.protocol.events import Checkpoint
+from argosy.results.fold import MemberState
+from argosy.running.control.resume import settle_files
 from argosy.running.directory.journal import Lock
 
 
@@ -107,6 +110,19 @@ class Starting(studies.Vectors):
         if index == 17 and not self.note.exists():
             self.note.write_text(str(subprocess.Popen(["sleep", "600"], close_fds=False).pid))
         return super().__getitem__(index)
+
+
+def test_files_are_settled_where_one_was_saved_twice(tmp_path: Path) -> None:
+    """As of a section that a member trained again, since its device was lost. One raised, and links of members after it pointed to older files."""
+    member, folder = MemberState("m"), tmp_path / "members" / "m"
+    folder.mkdir(parents=True)
+    for position in (5, 8, 5, 16, 24):
+        file = folder / f"e0000-s{position}.pt"
+        file.touch()
+        member.saved.append(Checkpoint(file=file.name, sha256="", epoch=0, section=0, position=position))
+    settle_files([member], tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"last.pt", "e0000-s16.pt", "e0000-s24.pt"}
+    assert (folder / "last.pt").readlink() == Path("e0000-s24.pt")
 
 
 def test_programs_that_a_dataset_starts_do_not_hold_the_lock(tmp_path: Path) -> None:

@@ -28,11 +28,12 @@ def end_run(
             last_first.callback(carry_out.record, ended)
         last_first.callback(close)
         last_first.callback(run.metrics.write)
-        # These two are done again at the end of the next run.
+        # These are done again at the end of the next run.
         with contextlib.suppress(OSError):
             run.measuring.remember(state, run.study)
-        with contextlib.suppress(OSError):
-            settle_files(state.members.values(), run.directory)
+        for member in state.members.values():
+            with contextlib.suppress(OSError):
+                settle_files([member], run.directory)
 
 
 def _ended(run: Run, meter: Meter, status: str, reason: str) -> RunEnded:

@@ -101,9 +101,9 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
         if there:
             settle_links(folder, there[-1])
         kept = {name for saved in there[-STAY:] for name in (saved.file, saved.best)}
-        for saved in there[:-STAY]:
-            if saved.file not in kept:
-                (folder / saved.file).unlink()
+        # By name: a section that was trained again has its file in the journal twice.
+        for file in dict.fromkeys(saved.file for saved in there[:-STAY] if saved.file not in kept):
+            (folder / file).unlink()
 
 
 def leg_for(
