@@ -8,6 +8,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import browser
@@ -216,6 +217,17 @@ def test_importance_is_of_what_matters_and_expects_nothing_of_the_rest() -> None
     # Two interleaved groups of ranks explain less than chance would.
     assert importance([({"kind": "ab"[at % 2]}, float(at)) for at in range(8)]) == {"kind": 0.0}
     assert importance(results[:7]) == {} == importance([(parameters, math.nan) for parameters, _ in results])
+
+
+def test_importance_of_a_parameter_that_some_lack_is_among_those_that_have_it() -> None:
+    """The width of a second layer says nothing of how much the number of layers matters."""
+    draw = Random(0)
+    shallow, deep = [{"layers": 1}] * 30, [{"layers": 2, "second": draw.random()} for _ in range(60)]
+    found = importance([(one, 9.0 * one["layers"] + draw.random()) for one in [*shallow, *deep]])
+    assert found["layers"] > 0.6 and found["second"] < 0.1
+    assert importance([(one, one["second"]) for one in deep])["second"] > 0.9
+    few = importance([*((one, 1.0) for one in shallow), *((one, one["second"]) for one in deep[:7])])
+    assert "layers" in few and "second" not in few
 
 
 @pytest.mark.tampers

@@ -14,16 +14,17 @@ FEWEST = 8
 def importance(results: Sequence[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
     """Return, for (parameters, value) of each result, the share of the variance of the values' ranks that a parameter explains.
 
-    It is ε² of an analysis of variance over groups of equal or, for numbers, neighbouring values (Kelley 1935), 0 where
+    Counted are the results that have the parameter: whether it is there at all follows from another one, as the width of a second
+    layer from their number. It is ε² of an analysis of variance over groups of equal or, for numbers, neighbouring values (Kelley 1935), 0 where
     that is negative: unlike η² it expects nothing of a parameter without influence. Parameters that act only together show
-    less than they matter. Ranks make it the same for a metric and its logarithm. Empty for fewer than eight results.
+    less than they matter. Ranks make it the same for a metric and its logarithm. None is of fewer than eight results.
     """
-    found = [(parameters, value) for parameters, value in results if value == value]
-    if len(found) < FEWEST:
-        return {}
-    ranks = _ranks([value for _, value in found])
-    names = dict.fromkeys(name for parameters, _ in found for name in parameters)
-    shares = {name: _explained(_groups([parameters.get(name) for parameters, _ in found]), ranks) for name in names}
+    pairs: dict[str, list[tuple[Any, float]]] = {}
+    for parameters, value in results:
+        for name in parameters if value == value else ():
+            pairs.setdefault(name, []).append((parameters[name], value))
+    columns = {name: [*zip(*found, strict=True)] for name, found in pairs.items() if len(found) >= FEWEST}
+    shares = {name: _explained(_groups(given), _ranks(values)) for name, (given, values) in columns.items()}
     return {name: share for name, share in shares.items() if share is not None}
 
 
