@@ -97,6 +97,8 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "epochs of tune": (tune, {"epochs": 2}, "epochs=: give max_epochs=."),
     "setting of tune": (tune, {"num_workers": 2}, "num_workers=: give loader_workers=."),
     "pruner": (tune, {"pruner": 2}, "pruner=: give scheduler=."),
+    "metric of tune": (tune, {"metric": "val_loss"}, "metric=: give objective=."),
+    "trials at once": (tune, {"max_concurrent_trials": 2}, "max_concurrent_trials=: give at_once=."),
     "replicate": (
         partial(argosy.replicate, member()),
         {"n_seeds": 3},

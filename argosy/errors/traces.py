@@ -9,15 +9,16 @@ import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import cloudpickle
 
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, StudyError
 
-__all__ = ["first_line", "know_sources", "reason_of", "sources", "trace_of"]
+__all__ = ["first_line", "know_sources", "mistakes_in", "reason_of", "sources", "trace_of"]
 
 
 def trace_of(error: BaseException) -> str:
@@ -68,6 +69,18 @@ def reason_of(error: Exception) -> str:
         if not refused and not type(error).__module__.startswith("argosy."):
             raise error
     return first_line(error)
+
+
+@contextmanager
+def mistakes_in(what: str, mend: str) -> Iterator[None]:
+    """Raise StudyError, with the user's own lines and how to `mend` it, where a function of the user's raises within."""
+    try:
+        yield
+    except ArgosyError:
+        raise
+    except Exception as error:
+        reason_of(error)  # which raises a bug of Argosy's
+        raise StudyError(f"{what} raised:\n{trace_of(error)}{mend}") from error
 
 
 def sources() -> dict[str, str]:

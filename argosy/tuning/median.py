@@ -1,7 +1,7 @@
 """The median rule (Golovin et al., KDD 2017): a trial that is worse than the usual one was so far ends.
 
 A trial ends after a section where its best cost is worse than the median of what all trials had on the mean over the same
-sections, those with fewer over the ones that they have. The first sections decide nothing.
+sections, those with fewer over the ones that they have. What a trial had after a section is its best so far. The first sections decide nothing.
 """
 
 import statistics

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from argosy.bindings import called
 from argosy.disk.files import appending, lines_of, replacing
 from argosy.errors import RunError, StudyError
+from argosy.errors.traces import mistakes_in
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
 
@@ -264,7 +265,8 @@ class Sampling:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
         place = next(iter(self.waiting), None)
-        return self._ask() if place is None else self._enqueued(place)
+        with mistakes_in("the space, or the sampler that it asks,", "Mend it, and give the same command again."):
+            return self._ask() if place is None else self._enqueued(place)
 
     def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Ask for a trial of which some parameters are given; raises StudyError for values that the space does not have."""
@@ -402,13 +404,15 @@ class Sampling:
 
 
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
-    if objectives > 1 and _is_of(sampler, optuna.samplers.CmaEsSampler):
+    made = called(sampler)
+    kind = made if isinstance(made, type) else type(sampler(seed=0))
+    if objectives > 1 and issubclass(kind, optuna.samplers.CmaEsSampler):
         raise StudyError(
             "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."
         )
-    if _is_of(sampler, *GRIDS):
+    if issubclass(kind, GRIDS):
         raise StudyError(
-            f"sampler: {_name(sampler)} would repeat points and leave out others, as each trial has a sampler and a seed of its own; "
+            f"sampler: {kind.__name__} would repeat points and leave out others, as each trial has a sampler and a seed of its own; "
             'give scheduler="grid", which trains every point of the space once, and leave the sampler out.'
         )
 

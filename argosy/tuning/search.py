@@ -10,6 +10,7 @@ from argosy.described import described
 from argosy.errors import StudyError
 from argosy.errors.checks import check_callable, check_choice, check_number, check_takes, check_whole, shown
 from argosy.errors.spelling import known_keywords, meant
+from argosy.errors.traces import mistakes_in
 from argosy.stopping import MaxEpochs, Mode, mode_of, sections_in
 from argosy.study import Data, Member, Study
 from argosy.tuning import SCHEDULERS
@@ -24,6 +25,7 @@ RUNGS = ("hyperband", "asha")
 """Schedulers that let trials go on from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
+MEND = "Mend it, and give the same command again. Let the space leave out parameters that cannot be trained."
 CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambda reached: [reached['seconds'] - 60]"
 
 
@@ -226,10 +228,10 @@ class Search:
 
     def member(self, parameters: dict[str, Any], sections: int) -> Any:
         """Return what `build` makes of a trial's parameters, for so many sections."""
-        if not _takes_epochs(self.build):
-            return self.build(parameters)
         whole, part = divmod(sections, self.validations_per_epoch)
-        return self.build(parameters, epochs=sections / self.validations_per_epoch if part else whole)
+        epochs = sections / self.validations_per_epoch if part else whole
+        with mistakes_in(f"build({parameters})", MEND):
+            return self.build(parameters, **({"epochs": epochs} if _takes_epochs(self.build) else {}))
 
     def trials(self, points: int | None) -> int:
         """Return the number of trials, where a grid has so many points; raises StudyError where it is not known."""

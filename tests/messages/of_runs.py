@@ -274,7 +274,7 @@ def equal_failures() -> None:
 
 def losses() -> None:
     """A process that dies again and again."""
-    tolerance = Tolerance(RUN / "workers")
+    tolerance = Tolerance(RUN / "workers", of_search=False)
     for _ in range(LOSSES + 1):
         tolerance.worker_lost("cpu:0", "killed by signal 9")
 

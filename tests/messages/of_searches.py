@@ -146,6 +146,8 @@ CASES = {
     "a sampler without its package": without_a_samplers_package,
     "build is no function": lambda: tune(build=3),
     "build takes each parameter by its name": lambda: tune(build=lambda lr, width: "mlp"),
+    "build raises": lambda: tune(build=lambda parameters: parameters["depth"]),
+    "a space that raises": lambda: tune(lambda trial: trial.suggest_integer("depth", 1, 3)),
     "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
     "build returns members that repeat no other": lambda: tune(build=lambda parameters: [build(parameters)]),
     "a population of means": lambda: tune(scheduler="pbt", build=lambda p: argosy.replicate(build(p), 2)),

@@ -123,7 +123,12 @@ def test_trials_that_are_enqueued_are_of_the_space(space: Any, first: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "sampler", [partial(optuna.samplers.GridSampler, {"units": [1, 2]}), optuna.samplers.BruteForceSampler]
+    "sampler",
+    [
+        partial(optuna.samplers.GridSampler, {"units": [1, 2]}),
+        lambda seed: optuna.samplers.GridSampler({"units": [1, 2]}, seed=seed),
+        optuna.samplers.BruteForceSampler,
+    ],
 )
 def test_samplers_that_are_grids_are_refused_for_the_scheduler_that_is_one(sampler: Any) -> None:
     with pytest.raises(StudyError, match=r'would repeat points .*; give scheduler="grid"'):

@@ -249,8 +249,34 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
 
 
 def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
-    with pytest.raises(MemberError, match="the first 3 members failed alike"):
+    with pytest.raises(MemberError, match=r"the first 3 members failed alike(.|\n)*Mend it; then fresh=True"):
         tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)
+
+
+def test_what_build_raises_is_told_with_its_lines_and_once_mended_the_search_goes_on(tmp_path: Path) -> None:
+    wrong = {20}
+
+    def picky(parameters: dict[str, Any]) -> argosy.Member:
+        if parameters["batch_size"] in wrong:
+            raise optuna.TrialPruned("too large")
+        return build(parameters)
+
+    rest = {"scheduler": "grid", "space": {"batch_size": CategoricalDistribution([8, 20])}, "max_epochs": 1}
+    for _ in range(2):
+        with pytest.raises(
+            StudyError, match=r"build\({'batch_size': 20}\) raised:\n(.|\n)*in picky(.|\n)*too large\nMend it"
+        ):
+            tune(tmp_path, build=picky, at_once=1, **rest)
+    wrong.clear()
+    assert [row.status for row in tune(tmp_path, build=picky, at_once=1, **rest).rows] == ["done", "done"]
+
+
+def test_what_a_space_raises_is_told_with_its_lines(tmp_path: Path) -> None:
+    def misspelt(trial: optuna.Trial) -> None:
+        trial.suggest_flaot("lr", 0.1, 1.0)  # type: ignore[attr-defined]
+
+    with pytest.raises(StudyError, match=r"the space, .* raised:\n(.|\n)*in misspelt(.|\n)*suggest_flaot"):
+        tune(tmp_path, space=misspelt)
 
 
 @pytest.mark.parametrize("scheduler", ["hyperband", "asha", "median", "random"])

@@ -96,7 +96,7 @@ class Run:
         )
         self.identity: Identity = Identity(job.directory, state.members, job.process_state, of_search=bool(bringers))
         self.metrics: Metrics = Metrics(job.directory)
-        self.tolerance: Tolerance = Tolerance(job.directory / "workers")
+        self.tolerance: Tolerance = Tolerance(job.directory / "workers", of_search=bool(bringers))
         self.commands: dict[str, Mapping[str, Any]] = {}
         """Commands of people that are not answered yet, by the name of the file of each."""
         self.wants_plan = False

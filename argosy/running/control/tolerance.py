@@ -15,12 +15,16 @@ LOSSES = 10
 NODE_LOSSES = 3
 """So many losses of one node's feeders, without one finished section, and the run goes on without the node."""
 
+MENDED = "Mend the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
+MENDED_SEARCH = "Mend it; then fresh=True (--fresh) begins the search anew, and the same command goes on with the trials that are to come."
+
 
 class Tolerance:
     """Counts failures and losses; a finished section forgives losses, and so does the end of a member that caused them."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
+        self.mended: str = MENDED_SEARCH if of_search else MENDED
         self._reasons: list[str] = []
         self._losses = 0
         self._of_nodes: Counter[str] = Counter()
@@ -36,8 +40,7 @@ class Tolerance:
         alike = len(set(self._reasons)) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
-                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\nMend the study; "
-                "then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
+                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\n{self.mended}"
             )
 
     def worker_lost(self, worker: str, detail: str) -> None:
