@@ -135,3 +135,13 @@ def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
         again = search(run, build=mixed, space=GRID, scheduler="grid")
     assert outcome(again) == outcome(report)
     assert again.run.status == "done"
+
+
+def test_a_trial_of_one_repetition_is_that_member(tmp_path: Path) -> None:
+    report = search(tmp_path, build=lambda parameters: folded(parameters)[:1], scheduler="asha", n_trials=3)
+    assert {row.members for row in report.rows} == {(f"net-{number}-fold=0",) for number in range(3)}
+    assert report.best().name == report.best_trial.name == f"net-{report.study.best_trial.number}-fold=0"
+    assert report.best_trial.metrics["val_loss"] == report.study.best_value
+    assert {row["trial"]: row["lr"] for row in report.table()} == {
+        f"net-{trial.number}-fold=0": trial.params["lr"] for trial in report.study.trials
+    }

@@ -122,7 +122,8 @@ def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: St
             "argosy.kfold, argosy.bootstrap or argosy.replicate makes of one: the trial is their mean then."
         )
     name = f"{repeated.pop()}-{suffix}"
-    return name, tuple(_renamed(one, name, limit) for one in several)
+    renamed = tuple(_renamed(one, name, limit) for one in several)
+    return name if len(renamed) > 1 else renamed[0].name, renamed
 
 
 def _renamed(member: Member, of: str, limit: Stop) -> Member:
