@@ -391,16 +391,13 @@ class Sampling:
 
     def _suggest(self) -> tuple[optuna.Trial, Mapping[str, Any] | None]:
         """Return Optuna's next trial, and what the space makes of it where that is a function."""
-        if callable(self.space):
-            trial = self.study.ask()
-            built_from = self.space(trial)
-        else:
-            trial, built_from = self.study.ask(dict(self.space)), None
+        trial = self.study.ask() if callable(self.space) else self.study.ask(dict(self.space))
         # The first trial takes no point of a sequence, which knows the space from that trial.
         if self.learns or (self.in_sequence and self._trials):
-            # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from.
+            # Where all parameters are given Optuna asks no sampler, and this one may keep with the trial what the next follow from. It
+            # is asked before the trial has any, as where none are given.
             _ = trial.relative_params
-        return trial, built_from
+        return trial, self.space(trial) if callable(self.space) else None
 
 
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:

@@ -151,6 +151,21 @@ def test_a_quasi_random_sequence_is_one_for_the_whole_search_and_goes_on_where_i
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_quasi_random_sequence_goes_on_where_some_parameters_depend_on_others() -> None:
+    def suggest(trial: optuna.Trial) -> None:
+        for layer in range(trial.suggest_int("layers", 1, 2)):
+            trial.suggest_int(f"units{layer}", 1, 64)
+
+    whole, later = (
+        Sampling(suggest, modes=["min"], seed=0, sampler=optuna.samplers.QMCSampler) for _ in ("whole", "later")
+    )
+    found = [whole.ask()[0] for _ in range(9)]
+    assert {len(one) for one in found[:4]} == {2, 3}
+    assert [later.again(one)[0] for one in found[:4]] == found[:4]
+    assert [later.ask()[0] for _ in range(5)] == found[4:]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_what_is_outside_of_a_quasi_random_sequence_is_drawn_for_each_trial() -> None:
     def suggest(trial: optuna.Trial) -> None:
         trial.suggest_float("x", 0.0, 1.0)
