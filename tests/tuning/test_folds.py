@@ -137,6 +137,16 @@ def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
     assert again.run.status == "done"
 
 
+def test_one_trial_whose_folds_all_fail_does_not_stop_the_search(tmp_path: Path) -> None:
+    def unlike(parameters: dict[str, Any]) -> list[argosy.Member]:
+        return argosy.kfold(build({**parameters, "lr": 0.1}), 4, samples=40)
+
+    space = {"width": CategoricalDistribution([2, 10])}
+    with pytest.warns(MemberFailed):
+        report = search(tmp_path, build=unlike, space=space, scheduler="grid", devices="cpu:1")
+    assert [(row.name, row.status) for row in report.rows] == [("net-1", "done"), ("net-0", "failed")]
+
+
 def test_a_trial_of_one_repetition_is_that_member(tmp_path: Path) -> None:
     report = search(tmp_path, build=lambda parameters: folded(parameters)[:1], scheduler="asha", n_trials=3)
     assert {row.members for row in report.rows} == {(f"net-{number}-fold=0",) for number in range(3)}

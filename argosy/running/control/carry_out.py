@@ -262,7 +262,10 @@ class CarryOut(DriverPart):
         self.members.end(member)
         self._unassign(member)
         if status == "failed":
-            run.tolerance.member_failed(member, reason, any_section=any(m.sections for m in known.members.values()))
+            repetition = run.study.member(member).repetition if run.bringers else None
+            trial = repetition.of if repetition else member
+            any_section = any(m.sections for m in known.members.values())
+            run.tolerance.member_failed(member, reason, trial=trial, any_section=any_section)
 
     def _unassign(self, member: str) -> None:
         """A member has ended, wherever it was."""

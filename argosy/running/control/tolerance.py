@@ -25,7 +25,8 @@ class Tolerance:
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
         self.mended: str = MENDED_SEARCH if of_search else MENDED
-        self._reasons: list[str] = []
+        self._reasons: dict[str, str] = {}
+        """By member; of a search by trial, whose members fail for one reason."""
         self._losses = 0
         self._of_nodes: Counter[str] = Counter()
 
@@ -34,10 +35,10 @@ class Tolerance:
         self._losses = 0
         self._of_nodes.clear()
 
-    def member_failed(self, member: str, reason: str, *, any_section: bool) -> None:
-        """Raise MemberError where the first members have all failed alike."""
-        self._reasons.append(_cause(member, reason))
-        alike = len(set(self._reasons)) == 1
+    def member_failed(self, member: str, reason: str, *, trial: str, any_section: bool) -> None:
+        """Raise MemberError where the first members have all failed alike; those of one `trial` of a search are one."""
+        self._reasons[trial] = _cause(member, reason)
+        alike = len({*self._reasons.values()}) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
                 f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\n{self.mended}"
