@@ -186,6 +186,7 @@ def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
     ]
     report = trained(tmp_path / "together", folds)
     assert report.preparations == 1.0
+    assert report.preparations_alone == 6 * 2 / 3, "a script for a fold would prepare its training samples alone"
     fed = RunState.of(read_journal(tmp_path / "together")).fed
     assert all(samples == 60 for samples in fed.values()), "once for all folds"
 

@@ -12,6 +12,7 @@ from argosy.ensembling.predict import features_of, few_inputs
 from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.export.exported import About, Combination, Exported, InputLeaf
 from argosy.results.member import MemberResult
+from argosy.results.report import best_epochs
 from argosy.stream.trees import flatten
 from argosy.study import Study
 from argosy.version import __version__
@@ -43,7 +44,7 @@ def exported(study: Study, samples: Mapping[str, int], network: nn.Module, row: 
         dataset=_dataset(study),
         samples=samples,
         figures=_scores(bare) if row is None else row.metrics,
-        epochs=None if row is None else row.best_epoch,
+        epochs=None if row is None else best_epochs(row),
         hyperparameters={} if row is None else row.hyperparameters,
         ensemble=_combination(bare) if isinstance(bare, Ensemble) else None,
         argosy=__version__,

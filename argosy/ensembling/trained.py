@@ -292,8 +292,10 @@ class Trained:
 
 def _as_of(row: MemberResult, at: tuple[int, int]) -> MemberResult:
     """Return the result with the figures of this (epoch, section), whose weights are exported."""
-    found = [ended for ended in row.sections if (ended.epoch, ended.section) == at]
-    return replace(row, metrics=dict(found[0].metrics), best_epoch=found[0].epoch + 1) if found else row
+    until = tuple(ended for ended in row.sections if (ended.epoch, ended.section) <= at)
+    if not until or (until[-1].epoch, until[-1].section) != at:
+        return row
+    return replace(row, metrics=dict(until[-1].metrics), best_epoch=at[0] + 1, sections=until)
 
 
 def _with_gaps(predicted: Predicted) -> Any:

@@ -372,17 +372,22 @@ class RunState:
 
         1.0 if all members share one stream. Samples prepared for sections that no member reached are not counted.
         """
-        assert self.started is not None
-        length, sections = self.started.lengths["train"], self.started.validations_per_epoch
         fed = {key: samples + self.discarded.get(key, 0) for key, samples in self.fed.items() if key[0] == "train"}
-        wanted = sum((s + 1) * length // sections - s * length // sections for _, _, s in fed)
-        return sum(fed.values()) / max(wanted, 1)
+        return sum(fed.values()) / self._samples_fed
 
     @property
     def preparations_alone(self) -> float:
-        """The same with one script for each member: epochs that members trained per epoch of the stream."""
-        fed = sum(split == "train" for split, _, _ in self.fed)
-        return sum(len(member.own_sections) for member in self.members.values()) / max(fed, 1)
+        """The same with one script for each member, which prepares what that member steps on, and nothing outside of its subset."""
+        samples = sum(ended.samples for member in self.members.values() for ended in member.own_sections)
+        return samples / self._samples_fed
+
+    @property
+    def _samples_fed(self) -> int:
+        """Training samples that the sections of the stream have, which were fed; at least 1."""
+        assert self.started is not None
+        length, sections = self.started.lengths["train"], self.started.validations_per_epoch
+        fed = [s for split, _, s in self.fed if split == "train"]
+        return max(sum((s + 1) * length // sections - s * length // sections for s in fed), 1)
 
 
 def _copied(value: Any) -> Any:

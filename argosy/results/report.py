@@ -562,7 +562,7 @@ class Report:
             seconds=state.seconds,
             killed_drivers=state.killed + (state.started is not None and state.ended is None and not at_work),
             preparations=state.preparations if state.started else 0.0,
-            preparations_alone=state.preparations_alone,
+            preparations_alone=state.preparations_alone if state.started else 0.0,
             keeping=state.keeping,
             waiting_share=waiting_share(one.gauge for one in used),
             cpu_seconds=state.cpu_seconds,

@@ -39,7 +39,18 @@ from argosy.stopping import Mode, better, sections_in
 from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
 from argosy.tuning.scheduler import is_out
 
-__all__ = ["PRUNED", "WORTHLESS", "Ends", "Packs", "SearchReport", "TrialResult", "leader_of", "ordered", "totals_of"]
+__all__ = [
+    "PRUNED",
+    "WORTHLESS",
+    "Ends",
+    "Packs",
+    "SearchReport",
+    "TrialResult",
+    "leader_of",
+    "ordered",
+    "statuses",
+    "totals_of",
+]
 
 WORTHLESS = ("stopped", *WRONG)
 """Statuses of trials that count for nothing."""
@@ -289,7 +300,7 @@ class SearchReport:
         if best is not None:
             found = self._told(best)
         columns, rows = self._columns_and_rows()
-        of = f"{len(set(self.trials.values()))} trials, {counted([row.status for row in self.rows])}; {self.epochs:g} epochs"
+        of = f"{len(set(self.trials.values()))} trials, {counted(statuses(self.rows, self.trials))}; {self.epochs:g} epochs"
         more = "max_epochs" if self.scheduler == "pbt" else "n_trials or max_epochs"
         state, page = run.status, f"argosy report {folder} --open"
         further = "Search further", f"with more {more} than before, {again}"
@@ -518,6 +529,12 @@ def ordered(
     compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
     level_of = levels([costs[row.name] for row in compared])
     return tuple(found), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
+
+
+def statuses(rows: Iterable[TrialResult], trials: Mapping[str, int]) -> list[str]:
+    """Return the status of each trial, by the names of rows: one that begins anew at each rung has that of its last row."""
+    last = {*{number: name for name, number in trials.items()}.values()}
+    return [row.status for row in rows if row.name in last]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from argosy.protocol.events import Proposed
 from argosy.results.fold import MemberState, RunState
 from argosy.study import Study
 from argosy.tuning.objectives import Objectives
-from argosy.tuning.report import PRUNED, Ends, TrialResult, ordered, totals_of
+from argosy.tuning.report import PRUNED, Ends, TrialResult, ordered, statuses, totals_of
 from argosy.tuning.scheduler import is_out
 from argosy.tuning.search import RUNGS
 from argosy.views.rungs import Rung, filled
@@ -59,10 +59,8 @@ class TrialsSoFar:
 
     @property
     def counts(self) -> Counter[str]:
-        """Trials by status; one that begins anew at each rung has that of its last row."""
-        last = {one.trial: name for name, one in self.proposed.items()}
-        names = {*last.values()}
-        return Counter(row.status for row in self.rows if row.name in names)
+        """Trials by status."""
+        return Counter(statuses(self.rows, {name: one.trial for name, one in self.proposed.items()}))
 
 
 def _members(proposed: Proposed) -> tuple[str, ...]:

@@ -196,6 +196,17 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
     assert (config["epochs"], config["figures"]) == (1, first)
 
 
+def test_an_export_says_after_which_part_of_an_epoch_its_weights_were_best(tmp_path: Path) -> None:
+    rates = partial(LambdaLR, lr_lambda=lambda step: 1.0 if step < 9 else 1000.0)
+    study = study_of([member("net", schedule=rates, schedule_per="step")], 1)
+    study = replace(study, validations_per_epoch=2)
+    report = argosy.train(study, directory=tmp_path / "run", launcher="inline", devices="cpu:1")
+    assert [ended.best for ended in report.best().sections] == [True, False]
+    folder = report.export(tmp_path / "exported", "net", format="hub")
+    assert json.loads((folder / "config.json").read_text())["epochs"] == 0.5
+    assert "after 0.5 epochs:" in (folder / "README.md").read_text()
+
+
 def made(activation: Any, width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(12, width), activation(), nn.Linear(width, 10))
 

@@ -22,9 +22,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import argosy
 from argosy.running.control.driver import Driver
 from argosy.running.directory.audit import audit
+from argosy.running.directory.journal import timeline
 from argosy.running.watch.phase import Phase
 from argosy.tuning.hyperband import brackets
 from argosy.tuning.packing import Candidate, Packing, make_packing
+from argosy.views.html.report import values_of
 
 CHOICES = {"lr": [0.001, 0.01, 0.1, 1.0], "units": [8, 16, 32]}
 SPACE = {
@@ -194,6 +196,9 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     assert len(report.run.rows) == 9 + 3 + 1 + 5 + 1 + 3
+    assert ": 17 trials, 12 pruned, 5 done; " in report.ending().state, "each counts once, whatever its rows"
+    card = values_of(report.run, timeline(run))["cards"][1]
+    assert (card["title"], card["value"], card["counts"]) == ("Trials", "17", [["pruned", 12], ["done", 5]])
     if packs != "planned":
         return
     draw = random.Random(0)

@@ -6,7 +6,7 @@ from typing import Any
 
 from argosy.errors.wording import lasting
 from argosy.results.report import Report
-from argosy.tuning.report import SearchReport
+from argosy.tuning.report import SearchReport, statuses
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.rows import PageRow
 
@@ -28,7 +28,9 @@ def cards(
     """Return the cards; `idle` is the share of their time that devices carried no member."""
     return [
         _best(report, search),
-        _members(report, rows, "Members" if search is None else "Trials"),
+        _members(report, "Members", [row.status for row in rows])
+        if search is None
+        else _members(report, "Trials", statuses(search.rows, search.trials)),
         _time(report, chronicle, idle),
         _saved(report, packed_seconds),
     ]
@@ -47,13 +49,13 @@ def _best(report: Report, search: SearchReport | None) -> dict[str, Any]:
     return _card(f"Best {report.objective}", value, told.removeprefix("Best: "), pairs)
 
 
-def _members(report: Report, rows: Sequence[PageRow], title: str) -> dict[str, Any]:
-    counts = Counter(row.status for row in rows)
+def _members(report: Report, title: str, found: Sequence[str]) -> dict[str, Any]:
+    counts = Counter(found)
     failures = [("", row.failure) for row in report.rows if row.failed]
     more = len(failures) - MOST_FAILURES
     pairs = [*failures[:MOST_FAILURES], *([("", f"and {more} more failed or diverged")] if more > 0 else [])]
     epochs = f"{report.epochs:,g} epochs in all"
-    return _card(title, f"{len(rows)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
+    return _card(title, f"{len(found)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
 
 
 def _time(report: Report, chronicle: Chronicle, idle: float) -> dict[str, Any]:
