@@ -13,7 +13,7 @@ from test_diagnosis import TRAINER, feeder
 from views.test_endings import searched as search_of
 
 import argosy
-from argosy.protocol.events import MemberEnded, NodeCame, SharingChosen, WorkerLost
+from argosy.protocol.events import MemberEnded, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import Packed
 from argosy.results.diagnosis import diagnose
 from argosy.results.report import Report
@@ -314,6 +314,11 @@ NOTICES: Sequence[tuple[str, Any, Any]] = [
         "Nodes share the stream: local (fastest)",
         SharingChosen(sharing="local", reason="fastest", preparing=1, loader_workers=1),
         SharingChosen(sharing="local", reason="one node", preparing=1, loader_workers=1),
+    ),
+    (
+        "sample 17 (val) is left out: OSError: truncated",
+        Skipped(split="val", epoch=0, index=17, error="OSError: truncated"),
+        None,
     ),
     ("n2 has come: 1 more devices", NodeCame(node="n2", devices=({"id": "n2/cpu:0"},)), None),
 ]

@@ -33,7 +33,7 @@ class Ending:
     best: tuple[str, ...]
     """Name, metric, value and epoch of the best; then how to load it."""
     failures: tuple[str, ...]
-    """Each failed member and why."""
+    """How many samples were left out, and then each failed member and why."""
     logs: str
     """Where the log of a failed member is."""
     columns: tuple[str, ...]

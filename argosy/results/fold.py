@@ -367,6 +367,15 @@ class RunState:
             self.suspects[name] = (ended[0].epoch, ended[0].section) if ended else (-1, -1)
 
     @property
+    def skipped(self) -> dict[str, tuple[int, int]]:
+        """By split, how many samples raised in any epoch and were left out there, and of how many."""
+        lengths = {} if self.started is None else self.started.lengths
+        found: dict[str, set[int]] = {}
+        for (split, _), indices in self.holes.items():
+            found.setdefault(split, set()).update(indices)
+        return {split: (len(indices), lengths[split]) for split, indices in found.items() if split in lengths}
+
+    @property
     def preparations(self) -> float:
         """How often each training sample of a section of the stream was prepared, in vain as well.
 

@@ -61,6 +61,8 @@ class Report:
     """How often it would have been prepared with one script for each member, for the same epochs."""
     keeping: Mapping[str, str]
     """By split, what was kept of its prepared samples when the data were opened, or why nothing is, in words."""
+    skipped: Mapping[str, tuple[int, int]]
+    """By split, how many samples raised and were left out (`Data.on_error`), and of how many."""
     waiting_share: float
     """Share of the trainers' time spent waiting for data."""
     cpu_seconds: float
@@ -418,7 +420,7 @@ class Report:
         why = f" ({last_line(self.reason)})" if self.reason else ""
         return Ending(
             best=(*self._best(), *self._last_ensemble()),
-            failures=tuple(row.failure for row in self.rows if row.failed),
+            failures=(*self._skipped, *(row.failure for row in self.rows if row.failed)),
             logs=f"Logs: {self.directory / 'members' / (failed[0].name if len(failed) == 1 else 'NAME') / 'log.txt'}"
             if failed
             else "",
@@ -453,6 +455,14 @@ class Report:
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
             f"Load one of all sections kept: {self._loaded}.ensemble(select='bagged')",
+        )
+
+    @property
+    def _skipped(self) -> tuple[str, ...]:
+        """How many samples were left out, in a line for each split."""
+        return tuple(
+            f"{count:,} of {length:,} samples raised and were left out ({split})"
+            for split, (count, length) in self.skipped.items()
         )
 
     @property
@@ -510,6 +520,7 @@ class Report:
             "preparations_per_sample_and_epoch": self.preparations,
             "preparations_alone": self.preparations_alone,
             "keeping": dict(self.keeping),
+            "skipped": {split: list(counts) for split, counts in self.skipped.items()},
             "waiting_share": round(self.waiting_share, 4),
             "cpu_seconds": round(self.cpu_seconds, 3),
             "joules": dict(self.joules),
@@ -564,6 +575,7 @@ class Report:
             preparations=state.preparations if state.started else 0.0,
             preparations_alone=state.preparations_alone if state.started else 0.0,
             keeping=state.keeping,
+            skipped=state.skipped,
             waiting_share=waiting_share(one.gauge for one in used),
             cpu_seconds=state.cpu_seconds,
             joules=state.joules,

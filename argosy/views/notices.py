@@ -6,7 +6,8 @@ Of each kind only the first few.
 from pathlib import Path
 from typing import Any
 
-from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, WorkerLost
+from argosy.errors.wording import last_line
+from argosy.protocol.events import MemberEnded, MemberStarted, NodeCame, SharingChosen, Skipped, WorkerLost
 from argosy.protocol.packs import FellBack
 from argosy.results.fold import WRONG
 
@@ -32,6 +33,9 @@ class Notices:
             return self._first(message.status, _failure(message, directory), "red")
         if isinstance(message, WorkerLost):
             return self._first("lost", lost(message.worker, message.detail), "yellow")
+        if isinstance(message, Skipped):
+            where = f"sample {message.index} ({message.split}) is left out"
+            return self._first("skipped", f"{where}: {last_line(message.error)}", "yellow")
         if isinstance(message, FellBack):
             return self._first("fallback", message.words, "yellow")
         if isinstance(message, NodeCame):

@@ -296,9 +296,12 @@ def test_a_broken_sample_ends_the_run_with_its_index(tmp_path: Path, launcher: s
 def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher: str) -> None:
     data = argosy.Data(train=Broken(60), on_error="skip")
     fleet = [studies.member("even"), studies.member("odd", batch_size=7)]
-    argosy.train(
+    report = argosy.train(
         studies.study(data=data, fleet=fleet), directory=tmp_path, launcher=launcher, **NODES.get(launcher, {})
     )
+    assert report.skipped == {"train": (1, 60)}
+    assert report.to_json()["skipped"] == {"train": [1, 60]}
+    assert "1 of 60 samples raised and were left out (train)" in str(report)
     assert {line["samples"] for line in evidence.event_lines(tmp_path, "SectionEnded") if line["member"] == "odd"} == {
         59
     }

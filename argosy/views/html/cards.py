@@ -51,7 +51,7 @@ def _best(report: Report, search: SearchReport | None) -> dict[str, Any]:
 
 def _members(report: Report, title: str, found: Sequence[str]) -> dict[str, Any]:
     counts = Counter(found)
-    failures = [("", row.failure) for row in report.rows if row.failed]
+    failures = [("", line) for line in report.ending().failures]
     more = len(failures) - MOST_FAILURES
     pairs = [*failures[:MOST_FAILURES], *([("", f"and {more} more failed or diverged")] if more > 0 else [])]
     epochs = f"{report.epochs:,g} epochs in all"
