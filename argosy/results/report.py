@@ -416,7 +416,8 @@ class Report:
             values = [*means_of, *(row.metrics.get(self.objective) if row.counts else None for row in single)]
             places = [rank(value, self.repetitions.mode) for value in values]
             rows = [row for _, row in sorted(zip(places, rows, strict=True), key=lambda each: each[0])]
-        took = f" after {lasting(self.seconds)}" if self.seconds and not self.killed_drivers else ""
+        known = self.seconds and not self.killed_drivers and self.status != "running"
+        took = f" after {lasting(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
         return Ending(
             best=(*self._best(), *self._last_ensemble()),

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 import argosy
 from argosy.cli.app import app
 from argosy.cli.runs import runs
+from argosy.errors.wording import lasting
 from argosy.results.ending import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport, TrialResult
+from argosy.views.html.report import values_of
 from argosy.views.output import show
 from argosy.views.tables import report_table, search_table
 
@@ -46,6 +48,7 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     running = ended(replace(report, status="running"), command)
     assert f"Watch it:        argosy report {report.directory} --open --live" in running
     assert "Go on:" not in running
+    assert "\nrunning: " in running, "what earlier drivers took is not how long it has been running"
 
 
 def ended(report: Report, command: str) -> str:
@@ -129,6 +132,18 @@ def test_of_drivers_that_were_killed_nobody_knows_how_long_they_worked(tmp_path:
     assert "\ninterrupted. Each" in told[0]
     assert "\ndone after 22.0 s and the time of 1 driver that was killed. Each" in told[1]
     assert "\ndone after 22.0 s and the time of 2 drivers that were killed. Each" in told[2]
+
+
+@pytest.mark.tampers
+def test_the_time_of_a_run_that_goes_on_counts_its_driver(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=2)
+    first = list(voyages.scheduler(study, epochs=1))
+    later = [(5000.0 + seconds, event) for seconds, event in voyages.scheduler(study, epochs=2, end=False)]
+    voyages.leave(tmp_path / "run", study, iter([*first, *later]))
+    report = replace(argosy.load(tmp_path / "run"), status="running", killed_drivers=0)
+    *_, (seconds, _) = timeline(tmp_path / "run")
+    assert seconds > report.seconds + 10 > 10
+    assert values_of(report, timeline(tmp_path / "run"))["cards"][2]["value"] == lasting(seconds)
 
 
 @pytest.mark.tampers

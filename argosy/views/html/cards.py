@@ -60,8 +60,9 @@ def _members(report: Report, title: str, found: Sequence[str]) -> dict[str, Any]
 
 def _time(report: Report, chronicle: Chronicle, idle: float) -> dict[str, Any]:
     devices = len({span.device for span in chronicle.spans})
-    # A driver that was killed has not reported how long it worked.
-    seconds = chronicle.seconds if report.killed_drivers or not report.seconds else report.seconds
+    # A driver that was killed has not reported how long it worked, nor has one that works on.
+    known = report.seconds and not report.killed_drivers and report.status != "running"
+    seconds = report.seconds if known else chronicle.seconds
     faults = sum(mark.kind == "fault" for mark in chronicle.marks)
     moves = sum(bool(span.came_from) for span in chronicle.spans)
     facts: Mapping[str, str] = {
