@@ -269,6 +269,17 @@ def test_loader_workers_prepare_each_sample_once_for_all_folds_and_epochs(tmp_pa
     }
 
 
+def test_repetitions_that_a_study_leaves_out_are_in_no_mean(tmp_path: Path) -> None:
+    folds = argosy.kfold(studies.member("plain"), 3, samples=60)
+    trained(tmp_path, [*folds, *argosy.kfold(studies.member("wide"), 3, samples=60), studies.member("one")])
+    report = trained(tmp_path, folds[:2])
+    found = [(one.name, one.counted, one.repetitions) for one in report.repetitions.configurations]
+    assert found == [("plain", 2, 2)]
+    assert len(report.ending().rows) == 1
+    held_out = {row for fold in folds[:2] for row in fold.val_subset}
+    assert {*(~report.out_of_fold("plain").isnan().any(1)).nonzero().flatten().tolist()} == held_out
+
+
 def test_what_no_bootstrap_left_out_is_told_by_nobody(tmp_path: Path) -> None:
     members = argosy.bootstrap(studies.member("bag", drop_last=True), 2, samples=60)
     said = trained(tmp_path, members).out_of_fold("bag")

@@ -224,7 +224,7 @@ class Report:
         Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
         as is possible with bootstraps, and NaN if none does. Members that failed or diverged are left out, with a warning.
         """
-        found = [row for row in self.rows if row.repeats == configuration]
+        found = [row for row in self.rows if row.repeats == configuration and row.status != LEFT_OUT]
         if not found:
             known = [found.name for found in self.repetitions.configurations]
             raise RunError(
@@ -408,7 +408,7 @@ class Report:
         means = Means.of(self.repetitions)
         columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
         if means is not None:
-            single = [row for row in self.rows if row.repetition is None]
+            single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
             rows = [*rows, *([row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single)]
             means_of = [
                 getattr(one.metrics.get(self.objective), "mean", None) for one in self.repetitions.configurations
@@ -587,7 +587,11 @@ class Report:
             alone=state.alone,
             diagnosis=diagnose((one.worker, one.gauge) for one in used),
             repetitions=Repetitions.of(
-                [(row.repetition, _outcome(row)) for row in rows if row.repetition is not None],
+                [
+                    (row.repetition, _outcome(row))
+                    for row in rows
+                    if row.repetition is not None and row.status != LEFT_OUT
+                ],
                 objective=objective,
                 mode=mode,
                 held_out={
