@@ -230,6 +230,16 @@ def test_importance_of_a_parameter_that_some_lack_is_among_those_that_have_it() 
     assert "layers" in few and "second" not in few
 
 
+def test_importance_of_a_number_that_some_do_not_have_is_of_like_values_too() -> None:
+    """Where each value was a group of its own, what those without it had in common was said to be explained by it."""
+    alike = [({"width": at}, 50.0 + at / 100) for at in range(20)]
+    apart = [({"hidden": at}, 100.0 * ((at * 7919 + at // 3) % 2)) for at in range(20)]
+    found = importance(alike + apart)
+    assert found["hidden"] < 0.1, "it says nothing of the values"
+    steep = [({"width": at}, float(at)) for at in range(20)]
+    assert importance(steep + [({"hidden": at}, 10.0 + (at * 7919) % 3) for at in range(20)])["width"] > 0.5
+
+
 @pytest.mark.tampers
 def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
     search = searches.tune(tmp_path / "run", quiet=True)
