@@ -246,7 +246,12 @@ class Trained:
         preparation = preparation_of(study) if preprocess else None
         if preparation is not None and not prepares_itself(whole):
             whole = Prepared(whole, preparation).eval()
-        samples = {} if self.state.started is None else self.state.started.lengths
+        samples = {} if self.state.started is None else dict(self.state.started.lengths)
+        if row is not None:
+            member = study.member(row.name)
+            for split, subset in {"train": member.subset, "val": member.val_subset}.items():
+                if subset is not None and split in samples:
+                    samples[split] = len(np.unique(subset))
         write(exported(study, samples, whole, row), folder, format)
         if push_to_hub is not None:
             push(folder, push_to_hub)

@@ -48,7 +48,7 @@ class About:
     """Class of the frozen network whose outputs are the inputs, and which is not exported; empty where there is none."""
     dataset: str
     samples: Mapping[str, int]
-    """By split."""
+    """By split, those that it was trained and validated on; of an ensemble all."""
     figures: Mapping[str, float]
     """On the validation samples."""
     epochs: float | None

@@ -116,6 +116,15 @@ def test_weights_are_those_of_the_run_and_the_configuration_says_what_they_are(
     assert about["inputs"] == [{"name": "inputs", "dtype": "float32", "shape": ["batch", 12]}]
 
 
+def test_a_member_of_some_samples_says_how_many_these_were(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors.torch", reason="the extra export")
+    few = studies.member(subset=[*range(40), 0, 1], val_subset=range(10), batch_size=20)
+    report = trained(tmp_path / "run", argosy.Data(arrays=(X, Y), val_arrays=(X[:30], Y[:30])), few)
+    folder = report.export(tmp_path / "x", format="hub")
+    assert json.loads((folder / "config.json").read_text())["samples"] == {"train": 40, "val": 10}
+    assert "40 of train, 10 of val samples" in (folder / "README.md").read_text()
+
+
 def test_weights_that_eval_merges_are_not_merged_once_more_where_they_are_loaded(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.torch", reason="the extra export")
     member = studies.member(model=studies.Merging, batch_size=20)
