@@ -280,6 +280,20 @@ def test_repetitions_that_a_study_leaves_out_are_in_no_mean(tmp_path: Path) -> N
     assert {*(~report.out_of_fold("plain").isnan().any(1)).nonzero().flatten().tolist()} == held_out
 
 
+def test_of_repetitions_that_are_not_done_the_best_so_far_is_named(tmp_path: Path) -> None:
+    trained(tmp_path, argosy.kfold(studies.member("plain"), 3, samples=60))
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    ended = next(number for number, line in enumerate(lines) if '"MemberEnded"' in line)
+    journal.write_text("".join(lines[:ended]))  # as it is where the driver is killed then
+    report = argosy.load(tmp_path)
+    best = report.best()
+    assert report.leader is None
+    so_far = f"{best.name}, val_loss {best.metrics['val_loss']:.4g} at epoch {best.best_epoch} of {best.epochs}"
+    assert report.ending().best[0] == f"Best so far: {so_far}; no repetition is done"
+    assert [row[0] for row in report.ending().rows] == [row.name for row in report.rows]
+
+
 def test_what_no_bootstrap_left_out_is_told_by_nobody(tmp_path: Path) -> None:
     members = argosy.bootstrap(studies.member("bag", drop_last=True), 2, samples=60)
     said = trained(tmp_path, members).out_of_fold("bag")

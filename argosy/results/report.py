@@ -405,7 +405,8 @@ class Report:
         `again` is what continues the run, and `mended` what trains failed members further. ``print(report)`` shows it.
         """
         failed = [row for row in self.rows if row.status == "failed"]
-        means = Means.of(self.repetitions)
+        counted_any = any(one.counted for one in self.repetitions.configurations)
+        means = Means.of(self.repetitions) if counted_any else None
         columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
         if means is not None:
             single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
@@ -436,9 +437,13 @@ class Report:
 
     def _best(self) -> tuple[str, ...]:
         leader = self.leader
-        if leader is None:
-            return (f"Best: none yet, because no member has a {self.objective} that counts.",)
         load = f"Load it: {self._loaded}"
+        if leader is None:
+            row = next(filter(self._has_number, self.rows), None)
+            if row is None:
+                return (f"Best: none yet, because no member has a {self.objective} that counts.",)
+            so_far = f"{row.name}, {self.objective} {row.metrics[self.objective]:.4g} at epoch {_best_of_epochs(row)}"
+            return f"Best so far: {so_far}; no repetition is done", f"{load}.member({row.name!r}).load()"
         if leader.repetitions is not None:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
