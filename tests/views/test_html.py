@@ -331,6 +331,23 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     assert '"lanes":[]' in (tmp_path / "run" / "report.live.js").read_text()
 
 
+@pytest.mark.tampers
+def test_a_run_whose_samples_were_all_kept_before_says_what_it_did_without(tmp_path: Path) -> None:
+    study = voyages.asked(2, epochs=1)
+    voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=1))
+    report, told = argosy.load(tmp_path / "run"), list(timeline(tmp_path / "run"))
+    saved = [
+        values_of(replace(report, preparations=once, preparations_alone=alone, gauges={}), told)["cards"][3]
+        for once, alone in ((0.0, 2.0), (0.5, 2.0), (1.0, 1.0))
+    ]
+    assert [(card["value"], card["name"]) for card in saved] == [
+        ("all", "preparations"),
+        ("4 ×", "fewer preparations"),
+        ("nothing", "no sample is shared by several members"),
+    ]
+    assert saved[0]["pairs"][0] == ["Each sample prepared", "0.00 times an epoch; with one script a member 2.00"]
+
+
 def test_no_name_can_end_the_page() -> None:
     evil = "</script><script>alert(1)</script>"
     text = page({"title": evil, "rows": [{evil: evil, "value": math.nan}]})

@@ -82,7 +82,7 @@ def _saved(report: Report, packed_seconds: float) -> dict[str, Any]:
     once, alone = report.preparations, report.preparations_alone
     prepared = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in report.gauges.values())
     pairs = []
-    if once:
+    if alone:
         pairs.append(("Each sample prepared", f"{once:.2f} times an epoch; with one script a member {alone:.2f}"))
     shared = max(prepared * alone / once - prepared, 0.0) if once else 0.0
     if prepared and once:
@@ -90,11 +90,10 @@ def _saved(report: Report, packed_seconds: float) -> dict[str, Any]:
     if packed_seconds:
         pairs.append(("Programs of several", f"{lasting(packed_seconds)} of the trainers' time"))
     saved = shared + packed_seconds
-    if not saved and not (once and alone > once):
+    if not saved and alone <= once:
         return _card(title, "nothing", "no sample is shared by several members", pairs)
+    if saved:
+        return _card(title, lasting(saved), "of CPU time", pairs)
     return _card(
-        title,
-        lasting(saved) if saved else f"{alone / once:.3g} ×",
-        "of CPU time" if saved else "fewer preparations",
-        pairs,
+        title, f"{alone / once:.3g} ×" if once else "all", "fewer preparations" if once else "preparations", pairs
     )
