@@ -290,7 +290,7 @@ def test_of_repetitions_that_are_not_done_the_best_so_far_is_named(tmp_path: Pat
     best = report.best()
     assert report.leader is None
     so_far = f"{best.name}, val_loss {best.metrics['val_loss']:.4g} at epoch {best.best_epoch} of {best.epochs}"
-    assert report.ending().best[0] == f"Best so far: {so_far}; no repetition is done"
+    assert report.ending().best[0] == f"Best so far: {so_far}; no configuration has a mean that counts"
     assert [row[0] for row in report.ending().rows] == [row.name for row in report.rows]
 
 

@@ -443,7 +443,10 @@ class Report:
             if row is None:
                 return (f"Best: none yet, because no member has a {self.objective} that counts.",)
             so_far = f"{row.name}, {self.objective} {row.metrics[self.objective]:.4g} at epoch {_best_of_epochs(row)}"
-            return f"Best so far: {so_far}; no repetition is done", f"{load}.member({row.name!r}).load()"
+            return (
+                f"Best so far: {so_far}; no configuration has a mean that counts",
+                f"{load}.member({row.name!r}).load()",
+            )
         if leader.repetitions is not None:
             return f"Best: {leader}", f"{load}.ensemble(members=[{leader.name!r}])"
         row = self.member(leader.name)
