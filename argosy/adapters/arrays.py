@@ -58,7 +58,10 @@ class Fitted:
 
     def _outputs(self, X: Any) -> Tensor:
         self._check_names(X)
-        found: Tensor = self.report.predict((_tensor(_numbers(X)),), self.network)
+        inputs, known = _tensor(_numbers(X)), self.report.networks().known_study().data.arrays[0]
+        if known.is_floating_point():  # a few rows may be whole numbers by chance
+            inputs = inputs.to(known.dtype)
+        found: Tensor = self.report.predict((inputs,), self.network)
         return found
 
     def _check_names(self, X: Any) -> None:

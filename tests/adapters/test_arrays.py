@@ -37,6 +37,8 @@ def test_classes_of_any_kind_are_predicted(tmp_path: Path) -> None:
     assert shares.shape == (120, 2)
     assert np.allclose(shares.sum(1), 1)
     assert (fitted.classes[shares.argmax(1)] == found).all()
+    few = np.ones((2, X.shape[1]))
+    assert (fitted.predict_proba(few.astype(int)) == fitted.predict_proba(few)).all(), "rows of whole numbers, too"
     best = fitted.report.best().load()
     assert torch.equal(best.weight, fitted.network.weight)
     assert fitted.report.best().metrics["val_loss"] < 0.4
