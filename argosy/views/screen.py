@@ -133,7 +133,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     """Return the screen at time `now`."""
     study, states = question.study, {name: state.members.get(name, MemberState(name)) for name in question.study.names}
     begun = {name: _begun(member, state, news) for name, member in states.items()}
-    left = _epochs_left(study, states, begun)
+    left = _epochs_left(study, states, begun, rules_alone=question.expected is None and study.ensemble is None)
     to_come = question.expected() if question.expected is not None else sum(left.values())
     epochs = sum(member.own_epochs + begun[name] for name, member in states.items())
     seconds, limit = now - question.began, diagnose(news.gauges.items())
@@ -169,13 +169,19 @@ def _begun(member: MemberState, state: RunState, news: News) -> float:
     return min(news.begun(member.name) / max(whole, 1), 1.0) / sections
 
 
-def _epochs_left(study: Study, states: Mapping[str, MemberState], begun: Mapping[str, float]) -> dict[str, float]:
-    """Return the epochs left of members that have not ended, as far as their rules know."""
+def _epochs_left(
+    study: Study, states: Mapping[str, MemberState], begun: Mapping[str, float], *, rules_alone: bool
+) -> dict[str, float]:
+    """Return the epochs left of members that have not ended, as far as their rules know; where these alone end members, also of those that
+    are done under earlier rules, and go on when training begins."""
     bounds = {member.name: study.stop_of(member).max_epochs for member in study.members}
     longest = max((bound for bound in bounds.values() if bound is not None), default=1)
     left = {}
     for name, state in states.items():
-        if state.status not in OVER:
+        goes_on = (
+            rules_alone and state.status == "done" and study.stop_of(study.member(name)).reason(state.history) is None
+        )
+        if goes_on or state.status not in OVER:
             # Without a bound, the longest of the others counts, or twice what the member has done.
             bound = bounds[name]
             whole = max(longest, 2 * state.epochs) if bound is None else bound

@@ -4,6 +4,7 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,15 @@ def test_before_the_first_member_the_phase_is_said() -> None:
     screen = seen(study, [], phase="opening the data", now=12.0)
     assert in_a_line(screen) == "Opening the data, 12 s so far."
     assert drawn(screen, 80, 24)[0].startswith("opening the data, 12 s")
+
+
+def test_members_that_are_done_are_to_come_where_their_rules_give_them_more() -> None:
+    story = list(voyages.scheduler(voyages.asked(2, epochs=2), epochs=2))
+    for epochs, told in ((2, "100% of all epochs (4 of 4)"), (8, "25% of all epochs (4 of 16)")):
+        study = voyages.asked(2, epochs=epochs)
+        assert told in in_a_line(seen(study, story, phase="opening the data"))
+    steered = replace(study, ensemble=argosy.EnsemblePlateau())
+    assert "(4 of 4)" in in_a_line(seen(steered, story)), "it may have ended them"
 
 
 def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
