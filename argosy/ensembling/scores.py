@@ -21,7 +21,7 @@ SUM_OFF = 0.01
 def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
     """Return accuracy, negative log-likelihood, Brier score and expected calibration error of class probabilities.
 
-    Targets are class numbers. Raises RunError for other shapes, rows with NaN, and rows that are no probabilities.
+    Targets are class numbers. Raises RunError for other shapes and targets, rows with NaN, and rows that are no probabilities.
     """
     target_N = torch.as_tensor(target_N)
     if probabilities_NC.dim() != 2 or target_N.shape != probabilities_NC.shape[:1]:
@@ -35,6 +35,12 @@ def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
         raise RunError(
             f"class_scores was given {wrong:,} of {len(sums_N):,} rows that do not sum to 1; it needs probabilities. Of logits, as a network "
             "returns them, give output.softmax(dim=1)."
+        )
+    classes = probabilities_NC.shape[1]
+    if wrong := int(((target_N < 0) | (target_N >= classes) | (target_N != target_N.long())).sum()):
+        raise RunError(
+            f"class_scores was given {wrong:,} of {len(target_N):,} targets that are none of the {classes} classes, 0 to {classes - 1}. Number classes "
+            "from 0 up, as the study's targets are, and leave out rows that have none."
         )
     return scores_of_classes(probabilities_NC, target_N.long())
 

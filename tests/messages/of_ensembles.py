@@ -275,6 +275,7 @@ CASES = {
     ),
     "scores of classes of a column of targets": lambda: class_scores(torch.ones(40, 1), np.zeros((40, 1))),
     "scores of logits": lambda: class_scores(torch.zeros(40, 10), np.zeros(40)),
+    "scores of classes that are numbered from 1": lambda: class_scores(torch.full((40, 2), 0.5), np.arange(40) % 2 + 1),
     "scores of a column of numbers": lambda: number_scores(torch.zeros(40, 1), np.zeros(40)),
     "scores of samples that nothing was predicted for": lambda: number_scores(
         torch.full((40,), torch.nan), np.zeros(40)
