@@ -18,6 +18,7 @@ from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked, shown
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
 from argosy.errors.spelling import known_keywords, known_names
+from argosy.results.failures import raise_interrupts
 from argosy.results.report import Report
 from argosy.stopping import MaxEpochs, Stop
 from argosy.study import Data, Member, Study
@@ -104,7 +105,8 @@ def fit(
     Networks get float32, or int64 if all of X is whole numbers or flags. Targets that are not floats are classes, of
     any kind, and networks return one logit for each; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
     out. Without a directory nothing of the run is kept except the return value. `settings` are those of `argosy.train`,
-    which prints nothing here, and errors are the same; also MemberError if no member has finished an epoch. Column names of a table are kept, and
+    which prints nothing here, and errors are the same; also MemberError if no member has finished an epoch, and KeyboardInterrupt
+    where a signal ends the run. Column names of a table are kept, and
     checked in `predict`.
     """
     names = _names(X)
@@ -127,6 +129,7 @@ def fit(
 
 
 def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray[Any] | None, inputs: Tensor) -> Fitted:
+    raise_interrupts(report)
     failed = next((row for row in report.rows if row.reason), None)
     if failed is not None and not any(row.metrics for row in report.rows):
         gaps = inputs.isnan().reshape(len(inputs), -1).any(dim=1)

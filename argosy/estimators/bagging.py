@@ -1,6 +1,9 @@
 """Trains members on the folds of a table, and makes one network of all of them: the part of the estimators without scikit-learn."""
 
+import contextlib
 import copy
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +27,7 @@ from argosy.errors.checks import shown
 from argosy.estimators.columns import Columns, Rows
 from argosy.estimators.preparation import Numbers, TablePreparation
 from argosy.estimators.tabular import Shape
+from argosy.results.failures import raise_interrupts
 from argosy.results.report import Report
 from argosy.study import Data, Member, Study
 
@@ -33,6 +37,8 @@ MembersFor = Member | Callable[[Shape], Member | Sequence[Member]]
 """A member, or a function that makes members for a table."""
 MEMORY = Path("/dev/shm")
 """Where files of a run that nothing keeps are written at once; elsewhere each of a thousand small ones waits for the disk."""
+LEAST_BYTES = 2**29
+"""Room that there must be: a container has 64 MiB, if nothing more was asked for."""
 NOTE = "scores are of {:,} samples, each predicted by the networks that held it out"
 
 
@@ -147,8 +153,9 @@ def bagged(
         members=[_moved(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)],
         seed=seed,
     )
-    with tempfile.TemporaryDirectory(prefix="argosy-fit-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="argosy-fit-", dir=_memory()) as folder:
         report = train(study, directory=folder, launcher=launcher, devices=_devices(launcher), quiet=True)
+        raise_interrupts(report)
         networks = {
             member.name: [fold.answering(report.member(one.name).load()) for fold, one in zip(cut, family, strict=True)]
             for member, family in zip(made, families, strict=True)
@@ -169,6 +176,14 @@ def bagged(
     found = found.double()
     found.weights /= found.weights.sum()  # they were float32: probabilities have to sum to one in float64
     return found.eval()
+
+
+def _memory() -> Path | None:
+    """Return the folder of files in memory; None where it has no room, or may not be written."""
+    with contextlib.suppress(OSError):
+        if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > LEAST_BYTES:
+            return MEMORY
+    return None
 
 
 def _devices(launcher: str) -> str | None:

@@ -30,6 +30,7 @@ __all__ = [
     "PolicyAnswered",
     "Profiled",
     "Proposed",
+    "OUT_OF_TIME",
     "REFUSED",
     "Recovered",
     "Retried",
@@ -46,6 +47,8 @@ __all__ = [
     "WorkerLost",
 ]
 
+OUT_OF_TIME = "time limit"
+"""How the reason begins of a run that its time limit has paused."""
 REFUSED = "refused: "
 """Prefix of the answer to a command for which nothing was done."""
 

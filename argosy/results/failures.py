@@ -1,12 +1,14 @@
-"""Report failed members to the caller of a run: as warnings, or as one error."""
+"""Report failed members to the caller of a run: as warnings, or as one error; and that it was interrupted."""
 
 from collections.abc import Sequence
 
 from argosy.errors import MemberError, MemberFailed
 from argosy.errors.warned import warn_caller
+from argosy.protocol.events import OUT_OF_TIME
 from argosy.results.member import MemberResult
+from argosy.results.report import Report
 
-__all__ = ["raise_failures", "warn_of_failures", "warn_of_trials"]
+__all__ = ["raise_failures", "raise_interrupts", "warn_of_failures", "warn_of_trials"]
 
 MOST_TOLD = 10
 """Most failed members that an error names."""
@@ -44,3 +46,9 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
             f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
             "Mend these, or leave out raise_on_failure to have their report all the same."
         )
+
+
+def raise_interrupts(report: Report) -> None:
+    """Raise KeyboardInterrupt where a signal or a command has paused a run; what a time limit leaves is what was asked for."""
+    if report.status == "paused" and not report.reason.startswith(OUT_OF_TIME):
+        raise KeyboardInterrupt(report.reason)

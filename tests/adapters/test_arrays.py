@@ -1,5 +1,6 @@
 """Fit and predict over arrays."""
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,30 @@ def test_numbers_are_predicted_without_a_directory_and_without_validation(tmp_pa
 
 
 HOW = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
+
+
+def interrupting(batch: Any) -> Any:
+    """For `Member.augment`: a person wants the run to end."""
+    signal.raise_signal(signal.SIGUSR1)
+    return batch
+
+
+@pytest.mark.parametrize("estimator", [True, False])
+def test_a_signal_ends_a_fit_which_returns_no_network_that_has_trained_for_less(estimator: bool) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="SIGUSR1"):
+            if estimator:
+                argosy.Classifier(member(augment=interrupting), folds=2).fit(X, WORDS)
+            else:
+                argosy.fit(X, WORDS, member(augment=interrupting), **HOW)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_fit_has_reached_within_its_time_limit_is_returned() -> None:
+    how = {**HOW, "stop": argosy.MaxEpochs(100_000), "time_limit": 1.5}
+    assert argosy.fit(X, WORDS, member(), **how).report.status == "paused"
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from disks import fill_up
 from pandas import NA, Categorical, CategoricalDtype, DataFrame, Series, cut
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -105,6 +106,12 @@ def test_one_seed_gives_one_ensemble_and_a_copy_of_it_needs_no_directory(
         assert np.array_equal(probabilities, same.predict_proba(X))
     assert not hasattr(clone(one), "ensemble_")
     assert set(one.predict(X)) <= {"yes", "no"}
+
+
+def test_memory_without_room_is_not_written_into(monkeypatch: pytest.MonkeyPatch, small_disk: Path) -> None:
+    monkeypatch.setattr(bagging, "MEMORY", small_disk)
+    fill_up(small_disk)
+    assert argosy.Classifier(TINY, folds=2).fit(X, WORDS).score(X, WORDS) > 0
 
 
 def test_fits_of_two_threads_draw_as_alone() -> None:

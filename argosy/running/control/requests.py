@@ -5,7 +5,7 @@ from typing import Any
 
 from argosy.errors import ArgosyError
 from argosy.errors.spelling import meant
-from argosy.protocol.events import REFUSED
+from argosy.protocol.events import OUT_OF_TIME, REFUSED
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
 from argosy.running.control.clones import Clones
@@ -66,7 +66,7 @@ class Requests:
     def _out_of_time(self) -> str | None:
         limit = self.run.settings.time_limit
         over = limit is not None and time.monotonic() - self.run.began > limit
-        return f"time limit of {limit:g} s" if over else None
+        return f"{OUT_OF_TIME} of {limit:g} s" if over else None
 
     def _command(self, file: str, command: dict[str, Any]) -> str | None:
         """The answer; None where it is given when the thing is done."""
