@@ -373,6 +373,26 @@ def test_a_module_beside_the_study_file_is_found(folder: Path) -> None:
     argosy(elsewhere, "run", "../study.py", "--json")
 
 
+def test_workers_import_what_an_optimised_interpreter_does_whatever_lies_in_the_folder_it_is_started_in(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "beside.py").write_text(
+        "from torch import nn\ndef net(hidden):\n    assert hidden\n    return nn.Linear(6, 3)\n"
+    )
+    text = STUDY.replace("import argosy\n", "import argosy\nimport beside\n", 1).replace(
+        "partial(Net, 4)", "partial(beside.net, 4)"
+    )
+    (tmp_path / "script.py").write_text(
+        text + "argosy.train(study, directory='run', quiet=True, devices='cpu:1', raise_on_failure=True)\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "json.py").write_text("not Python")
+    words = [sys.executable, "-O", str(tmp_path / "script.py")]
+    found = subprocess.run(words, cwd=elsewhere, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+
+
 def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
     (folder / "study.py").write_text(STUDY + "open('imported', 'a').write('x')\n")
     argosy(folder, "run", "study.py", "--json")

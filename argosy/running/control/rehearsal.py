@@ -22,6 +22,7 @@ from argosy.errors import ArgosyError
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.blobs import dump
+from argosy.running.launch.forkserver import PYTHON
 from argosy.stream.death import die_with_parent, name_process
 from argosy.stream.imported import Imported, imported_by
 from argosy.stream.sources import identities_of_arrays
@@ -69,7 +70,7 @@ class Rehearsal:
             given.seek(0)
             said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
             process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM],
+                [*PYTHON, PROGRAM],
                 stdin=given,
                 stdout=said,
                 stderr=subprocess.DEVNULL,

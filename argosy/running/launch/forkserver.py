@@ -34,7 +34,7 @@ from argosy.stream.memory import memory_file
 from argosy.stream.wire import Peer, poll
 from argosy.training.device.heap import allow_tcache, without_tcache
 
-__all__ = ["STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
+__all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 
 FAREWELL_SECONDS = 5
 """Seconds that workers have to exit by themselves when the run is over."""
@@ -42,6 +42,8 @@ POLL_SECONDS = 0.005
 """Seconds between two looks whether the server has ended."""
 STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
+PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
+"""An interpreter that compiles modules as this one does, and that finds none in the folder that it is started in."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that only the driver acts on; workers follow its commands."""
 
@@ -75,7 +77,7 @@ class ForkServer:
         with contextlib.ExitStack() as undone, _no_stopped_child():
             words = undone.enter_context(os.fdopen(memory_file("argosy-fork-server"), "rb"))
             process = subprocess.Popen(
-                [sys.executable, "-c", program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
+                [*PYTHON, program, json.dumps(_path()), str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 # A check for a GPU must not start the CUDA driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
