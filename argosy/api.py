@@ -46,7 +46,7 @@ from argosy.tuning.hyperband import Brackets
 from argosy.tuning.report import SearchReport
 from argosy.tuning.search import Search, Store
 from argosy.views.bar import progress_bar
-from argosy.views.output import write
+from argosy.views.output import open_what_is_closed, write
 from argosy.views.trackers import Tracked
 
 __all__ = [
@@ -225,6 +225,7 @@ def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Pa
 @contextlib.contextmanager
 def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
     """Claim a run directory for one driver alone."""
+    open_what_is_closed()
     own_directory(directory)
     with (
         contextlib.closing(launcher),

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -391,6 +392,16 @@ def test_workers_import_what_an_optimised_interpreter_does_whatever_lies_in_the_
     words = [sys.executable, "-O", str(tmp_path / "script.py")]
     found = subprocess.run(words, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_a_script_without_a_standard_output_trains_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        STUDY + "argosy.train(study, directory='run', devices='cpu:1')\nopen('went on', 'w')\n"
+    )
+    command = f"exec {shlex.quote(sys.executable)} script.py >&-"
+    found = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "went on").exists()
 
 
 def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:

@@ -82,6 +82,7 @@ class ForkServer:
                 # A check for a GPU must not start the CUDA driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,  # it was closed, and is some file by now
                 stderr=words,
                 start_new_session=True,
                 # The tie is set before exec: only a moment inside the kernel lies between the server's birth and the
