@@ -300,7 +300,7 @@ def main() -> None:
     warnings.formatwarning = _warning
     try:
         app()
-    except (ArgosyError, OSError, MemoryError) as error:
+    except (ArgosyError, OSError, MemoryError, RuntimeError) as error:
         told = error if isinstance(error, ArgosyError) else refused(error, "argosy cannot go on")
         if told is None:
             raise

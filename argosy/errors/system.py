@@ -25,6 +25,8 @@ MEANS = {
     errno.ENOMEM: "Memory has run out: use fewer devices (--devices cpu:1), fewer --loader-workers or smaller members",
     errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's limit of pids",
 }
+NO_THREAD = "can't start new thread"
+"""Python's words for EAGAIN, in a RuntimeError."""
 
 
 def disk_refused(error: Exception, what: str) -> DiskError:
@@ -46,7 +48,11 @@ def files_refused(error: Exception | None = None) -> OSError | None:
 
 def means_refused(error: Exception, what: str) -> WorkerError | None:
     """Return such an error where a process was refused descriptors, memory or other processes; None for any other error."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno if isinstance(error, OSError) else None
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    if str(error) == NO_THREAD:
+        number = errno.EAGAIN
     if number not in MEANS:
         return None
     return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command goes on.")
@@ -64,7 +70,7 @@ def refusals_told(directory: Path) -> Iterator[None]:
     """Raise what the system refuses to a run, inside this context, as an error for the user; other errors pass."""
     try:
         yield
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         told: ArgosyError | None = means_refused(error, f"the run in {directory} cannot go on")
         if isinstance(error, OSError) and error.errno in DISK and _concerns(error, directory):
             told = disk_refused(error, f"cannot write in {directory}")

@@ -7,7 +7,6 @@ socket, the server kills its remaining children and exits.
 """
 
 import contextlib
-import errno
 import functools
 import gc
 import json
@@ -67,7 +66,7 @@ class ForkServer:
         """
         try:
             return cls._start()
-        except (OSError, MemoryError) as error:
+        except (OSError, MemoryError, RuntimeError) as error:
             raise means_refused(error, "the fork server cannot be started") or error from error
 
     @classmethod
@@ -169,10 +168,7 @@ def _no_stopped_child() -> Iterator[None]:
                         child.kill()
 
     watcher = threading.Thread(target=watch, name="argosy-fork-server", daemon=True)
-    try:
-        watcher.start()
-    except RuntimeError as error:  # Python's error for a thread that the system refuses
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
+    watcher.start()
     try:
         yield
     finally:
