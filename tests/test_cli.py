@@ -332,10 +332,10 @@ def test_train_spells_the_settings_as_they_are_declared() -> None:
         assert (spelled[name].default, spelled[name].annotation) == (parameter.default, parameter.annotation), name
 
 
-def run_script(folder: Path, text: str, *, stdin: bool = False) -> str:
+def run_script(folder: Path, text: str, *, stdin: bool = False, file: str = "script.py") -> str:
     """Run a script, from a file or as a notebook sends its cells, without a file."""
-    (folder / "script.py").write_text(text)
-    command = [sys.executable, "-"] if stdin else [sys.executable, "script.py"]
+    (folder / file).write_text(text)
+    command = [sys.executable, "-"] if stdin else [sys.executable, file]
     found = subprocess.run(
         command, cwd=folder, input=text if stdin else None, capture_output=True, text=True, check=False
     )
@@ -392,6 +392,12 @@ def test_workers_import_what_an_optimised_interpreter_does_whatever_lies_in_the_
     words = [sys.executable, "-O", str(tmp_path / "script.py")]
     found = subprocess.run(words, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_a_script_that_trains_while_it_is_imported_does_so_once(tmp_path: Path) -> None:
+    text = "argosy.train(study, directory='run', devices='cpu:1', quiet=True, raise_on_failure=True)\nprint('once')\n"
+    (tmp_path / "script.py").write_text(STUDY + text)
+    assert run_script(tmp_path, "import script", file="other.py") == "once\n"
 
 
 def test_a_script_without_a_standard_output_trains_and_goes_on(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import torch
 from argosy.errors import StudyError
 from argosy.errors.traces import sources
 from argosy.protocol.trainer import Enlist
+from argosy.readings import is_own_module
 from argosy.running.launch.launcher import Job
 from argosy.stream.imported import imported_by
 from argosy.stream.mapped import MappedFile
@@ -118,6 +119,7 @@ def enlisting(members: tuple[Member, ...]) -> Enlist:
 
 def blobs_of(job: Job) -> dict[str, int]:
     """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders)."""
+    _send_by_value_what_is_being_imported()
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
@@ -131,6 +133,13 @@ def blobs_of(job: Job) -> dict[str, int]:
         state = to_descriptor(job.process_state, "a filter of warnings")
         undone.pop_all()
     return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
+
+
+def _send_by_value_what_is_being_imported() -> None:
+    """Let modules that train while they are imported travel as scripts do: a worker that imported them would train as well."""
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False) and is_own_module(name):
+            cloudpickle.register_pickle_by_value(module)
 
 
 def to_descriptor(value: Any, what: str) -> int:
