@@ -7,7 +7,9 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import evidence
@@ -18,6 +20,7 @@ from family import COMMAND, Run, study_file
 
 import argosy
 from argosy.disk import settled
+from argosy.disk.files import append_descriptor
 from argosy.errors import DiskError, RunError
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
@@ -97,6 +100,24 @@ def test_a_clock_that_is_set_makes_no_stranger_of_a_driver(tmp_path: Path) -> No
         pid, _, begun = (tmp_path / "run.lock").read_text().split()
     assert int(pid) == os.getpid()
     assert begun == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_lock_is_that_of_the_directory_which_is_there_when_it_is_taken(tmp_path: Path) -> None:
+    """Another command has it for a moment, to move the directory aside and begin anew."""
+    run = tmp_path / "run"
+    run.mkdir()
+    descriptor = append_descriptor(run / "run.lock")
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        lock = pool.submit(Lock(run / "run.lock").__enter__)
+        time.sleep(0.2)
+        run.rename(tmp_path / "run.old-1")
+        run.mkdir()
+        os.close(descriptor)
+        taken = lock.result()
+    assert str(os.getpid()) in (run / "run.lock").read_text()
+    assert (tmp_path / "run.old-1" / "run.lock").read_text() == ""
+    taken.__exit__()
 
 
 class Starting(studies.Vectors):

@@ -242,14 +242,23 @@ class Lock:
         self.descriptor: int = -1
 
     def __enter__(self) -> "Lock":
-        self.descriptor = append_descriptor(self.path, 0o600)
-        try:
-            self._wait()
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, f"{os.getpid()} {socket.gethostname()} {_begun(os.getpid())}".encode(), 0)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        there = False
+        while not there:
+            self.descriptor = append_descriptor(self.path, 0o600)
+            try:
+                self._wait()
+                # A directory that was moved meanwhile, as to begin anew, has taken its lock along.
+                with contextlib.suppress(FileNotFoundError):
+                    there = os.path.samestat(os.fstat(self.descriptor), self.path.stat())
+                if there:
+                    os.ftruncate(self.descriptor, 0)
+                    signature = f"{os.getpid()} {socket.gethostname()} {_begun(os.getpid())}"
+                    os.pwrite(self.descriptor, signature.encode(), 0)
+            except BaseException:
+                os.close(self.descriptor)
+                raise
+            if not there:
+                os.close(self.descriptor)
         return self
 
     def __exit__(self, *error: object) -> None:
