@@ -818,6 +818,21 @@ def test_a_network_may_ask_for_gradients_while_it_trains() -> None:
         measure(start(studies.member(model=partial(Balanced, always=True))), block, validated=30)
 
 
+class Prepared(nn.Linear):
+    """Its first training batch sets its weights, as that of an ActNorm; `decides=False`, it notes that it has seen one and no more."""
+
+    def __init__(self, *, decides: bool, trains: bool = True) -> None:
+        super().__init__(12, 10)
+        self.decides, self.trains, self.seen = decides, trains, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.seen and (self.training or not self.trains):
+            self.seen = True
+            if self.decides:
+                self.bias.data = -nn.functional.linear(x, self.weight).detach().mean(0)
+        return super().forward(x)
+
+
 class Drawing(nn.Linear):
     """Adds noise from a generator of its own, if it has one."""
 
@@ -991,6 +1006,12 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
+        ({"model": partial(Prepared, decides=True)}, "steps change 'seen' of the network"),
+        ({"model": partial(Prepared, decides=False)}, ""),
+        (
+            {"model": partial(Prepared, decides=True, trains=False)},
+            "a network that is loaded from its file validates otherwise",
+        ),
     ],
 )
 def test_what_else_is_in_no_file_or_not_trained_is_noted(fields: Any, words: str) -> None:

@@ -1,13 +1,14 @@
 """Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
 
 import contextlib
+import copy
 import hashlib
 import statistics
 import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
+from argosy.training.member.own import restore
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -84,6 +86,7 @@ def measuring(
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
     trial = Solo(live.trial())
+    built = _in_no_file(trial.live, trial.live.schedule)
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     before = trial.live.randomness.copy()
@@ -103,9 +106,10 @@ def measuring(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live)
-    unsaved = _in_no_file(trial.live, schedule)  # after the first step: lazily filled values are no change
+    unsaved = _in_no_file(trial.live, schedule)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
     moving = [where for where, value in _in_no_file(trial.live, schedule).items() if unsaved.get(where) != value]
+    once = [where for where, value in unsaved.items() if built.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
@@ -119,7 +123,10 @@ def measuring(
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
-    unusual |= {COUPLED: coupled and samples > size, **dict.fromkeys(_told(moving, trial, live, block, size), True)}
+    unusual |= {
+        COUPLED: coupled and samples > size,
+        **dict.fromkeys(_told(moving, once, trial, live, block, size), True),
+    }
     for what, part in _called(live.member).items():
         unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
             p.requires_grad for p in part.parameters()
@@ -170,14 +177,14 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
     Returns whether its mean over these batches depends on their sizes. A step that moves the weights itself is not called, and an
     own validation of one batch is well-defined whatever it gives. A network that takes its own sizes alone is shown these.
     """
-    member, copy, several = live.member, Solo(live.trial()), samples > size
+    member, copied, several = live.member, Solo(live.trial()), samples > size
     coupled: bool | None = False
-    with copy.active(), _uncompiled():
+    with copied.active(), _uncompiled():
         if member.optimizers is None:
             rows = size if several and member.validate is None else min(FEW, -(-member.batch_size // member.accumulate))
-            coupled = copy.try_own("step", _Shown(block, rows).data, rows)
+            coupled = copied.try_own("step", _Shown(block, rows).data, rows)
         if member.validate is not None and several:
-            coupled = copy.try_own("validate", _Shown(block, size).data, size)
+            coupled = copied.try_own("validate", _Shown(block, size).data, size)
     if coupled is None and several and samples % size:
         alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
         with trial.active():
@@ -351,6 +358,7 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
 def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
     """Yield tokens of the numbers and leaf tensors that an object holds, but for those `saved`, by id."""
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
+    held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
@@ -493,22 +501,41 @@ class _Shown:
         return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)
 
 
-def _told(moving: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
-    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise."""
-    if not moving or not size:
-        return moving[:1]
+def _told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
+    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise.
+
+    What the first step alone changes, `once`, is mostly a cache: it is told of where a file's weights validate, or train, otherwise without it, as
+    without a flag by which the first batch sets weights.
+    """
+    if not moving and not once:
+        return []
     behind = Solo(live.trial())
     try:
         load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-    except (
-        RuntimeError
-    ):  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
-        return moving[:1]
+        restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    except (RuntimeError, ValueError, KeyError):
+        return moving[
+            :1
+        ]  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
     behind.live.randomness = trial.live.randomness.copy()
-    once, twice, loaded = (_answers(one, block, size) for one in (trial, trial, behind))
-    if same_bits(once, twice) and not same_bits(once, loaded):
-        return [f"{LOADED}, since {where}" for where in moving]
+    if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
+        return [f"{LOADED}, since {where}" for where in moving or once]
+    if not moving and _decides(_trained(one, block) for one in (trial, trial, behind)):
+        return once[:1]
     return moving[:1]
+
+
+def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
+    """Whether what a member gives is the same twice, and another behind a file."""
+    once, twice, behind = found
+    return same_bits(once, twice) and not same_bits(once, behind)
+
+
+def _trained(solo: Solo, block: Block) -> list[torch.Tensor]:
+    """Return the losses of a copy on a training batch of a block."""
+    copied, batch = Solo(solo.live.trial()), _Shown(block, solo.live.member.batch_size)
+    with copied.active():
+        return [copied.gradients(batch.data, batch.rows, of=batch.rows)]
 
 
 def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
