@@ -208,6 +208,24 @@ def test_a_loss_that_compares_samples_of_a_class_is_taken_where_the_first_ones_a
     check_step(member(step=step), "step", lambda pair: supervised(*pair), (output, CLASSES[:16]), 16)
 
 
+def remembering(memory: Tensor, batch: Any) -> Tensor:
+    """Moves a memory of what it has said of each sample (early-learning regularization, Liu et al. 2020)."""
+    output, target, number = batch
+    said = output.softmax(1)
+    memory[number] = 0.7 * memory[number] + 0.3 * said
+    return functional.cross_entropy(output, target) + 3 * (1 - (memory[number] * said).sum(1)).log().mean()
+
+
+@pytest.mark.parametrize("seed", [5, 77, 96])
+def test_a_step_that_each_call_moves_is_taken_where_it_grows_by_itself(seed: int) -> None:
+    output = 2 * torch.randn(16, 3, generator=torch.Generator().manual_seed(seed))
+    target = output.argmax(1)
+    target[:3] = 0
+    check_step(
+        member(step=step), "step", partial(remembering, torch.zeros(16, 3)), (output, target, torch.arange(16)), 16
+    )
+
+
 def mining(model: nn.Module, batch: Any) -> Tensor:
     """Draws the negative of each sample among those of other classes, of which there have to be some."""
     others = batch[1][:, None] != batch[1]
@@ -475,6 +493,20 @@ class Flat(nn.Module):
 def test_a_loss_by_hand_that_broadcasts_is_refused(tmp_path: Path, loss: Any) -> None:
     told = sentence(tmp_path, member(model=ONE, loss=loss), arrays=(X, NUMBERS.flatten()))
     assert "compares each output with the targets of other samples" in told
+
+
+def pinball(output: Tensor, target: Tensor) -> Tensor:
+    """A sum over quantiles, each of them `[B]`."""
+    errors = [target - output[:, column] for column in range(3)]
+    return sum(
+        torch.maximum((q - 1) * error, q * error) for q, error in zip((0.1, 0.5, 0.9), errors, strict=True)
+    ).mean()
+
+
+def test_a_loss_of_quantiles_takes_flat_targets_and_says_so(tmp_path: Path) -> None:
+    several = member(model=partial(nn.Linear, 6, 3), loss=pinball)
+    assert "Give both one shape: target[:, 0]." in sentence(tmp_path / "a", several, arrays=(X, NUMBERS))
+    assert reason(tmp_path / "b", several, data=argosy.Data(arrays=(X, NUMBERS.flatten()))) == ""
 
 
 def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:

@@ -248,6 +248,16 @@ def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
     assert outcome(again.live) == outcome(solo.live)
 
 
+def test_a_schedule_that_moves_before_the_next_step_warns_of_nothing(tmp_path: Path) -> None:
+    """Behind a file that was written at the end of the first epoch's steps, before its validation."""
+    solo = start()
+    solo.live.begin_epoch(ORDERS, 0)
+    list(train(solo, 0, 0, 100))
+    solo, _ = resumed(solo.live.state_dict(), tmp_path)
+    solo.live.move_schedule(1.0)
+    assert solo.live.optimizer.param_groups[0]["lr"] == 0.025
+
+
 class Stray(nn.Module):
     """Two layers, of which an optimizer may leave out one."""
 

@@ -61,8 +61,8 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
 
     A few samples are given twice, four and six times over: a mean stays, a sum grows by as much each time, a root of one by a power of
     their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and so is a sum over pairs by the number of
-    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a
-    variational autoencoder, it is told where these decide little; it cannot be told of one that takes no such batch.
+    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a variational autoencoder, or that each
+    call moves, as by a memory of targets, it is told where these decide little; it cannot be told of one that takes no such batch.
     """
     some = _taken(samples, rows, range(min(PAIRED, rows)))
     drawn = _mean_of(value, some) != _mean_of(value, some)
@@ -72,7 +72,8 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
     if not all(map(math.isfinite, found)):
         return False
     if drawn:
-        grows = all(_close(n * once, one, DRAWN) for n, one in ((2, twice), (3, thrice)))
+        again = _mean_of(value, _taken(samples, rows, few * TIMES[0]))
+        grows = all(_close(n * once, one, DRAWN) for n, one in ((1, again), (2, twice), (3, thrice)))
     else:
         grows = _adds_up(once, twice, thrice) or _is_power(once, twice, thrice)
         if grows and rows >= 4 and _close(twice - once, thrice - twice):
@@ -144,7 +145,9 @@ def check_pairs(
     # Outputs of an untrained network may be so much alike that no order matters; targets in their place are not.
     like = [target.reshape(output.shape).to(output.dtype)] if tensors else []
     if any(_broadcasts(function, outputs, target, rows) for outputs in (output, *like)):
-        advice = same_shape(output.shape, target.shape) if tensors else "output[:, 0], or target[:, None]"
+        column = isinstance(target, Tensor) and target.shape == (rows, 1)
+        other = "target[:, 0]" if column else "output[:, 0], or target[:, None]"
+        advice = same_shape(output.shape, target.shape) if tensors else other
         raise _broadcast(member, what, _shapes(output), _shapes(target), advice)
 
 

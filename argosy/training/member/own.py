@@ -95,6 +95,8 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     """
     functions = [{k: v for k, v in group.items() if isinstance(v, FunctionType)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
+    if not isinstance(optimizer, OwnOptimizers):
+        optimizer._opt_called = True  # before the file was written: a schedule that is stepped first would warn
     for group, own in zip(optimizer.param_groups, functions, strict=True):
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
