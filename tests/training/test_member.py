@@ -1092,6 +1092,15 @@ def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> 
     assert warning.filename == __file__
 
 
+def test_the_caller_is_warned_of_weights_that_nothing_trains(tmp_path: Path) -> None:
+    """As those of the uncertainties of several tasks (Kendall et al. 2018), which are the loss's."""
+    fleet = [studies.member(name, loss=Tempered(frozen=False)) for name in "ab"]
+    with pytest.warns(UserWarning, match="member '[ab]': its loss has weights .* no optimizer moves them") as told:
+        argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
+    (warning,) = told
+    assert warning.filename == __file__
+
+
 def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) -> None:
     fleet = [studies.member(name, loss=by_global) for name in "ab"]
     with pytest.warns(

@@ -71,7 +71,7 @@ from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
 from argosy.study import doubts_of
-from argosy.training.choice.measure import LOADED, TOGETHER
+from argosy.training.choice.measure import LOADED, TOGETHER, UNMOVED
 
 __all__ = ["Driver", "drive"]
 
@@ -273,9 +273,9 @@ class Driver(DriverPart):
             self.barriers.section_ended(worker, report.section)
 
     def _warn_of_state(self, started: MemberStarted) -> None:
-        """Warn of state that makes members other than they would be alone, or behind a file, once for members alike."""
+        """Warn of state that makes members other than they would be alone, behind a file, or with an optimizer of all weights, once for members alike."""
         for note in started.notes:
-            if (TOGETHER in note or LOADED in note) and note not in self._warned:
+            if any(words in note for words in (TOGETHER, LOADED, UNMOVED)) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 

@@ -63,7 +63,10 @@ AROUND = (
 )
 LOADED = "a network that is loaded from its file validates otherwise"
 BOUND = f"steps change a tensor or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
-UNTRAINED = "its {} has weights that want a gradient, and no optimizer moves them: let them be a part of the network, or freeze them"
+UNMOVED = "no optimizer moves them"
+UNTRAINED = (
+    f"its {{}} has weights that want a gradient, and {UNMOVED}: let them be a part of the network, or freeze them"
+)
 DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
 
