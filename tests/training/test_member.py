@@ -877,6 +877,7 @@ def annealed() -> Any:
     return partial(loss, 1.0)
 
 
+MEMORY = np.zeros(100)
 CALLS, BANK, TEACHER, CACHE = 0, deque[torch.Tensor](maxlen=2), nn.Linear(1, 1), dict[Any, torch.Tensor]()
 LOG = list[int]()
 
@@ -890,6 +891,27 @@ def by_global(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def banked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     BANK.append(output.detach())
     return nn.functional.cross_entropy(output, target)
+
+
+def remembered(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    losses = nn.functional.cross_entropy(output, target, reduction="none")
+    MEMORY[target.numpy()] += losses.detach().numpy()
+    return losses
+
+
+def noting(memory: Any, network: nn.Module, batch: Any) -> torch.Tensor:
+    memory[batch[1].numpy()] += 1
+    return nn.functional.cross_entropy(network(batch[0]), batch[1])
+
+
+class Noting:
+    """Has an array of its own."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros(100)
+
+    def __call__(self, network: nn.Module, batch: Any) -> torch.Tensor:
+        return noting(self.memory, network, batch)
 
 
 def taught(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -982,6 +1004,12 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": annealed()}, "steps change 'calls' around a function"),
         ({"loss": by_global}, "steps change 'CALLS' around a function"),
         ({"loss": banked}, "steps change 'BANK' around a function"),
+        ({"loss": remembered}, "steps change 'MEMORY' around a function"),
+        ({"step": Noting(), "metrics": {}}, "steps change 'memory' of the step"),
+        (
+            {"step": partial(noting, np.zeros(100)), "metrics": {}},
+            "steps change a tensor",
+        ),
         ({"loss": taught}, "steps change 'TEACHER' around a function"),
         ({"loss": lagged}, "steps change 'lag' around a function"),
         ({"loss": cached}, ""),
@@ -994,7 +1022,7 @@ class Tempered(nn.CrossEntropyLoss):
         *(
             (
                 {"model": partial(nn.Linear, 12, 10), "step": step, "metrics": {}},
-                "steps change a tensor or network that its step holds",
+                "steps change a tensor",
             )
             for step in (partial(averaged, nn.Linear(12, 10).requires_grad_(False)), Teaching())
         ),

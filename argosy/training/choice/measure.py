@@ -7,12 +7,14 @@ import statistics
 import sys
 import time
 import weakref
+import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -46,6 +48,8 @@ FEW = 8
 STEPS = 5
 SECONDS = 0.030
 NUMBERS = (bool, int, float)
+LARGE = 32 << 20
+"""Bytes of an array from which on it is not looked at, as data."""
 MOST = 2000
 """Values of an attribute that are looked at."""
 PRIVATE = "writes into its input: gets private copies"
@@ -62,7 +66,9 @@ AROUND = (
     "each member has its own"
 )
 LOADED = "a network that is loaded from its file validates otherwise"
-BOUND = f"steps change a tensor or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
+BOUND = (
+    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
+)
 UNMOVED = "no optimizer moves them"
 UNTRAINED = (
     f"its {{}} has weights that want a gradient, and {UNMOVED}: let them be a part of the network, or freeze them"
@@ -307,7 +313,7 @@ def _check_apart(live: LiveMember) -> None:
 
 
 def _in_no_file(live: LiveMember, schedule: Any) -> dict[str, Any]:
-    """Return by sentence tokens of numbers, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
+    """Return by sentence tokens of numbers, arrays, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
     found: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
     schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
@@ -359,7 +365,7 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
 
 
 def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
-    """Yield tokens of the numbers and leaf tensors that an object holds, but for those `saved`, by id."""
+    """Yield tokens of the numbers, arrays and leaf tensors that an object holds, but for those `saved`, by id."""
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
     if isinstance(holder, nn.Module):
@@ -375,7 +381,7 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
 
 
 def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield numbers and versions of tensors in variables that functions read around them, by their names; a network among these by its weights.
+    """Yield numbers, versions of tensors and contents of arrays in variables that functions read around them, by their names; a network among these by its weights.
 
     Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
     """
@@ -387,7 +393,7 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _versions(value: Any) -> list[Any]:
-    """Return what changes with the tensors and networks in a value, which may be large."""
+    """Return what changes with the tensors, arrays and networks in a value, which may be large."""
     found = [one for one in _state_in(value, (), deep=True) if isinstance(one, torch.Tensor | str)]
     weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
     return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
@@ -401,7 +407,7 @@ def _sum(leaf: torch.Tensor) -> str:
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
     """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
     samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
-    For each weight of a network that is an attribute, or in a list, yield its sum.
+    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text.
     """
     todo, seen = [value], set[int]()
     while todo and len(seen) < MOST:
@@ -412,6 +418,9 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
                 yield one if one.is_leaf and one.layout is torch.strided else True
+            elif isinstance(one, np.ndarray):  # NumPy counts no versions
+                if one.nbytes <= LARGE and not one.dtype.hasobject:
+                    yield f"{one.shape} {zlib.crc32(one.tobytes())}"
             elif deep and isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif deep and isinstance(one, nn.Module):
