@@ -843,6 +843,18 @@ class Prepared(nn.Linear):
         return super().forward(x)
 
 
+class Showing(nn.Linear):
+    """It keeps what its last pass has made, with the graph of this."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.maps = list[torch.Tensor]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.maps = [super().forward(x)]
+        return self.maps[0]
+
+
 class Drawing(nn.Linear):
     """Adds noise from a generator of its own, if it has one."""
 
@@ -1045,7 +1057,9 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
         ({"loss": Counted()}, "steps change 'calls' of the loss"),
         ({"model": partial(Prepared, decides=True)}, "steps change 'seen' of the network"),
+        ({"model": partial(Prepared, decides=True), "batch_size": 1}, "steps change 'seen' of the network"),
         ({"model": partial(Prepared, decides=False)}, ""),
+        ({"model": Showing}, ""),
         (
             {"model": partial(Prepared, decides=True, trains=False)},
             "a network that is loaded from its file validates otherwise",

@@ -1,7 +1,6 @@
 """Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
 
 import contextlib
-import copy
 import hashlib
 import statistics
 import sys
@@ -37,7 +36,7 @@ from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
-from argosy.training.member.own import restore
+from argosy.training.member.randomness import Randomness
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -521,18 +520,17 @@ def _told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, blo
     """
     if not moving and not once:
         return []
-    behind = Solo(live.trial())
+    behind, drawn = Solo(live.trial()), trial.live.randomness.copy()
     try:
         load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-        restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
-    except (RuntimeError, ValueError, KeyError):
+    except RuntimeError:
         return moving[
             :1
         ]  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
-    behind.live.randomness = trial.live.randomness.copy()
+    behind.live.randomness = drawn.copy()
     if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
         return [f"{LOADED}, since {where}" for where in moving or once]
-    if not moving and _decides(_trained(one, block) for one in (trial, trial, behind)):
+    if not moving and _decides(_trained(one, block, drawn.copy()) for one in (trial, trial, behind)):
         return once[:1]
     return moving[:1]
 
@@ -543,11 +541,12 @@ def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
     return same_bits(once, twice) and not same_bits(once, behind)
 
 
-def _trained(solo: Solo, block: Block) -> list[torch.Tensor]:
-    """Return the losses of a copy on a training batch of a block."""
-    copied, batch = Solo(solo.live.trial()), _Shown(block, solo.live.member.batch_size)
-    with copied.active():
-        return [copied.gradients(batch.data, batch.rows, of=batch.rows)]
+def _trained(solo: Solo, block: Block, randomness: Randomness) -> list[torch.Tensor]:
+    """Return the losses of a training batch of a block, drawn from here on."""
+    solo.live.randomness, batch = randomness, _Shown(block, solo.live.member.batch_size)
+    with solo.active():
+        losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
+    return [losses.clone(memory_format=torch.contiguous_format)]  # of one sample, it may lie with a stride of 0
 
 
 def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
