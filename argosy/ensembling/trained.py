@@ -179,7 +179,11 @@ class Trained:
             check_classes_first(predicted[0], known={*map(kind_of, members)} == {"classes"})
         tree = flatten(outputs[0])[1]
         how = each_combine(combine, tree)[0]
-        if tree is not None and select is None and not calibrate:
+        if (
+            (tree is not None or _several_numbers(outputs[0], predicted[0].targets))
+            and select is None
+            and not calibrate
+        ):
             return alike(networks, seeds, combine, note="no scores: the networks have several outputs")
         if shared:
             return make(networks, seeds, predicted[0], combine=how, select=select, calibrate=calibrate, weights=weights)
@@ -354,3 +358,9 @@ def _all_validated_alike(members: Sequence[Member]) -> bool:
     if first is None:
         return all(other is None for other in others)
     return all(other is not None and np.array_equal(first, other) for other in others)
+
+
+def _several_numbers(output: Any, target: Any) -> bool:
+    """Whether an output has more numbers than its target, as the quantiles of one have."""
+    numbers = isinstance(output, Tensor) and isinstance(target, Tensor) and target.is_floating_point()
+    return numbers and output.numel() > target.numel()

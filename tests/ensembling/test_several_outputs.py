@@ -119,6 +119,27 @@ def test_of_folds_each_output_is_told_by_the_member_that_held_the_sample_out(tmp
     assert "several outputs" in report.ensemble(combine="mean").note
 
 
+def pinball(output: Tensor, target: Tensor) -> Tensor:
+    error, share = target - output, torch.tensor([0.1, 0.5, 0.9])
+    return torch.maximum((share - 1) * error, share * error).mean(1)
+
+
+def test_quantiles_of_one_number_are_combined_each_by_itself(tmp_path: Path) -> None:
+    adam, model = partial(Adam, lr=0.01), partial(nn.Linear, 6, 3)
+    several = argosy.Member("net", model=model, optimizer=adam, loss=pinball, batch_size=50)
+    arrays = X[TRAIN], X[TRAIN][:, :1]
+    study = argosy.Study(
+        data=argosy.Data(arrays=arrays, val_arrays=arrays),
+        members=argosy.replicate(several, seeds=2),
+        stop=argosy.MaxEpochs(1),
+    )
+    report = argosy.train(study, directory=tmp_path, launcher="inline")
+    ensemble = report.ensemble(combine="mean")
+    alone = torch.stack([report.member(name).load()(X[NEW]) for name in ensemble.names])
+    torch.testing.assert_close(ensemble(X[NEW]), alone.mean(dim=0))
+    assert (ensemble.scores, ensemble.note) == ((), "no scores: the networks have several outputs")
+
+
 @pytest.mark.parametrize("held", ["tuple", "dict"])
 def test_an_export_has_all_outputs(tmp_path: Path, held: str) -> None:
     report = trained(tmp_path / "run", held)
