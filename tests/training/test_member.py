@@ -1,5 +1,6 @@
 """A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
 
+import itertools
 import math
 import random
 from collections import deque
@@ -889,7 +890,7 @@ def annealed() -> Any:
     return partial(loss, 1.0)
 
 
-MEMORY = np.zeros(100)
+MEMORY, OTHERS = np.zeros(100), itertools.cycle([0.1, 0.2])
 CALLS, BANK, TEACHER, CACHE = 0, deque[torch.Tensor](maxlen=2), nn.Linear(1, 1), dict[Any, torch.Tensor]()
 LOG = list[int]()
 
@@ -909,6 +910,11 @@ def remembered(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     losses = nn.functional.cross_entropy(output, target, reduction="none")
     MEMORY[target.numpy()] += losses.detach().numpy()
     return losses
+
+
+def drawn_from(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Takes samples of a loader of its own, as of another domain."""
+    return nn.functional.cross_entropy(output, target) + next(OTHERS)
 
 
 def noting(memory: Any, network: nn.Module, batch: Any) -> torch.Tensor:
@@ -1016,6 +1022,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"loss": annealed()}, "steps change 'calls' around a function"),
         ({"loss": by_global}, "steps change 'CALLS' around a function"),
         ({"loss": banked}, "steps change 'BANK' around a function"),
+        ({"loss": drawn_from}, "steps change 'OTHERS' around a function"),
         ({"loss": remembered}, "steps change 'MEMORY' around a function"),
         ({"step": Noting(), "metrics": {}}, "steps change 'memory' of the step"),
         (

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import statistics
 import sys
 import time
@@ -10,6 +11,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from functools import partial
+from io import IOBase
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -47,6 +49,8 @@ FEW = 8
 STEPS = 5
 SECONDS = 0.030
 NUMBERS = (bool, int, float)
+ASKED = itertools.count()
+"""Numbers the looks at iterators."""
 LARGE = 32 << 20
 """Bytes of an array from which on it is not looked at, as data."""
 MOST = 2000
@@ -406,7 +410,8 @@ def _sum(leaf: torch.Tensor) -> str:
 def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
     """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
     samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
-    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text.
+    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text; for a value that is an iterator,
+    another text each time.
     """
     todo, seen = [value], set[int]()
     while todo and len(seen) < MOST:
@@ -420,6 +425,8 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
             elif isinstance(one, np.ndarray):  # NumPy counts no versions
                 if one.nbytes <= LARGE and not one.dtype.hasobject:
                     yield f"{one.shape} {zlib.crc32(one.tobytes())}"
+            elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
+                yield f"turn {next(ASKED)}"  # as of a loader: it does not show where it is
             elif deep and isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif deep and isinstance(one, nn.Module):
