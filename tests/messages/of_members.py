@@ -1,5 +1,6 @@
 """What a member's own code does that cannot train: found when it is built, and tried on the first block."""
 
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,18 @@ class Outside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(12, 10)
-        self.act = lambda x: self.layer(x)
+        self.acts = [lambda x: self.layer(x)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(x)
+        return self.acts[0](x)
+
+
+class Locked(nn.Linear):
+    """A layer with a lock."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.lock = threading.Lock()
 
 
 def twice(batch: Any) -> Any:
@@ -160,6 +169,7 @@ CASES = {
     "a step that sets train()": lambda: tried(step=training, metrics={}),
     "a validation that asks for gradients": lambda: tried(step=differentiating, metrics={}),
     "a network of which copies compute with the original": lambda: tried(model=Outside),
+    "a network that cannot be copied": lambda: tried(model=Locked),
     "a network that loses weights as it trains": lambda: tried(step=pruning, metrics={}),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "a generator of one's own in an augmentation": lambda: tried(augment=shifted),

@@ -190,6 +190,25 @@ def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(na
     assert packs.admission(unlike).unlike == ()
 
 
+class Outside(nn.Module):
+    """A function that it has refers to it from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 10))
+        self.passed = lambda x: self.layers(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.passed(x)  # type: ignore[no-any-return]
+
+
+def test_functions_that_refer_to_a_network_are_each_members_own() -> None:
+    members = [member(f"m{lr}", model=Outside, optimizer=partial(SGD, lr=lr), seed=1) for lr in (0.01, 0.1)]
+    (lives, history), (fused, found) = (run(members, 2) for run in (alone, together))
+    assert all(difference(state(one), state(other)) <= EXACT for one, other in zip(lives, fused, strict=True))
+    assert difference(history, found) <= EXACT
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_in_float32_the_difference_is_that_of_the_network_itself(model: str) -> None:
     def members(moved: float = 0.0) -> list[Member]:

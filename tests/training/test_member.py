@@ -1199,6 +1199,47 @@ def test_members_made_of_one_tensor_each_move_their_own(model: Any) -> None:
     assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "what nothing moves is one for all"
 
 
+class Tracked(nn.Module):
+    """A hook of it, and functions that it has, refer to it from outside."""
+
+    def __init__(self, held: type = dict) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(12, 10), dict[str, torch.Tensor]()
+        self.register_buffer("mean", torch.zeros(12))
+
+        def track(layer: nn.Module, inputs: Any, output: torch.Tensor, seen: Any = self.seen) -> None:
+            if layer.training:
+                self.mean.lerp_(inputs[0].mean(0), 0.1)
+            seen["output"] = output
+
+        self.layer.register_forward_hook(track)
+        centred = lambda x: x - self.mean  # noqa: E731
+        self.passed = held({"x": lambda x: self.layer(centred(x))}.items())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passed["x"](x)
+        return self.seen["output"]
+
+
+class Around(Tracked):
+    """What a function in a list moves is of the network that it was made for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _, passed in self.passed:
+            passed(x)
+        return self.layer(x)
+
+
+def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> None:
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    solo, untried = start(studies.member(model=Tracked)), start(studies.member(model=Tracked))
+    measure(solo, block, validated=30)
+    assert outcome(solo.live) == outcome(untried.live)
+    assert not solo.live.model.seen
+    with pytest.raises(StudyError, match="still computes with"):
+        measure(start(studies.member(model=partial(Around, list))), block)
+
+
 class Thawing(nn.Module):
     """A layer that is trained from the tenth step on, and one until then."""
 

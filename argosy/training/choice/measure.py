@@ -97,7 +97,7 @@ def measuring(
     are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
-    trial = Solo(live.trial())
+    trial, buffers = Solo(live.trial()), _buffers(live)
     built = _in_no_file(trial.live, trial.live.schedule)
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
@@ -117,7 +117,7 @@ def measuring(
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
-    _check_apart(live)
+    _check_apart(live, buffers)
     unsaved = _in_no_file(trial.live, schedule)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
     moving = [where for where, value in _in_no_file(trial.live, schedule).items() if unsaved.get(where) != value]
@@ -304,14 +304,21 @@ def _norms(model: nn.Module) -> Iterator[list[bool]]:
             handle.remove()
 
 
-def _check_apart(live: LiveMember) -> None:
-    """Raise StudyError where a copy's step has reached the member's own network."""
+def _buffers(live: LiveMember) -> dict[str, Any]:
+    """Return by name which tensors its network's buffers are, and how often each was written into."""
+    named = live.model.named_buffers()
+    return {name: (id(buffer), buffer.is_inference() or buffer._version) for name, buffer in named}
+
+
+def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
+    """Raise StudyError where a copy's step has reached the member's own network, of which the buffers were these before."""
     reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
+    reached += [name for name, found in _buffers(live).items() if found != buffers.get(name)]
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())
     if reached and not scripted:  # of which torch's copies have their own values, and the original's gradients
         raise StudyError(
-            f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function does that "
-            "refers to `self` from outside: self.act = lambda x: self.layer(x). So its steps could not be tried beforehand. Make it a method."
+            f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function in a list "
+            "does that refers to `self` from outside: self.acts = [lambda x: self.layer(x)]. So its steps could not be tried beforehand. Make it a method."
         )
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors import StudyError
+from argosy.errors.traces import reason_of
 from argosy.stopping import Mode, better
 from argosy.stream.batches import Batch, Carried, Cutter, InOrder
 from argosy.stream.by_length import ByLength
@@ -25,7 +26,7 @@ from argosy.stream.order import Digest, Indices, Selection, member_seed
 from argosy.stream.schedule import Orders
 from argosy.study import Member
 from argosy.training.device.clock import DeviceClock
-from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.device.devices import Backend, DeviceEvent, out_of_memory
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.answers import Answers
 from argosy.training.member.checkpoint import plain
@@ -430,7 +431,16 @@ class LiveMember:
 
     def trial(self) -> "LiveMember":
         """Return a copy; its steps leave this member unchanged."""
-        trained = (*copies_of(self.model, self.optimizer, self.schedule), self.randomness.copy())
+        try:
+            trained = (*copies_of(self.model, self.optimizer, self.schedule), self.randomness.copy())
+        except Exception as error:  # boundary to what a network may hold
+            if out_of_memory(error):
+                raise
+            raise StudyError(
+                f"member {self.member.name!r}: its network and optimizer cannot be copied ({reason_of(error)}), and steps are "
+                "tried on copies. Leave out what copy.deepcopy refuses, as locks, open files and generators, or give the class that holds it a "
+                "__deepcopy__."
+            ) from error
         copied = LiveMember(own_member(self.member), self.backend, *trained, self.objective, self.mode)
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:

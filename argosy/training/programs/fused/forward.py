@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
+from argosy.training.member.copied import rebind
 from argosy.training.member.precision import autocast, dtype_of, widened
 from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.device_draws import States
@@ -82,7 +83,9 @@ class Forward:
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
         """Make the forward pass of networks of one fingerprint; `member` has the loss and metrics of all."""
-        network = deepcopy(models[0])
+        memo: dict[int, Any] = {}
+        network = deepcopy(models[0], memo)
+        rebind(network, memo)
         own_rates(network, models)
         return cls(network, member, device)
 
