@@ -19,6 +19,7 @@ def fingerprint(state: Any) -> str:
 
     def feed(value: Any) -> None:
         if isinstance(value, torch.Tensor):
+            value = value if value.layout is torch.strided else value.to_dense()
             digest.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(value, dict):
             for key, item in value.items():

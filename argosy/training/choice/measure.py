@@ -35,7 +35,6 @@ from argosy.training.choice.split_check import NO_SHARE, why_whole
 from argosy.training.device.devices import out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.checks import check_state
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.member.randomness import Randomness
@@ -127,7 +126,6 @@ def measuring(
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
     shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
     shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
-    check_state(live.member, trial.live.optimizer)
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
     drew = not trial.live.randomness.others_equal(before) or any(map(names_random, _code_of(live)))

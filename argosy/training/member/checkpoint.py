@@ -194,8 +194,10 @@ class _Walk:
         )
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
-        value, storage = value.detach(), value.untyped_storage()
-        copies = self.host or value.device.type != "cpu"
+        value, copies = value.detach(), self.host or value.device.type != "cpu"
+        if value.layout is not torch.strided:  # a sparse one has no storage
+            return value.to("cpu", copy=copies)
+        storage = value.untyped_storage()
         if storage.nbytes() == value.numel() * value.itemsize:
             return self._on_host(value, storage) if copies else value
         key = (storage.data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)

@@ -16,7 +16,6 @@ from argosy.averages import SWA, LastK
 from argosy.errors import StudyError
 from argosy.stopping import Mode
 from argosy.stream.own_generators import generators_of
-from argosy.stream.trees import flatten
 from argosy.study import IGNORED, Member
 from argosy.training.member.running_average import norms_of
 
@@ -32,7 +31,6 @@ __all__ = [
     "check_optimizer",
     "check_own",
     "check_schedule",
-    "check_state",
     "check_stepped",
     "modes_of",
     "registering",
@@ -232,17 +230,6 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
         raise StudyError(
             f"member {member.name!r}: its validation asks for gradients, as by torch.autograd.grad, and a validation computes none. Compute what they "
             "are of, and them, within torch.enable_grad(), or give a function that needs none as validate=."
-        )
-
-
-def check_state(member: Member, optimizer: torch.optim.Optimizer) -> None:
-    """Raise StudyError for optimizer state, there after a step, that no checkpoint can hold."""
-    if any(
-        isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in flatten(optimizer.state_dict())[0]
-    ):
-        raise StudyError(
-            f"member {member.name!r}: {type(optimizer).__name__} keeps sparse tensors in its state, which a checkpoint "
-            "cannot hold. Use SparseAdam, leave out momentum, or let the embedding have dense gradients."
         )
 
 

@@ -27,9 +27,10 @@ LARGE = 1 << 20
 
 def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
     """Return copies that refer to one another, and share nothing with the originals."""
-    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are.
+    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
     held = [value for module in model.modules() for value in (*vars(module).values(), *module._buffers.values())]
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in held if isinstance(t, Tensor) and not t.is_leaf}
+    refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in refused}
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     rebind(made[0], memo)
     # Torch's optimizers copy only what a file needs, and none of their other attributes.
