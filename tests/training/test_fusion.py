@@ -10,6 +10,7 @@ from typing import Any
 import late
 import packs
 import pytest
+from torch.optim.lr_scheduler import StepLR
 
 from argosy.protocol.packs import FellBack, Packed, StepsAlone
 from argosy.protocol.trainer import SectionReport
@@ -117,9 +118,9 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
     assert all(instance.fusion_group is instances[0].fusion_group is not None for instance in instances)
 
 
-def rounding(folder: Path, name: str) -> AssignedMember:
+def rounding(folder: Path, name: str, **rest: Any) -> AssignedMember:
     """A member whose products are so small that a program of several rounds otherwise."""
-    live = packs.live(packs.member(name, model=partial(packs.mlp, 0.2, hidden=3), batch_size=2), exact=False)
+    live = packs.live(packs.member(name, model=partial(packs.mlp, 0.2, hidden=3), batch_size=2, **rest), exact=False)
     live.begin_epoch(ORDERS, 0)
     return AssignedMember(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
 
@@ -129,7 +130,8 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1 / group.now.size))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    instances, said = [ProgramInstance.of([rounding(tmp_path, name)]) for name in "abc"], list[SectionReport]()
+    scheduled: Any = {"schedule": partial(StepLR, step_size=1), "schedule_per": "step"}  # of copies nothing is said
+    instances, said = [ProgramInstance.of([rounding(tmp_path, n, **scheduled)]) for n in "abc"], list[SectionReport]()
     before = [copy.deepcopy(instance.assignment[0].live.state_dict()) for instance in instances]
     fusion = ProgramChoice(
         "cpu:0", instances, said.append, lambda names: [], Heartbeat.private(), lambda since: None, allowed=True

@@ -1,6 +1,8 @@
 """Copies of members on which programs are tried, and batches for them: cut out of a copy of a block, which may be longer than it."""
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,15 @@ from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import dtype_of
 
-__all__ = ["cut_anew", "filled", "trial_of"]
+__all__ = ["cut_anew", "filled", "trial_of", "unwarned"]
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """Hide the warning of a copy's schedule inside, which cannot know that the copy's optimizer steps before it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+        yield
 
 
 def trial_of(live: LiveMember, *, double: bool = False, nudged: bool = False) -> LiveMember:

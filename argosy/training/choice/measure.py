@@ -38,6 +38,7 @@ from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.member.randomness import Randomness
+from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -346,7 +347,10 @@ def _in_no_file(live: LiveMember, schedule: Any) -> dict[str, Any]:
     for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
         found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
     for optimizer in optimizers:
-        held = [*_unsaved(optimizer, "optimizer", saved), *_unsaved_inside(optimizer, saved)]
+        saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        asked = not isinstance(live.optimizer, OptimizerList)  # which has the groups and the state of its parts alone
+        own = [] if saves_itself and asked else _unsaved(optimizer, "optimizer", saved)
+        held = [*own, *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
     return found
 

@@ -5,7 +5,6 @@ are reported after those files and before their first step. So the journal has, 
 from there on, and a member that is assigned again is stepped as before.
 """
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -16,6 +15,7 @@ from argosy.protocol.trainer import SectionReport
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
 from argosy.training.choice.admission import Admitted, admit
+from argosy.training.choice.copies import unwarned
 from argosy.training.choice.fusion_group import ALONE, FusionGroup, Kind, ProgramCandidate, divided
 from argosy.training.choice.rehearsal import on_copies, rehearse
 from argosy.training.device.devices import memory_left, out_of_memory
@@ -99,9 +99,7 @@ class ProgramChoice:
     def _admit(self, instances: Sequence[ProgramInstance], block: Block) -> Mapping[str, str]:
         """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
         lives = [assigned.live for assigned in _assigned(instances)]
-        with warnings.catch_warnings():
-            # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
-            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+        with unwarned():
             compiles = "compiled" in self.kinds
             pairs = compiles or len(self._pairs) < PAIRS or any(self._pairs.values())
             admission = admit(
@@ -266,7 +264,7 @@ class ProgramChoice:
         """Measure the group's candidates on copies; what raises there is ruled out."""
         names = ", ".join(repr(live.member.name) for live in lives)
         while fusion_group.undecided(len(lives)):
-            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True):
+            with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), unwarned():
                 try:
                     rehearse(fusion_group, lives, block)
                     return

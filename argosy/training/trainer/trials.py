@@ -3,7 +3,6 @@
 A pending command interrupts a measurement between two steps; it is resumed afterwards.
 """
 
-import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 from argosy.protocol.trainer import Measure, Measured
 from argosy.stream.blocks import Block
 from argosy.stream.heartbeat import Heartbeat
+from argosy.training.choice.copies import unwarned
 from argosy.training.choice.measure import measuring
 from argosy.training.device.process_state import kept_by
 from argosy.training.member.live import LiveMember
@@ -126,9 +126,7 @@ class Trials:
             with kept_by(name):
                 return self._go_on(under_way)
 
-        with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), warnings.catch_warnings():
-            # From a copy's schedule, which cannot know that the copy's optimizer steps before it.
-            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+        with self._heartbeat.busy(f"measuring member {name!r}", opaque=True), unwarned():
             measured: Measured | None = self._guarded(name, steps, again=True)
         return measured
 
