@@ -123,6 +123,13 @@ def pruning(model: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
+def growing(model: Any, batch: Any) -> torch.Tensor:
+    """As progressive networks do."""
+    if model.training and not hasattr(model, "further"):
+        model.further = nn.Linear(10, 10)
+    return functional.cross_entropy(model(batch[0]), batch[1])
+
+
 class Decaying:
     """A schedule of one's own."""
 
@@ -171,6 +178,7 @@ CASES = {
     "a network of which copies compute with the original": lambda: tried(model=Outside),
     "a network that cannot be copied": lambda: tried(model=Locked),
     "a network that loses weights as it trains": lambda: tried(step=pruning, metrics={}),
+    "a network that gets weights as it trains": lambda: tried(step=growing, metrics={}),
     "a network that was there before": lambda: tried(model=lambda: NETWORK),
     "a generator of one's own in an augmentation": lambda: tried(augment=shifted),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),

@@ -1242,6 +1242,24 @@ class Listed(Tracked):
         return self.layer(x)
 
 
+class Scaled(nn.Linear):
+    """Goes by an attribute of its weight, as layers of muP do."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.weight.infshape = SimpleNamespace(width=4.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / self.weight.infshape.width)
+
+
+def test_weights_have_attributes_in_a_copy_too() -> None:
+    live = start(studies.member(model=Scaled)).live
+    copied = live.trial().model
+    assert copied.weight.infshape == live.model.weight.infshape is not copied.weight.infshape
+    assert torch.equal(copied(INPUTS), live.model(INPUTS))
+
+
 def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     solo, untried = start(studies.member(model=Tracked)), start(studies.member(model=Tracked))

@@ -33,6 +33,9 @@ def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Modul
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in refused}
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     rebind(made[0], memo)
+    for weight in model.parameters():  # of which torch copies the values alone, and no `infshape` of muP
+        if id(weight) in memo:
+            vars(memo[id(weight)]).update(copy.deepcopy(vars(weight), memo))
     # Torch's optimizers copy only what a file needs, and none of their other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
         # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.

@@ -148,6 +148,8 @@ class LiveMember:
     """Loaded part of a batch, until the epoch begins."""
     _frozen: frozenset[str] = field(init=False)
     """Names of weights that are not trained, as it was built."""
+    _named: frozenset[str] = field(init=False)
+    """Names of all weights, as it was built."""
     _names: frozenset[str] = field(init=False)
     """Names in the network's state, as it was built."""
     _selections: dict[str, Selection] = field(default_factory=dict)
@@ -160,7 +162,8 @@ class LiveMember:
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
-        self._frozen, self._names = _frozen(self.model), frozenset(self.model.state_dict())
+        self._frozen, self._named = _frozen(self.model), _named(self.model)
+        self._names = frozenset(self.model.state_dict())
         self.train = Tally(self.backend)
         self.loss_scale, rule = scale_of(self.member), self.member.average
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
@@ -400,11 +403,13 @@ class LiveMember:
         self.model.train()  # layers that merge weights in eval(), as LoRA's, would merge those of a file once more
         with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
             weights = self.model.state_dict()
-        if gone := sorted(self._names - weights.keys()):
+        gone, come = self._names - weights.keys(), _named(self.model) - self._named
+        for name in sorted(gone | come):
+            had = "has {!r}, and had it not" if name in come else "had {!r}"
             raise StudyError(
-                f"member {self.member.name!r}: its network had {gone[0]!r} when it was built, and has it no more, so that no file of it could be "
-                "loaded. Let its factory build it with the weights that it is trained with, as by torch.nn.utils.prune.identity where they are "
-                "pruned later."
+                f"member {self.member.name!r}: its network {had.format(name)} when it was built{'' if name in come else ', and has it no more'}, so that "
+                "no file of it could be loaded. Let its factory build it with all weights that it is trained with, as by "
+                "torch.nn.utils.prune.identity where they are pruned later; those that come to it later can be left out of its passes at first."
             )
         return weights
 
@@ -575,6 +580,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.dev
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):
                 hook(module, ())
+
+
+def _named(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in model.named_parameters())
 
 
 def _frozen(model: nn.Module) -> frozenset[str]:
