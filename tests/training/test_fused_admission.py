@@ -31,6 +31,13 @@ def odd(**rest: Any) -> Member:
     return packs.member("odd", dtype=torch.float32, batch_size=8, **rest)
 
 
+def compiled() -> nn.Module:
+    """A network with a function of its own that is compiled for it."""
+    network = packs.mlp()
+    network.forward = torch.compile(network.forward, backend="eager")
+    return network
+
+
 ODD = {
     "another width": (odd(model=partial(packs.mlp, hidden=13)), "differs in 'out_features' of layer '0'"),
     "another batch size": (replace(odd(), batch_size=9), "differs in batch_size"),
@@ -41,6 +48,7 @@ ODD = {
         "differs in the weight '0.bias'",
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is none of torch's"),
+    "compiled code": (odd(model=compiled), "'forward' of the network is compiled by torch.compile"),
     "part of the weights": (
         odd(optimizer=lambda parameters: SGD(parameters[:1], lr=0.1)),
         "the weight '0.bias' wants a gradient and is in no group",

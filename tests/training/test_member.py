@@ -1225,6 +1225,8 @@ class Tracked(nn.Module):
             seen["output"] = output
 
         self.layer.register_forward_hook(track)
+        whole = self.layer.forward
+        self.layer.forward = lambda x: whole(x)
         centred = lambda x: x - self.mean  # noqa: E731
         self.passed = held({"x": lambda x: self.layer(centred(x))}.items())
 

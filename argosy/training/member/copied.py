@@ -5,7 +5,7 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,8 @@ def rebind(network: nn.Module, memo: dict[int, Any]) -> None:
 
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
     """Return the copy of what was copied, and a function that refers to such by another one, which refers to the copies."""
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
     if id(value) in memo or not isinstance(value, FunctionType):
         return memo.get(id(value), value)
     memo[id(value)] = value  # for a function that calls itself

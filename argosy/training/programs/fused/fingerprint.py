@@ -89,6 +89,10 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             yield f"layer {name!r} has hooks, which would see all members at once"
+        # Of one that was compiled in place copies are as it was before.
+        for key in vars(module).keys() - {"_compiled_call_impl"}:
+            if hasattr(vars(module)[key], "_torchdynamo_orig_callable"):
+                yield f"{key!r} of {f'layer {name!r}' if name else 'the network'} is compiled by torch.compile, for itself"
     stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = set(map(id, stepped))
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
