@@ -38,6 +38,13 @@ def compiled() -> nn.Module:
     return network
 
 
+def aliased(of: Any) -> nn.Module:
+    """Two weights in one memory, which each step moves twice."""
+    network = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+    network[2].weight = of(network[0].weight)
+    return network
+
+
 ODD = {
     "another width": (odd(model=partial(packs.mlp, hidden=13)), "differs in 'out_features' of layer '0'"),
     "another batch size": (replace(odd(), batch_size=9), "differs in batch_size"),
@@ -49,6 +56,10 @@ ODD = {
     ),
     "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is none of torch's"),
     "compiled code": (odd(model=compiled), "'forward' of the network is compiled by torch.compile"),
+    "weights in one memory": (
+        odd(model=partial(aliased, nn.Parameter)),
+        "'0.weight' and '2.weight' lie in the same memory",
+    ),
     "part of the weights": (
         odd(optimizer=lambda parameters: SGD(parameters[:1], lr=0.1)),
         "the weight '0.bias' wants a gradient and is in no group",
@@ -66,6 +77,17 @@ def test_members_like_each_other_are_one_program_beside_others() -> None:
         assert number in (0, 4) or reason in found.alone[f"odd{number}"], kind
     alone = admission([member for member in members if member.name != "odd4"])
     assert "differs in 'out_features' of layer '0'" in alone.alone["odd0"]
+
+
+def test_tied_weights_and_constants_in_one_memory_keep_no_member_apart() -> None:
+    def constant() -> nn.Module:
+        network = aliased(lambda weight: weight)
+        network.register_buffer("mask", torch.ones(9))
+        network.register_buffer("part", network.mask[:4])
+        return network
+
+    found = admission([odd(model=constant), replace(odd(model=constant), name="other")])
+    assert (found.packs, found.alone) == ((("odd", "other"),), {})
 
 
 def test_what_may_differ_does_not_part_members() -> None:

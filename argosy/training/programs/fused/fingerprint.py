@@ -103,6 +103,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
             yield f"the weight {name!r} wants a gradient and is in no group of the optimizer"
         elif not parameter.is_contiguous():
             yield f"the weight {name!r} lies in memory in an order of its own (channels_last?)"
+    yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
         yield "its trained weights are not of one dtype"
     if schedule is not None and not (
@@ -111,6 +112,23 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
         yield f"its schedule {type(schedule).__name__} is none of torch's, and could change more than learning rates"
     if live.private:
         yield "it writes into its input"
+
+
+def _overlaps(model: nn.Module) -> Iterator[str]:
+    """Yield why tensors in the same memory, as by `nn.Parameter(other.weight)`, keep a network out of a program, where each gets its own."""
+    held = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.layout is torch.strided]
+    spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name, t.requires_grad) for name, t in held if t.data_ptr())
+    last = (0, 0, "", False)
+    for span in spans:
+        if span[0] < last[1] and (span[3] or last[3]):
+            yield f"{last[2]!r} and {span[2]!r} lie in the same memory"
+        last = max(last, span, key=lambda one: one[1])
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first number to its last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((count - 1) * stride for count, stride in steps)) * tensor.itemsize
 
 
 def has_hooks(weight: Tensor) -> bool:
