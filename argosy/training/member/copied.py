@@ -28,7 +28,9 @@ LARGE = 1 << 20
 def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
     """Return copies that refer to one another, and share nothing with the originals."""
     # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
-    held = [value for module in model.modules() for value in (*vars(module).values(), *module._buffers.values())]
+    held = [value for module in model.modules() for value in vars(module).values()]
+    held += [one for value in held if isinstance(value, list | tuple) for one in value]
+    held += [one for value in held if isinstance(value, dict) for one in value.values()]
     refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in refused}
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
