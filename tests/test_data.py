@@ -465,6 +465,27 @@ class Pictures(Dataset[Any]):
         return torch.full((4,), float(index)), index
 
 
+class Tapped(nn.Module):
+    """Its output is that of an inner layer, which a hook keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.kept = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), dict[str, torch.Tensor]()
+        self.layers[0].register_forward_hook(lambda layer, inputs, output: self.kept.update(inner=output))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.layers(x)
+        return self.kept["inner"]
+
+
+def test_a_hook_of_a_frozen_trunk_keeps_what_the_trunk_computes() -> None:
+    network = Tapped()
+    before = network(torch.ones(1, 4))
+    x, _ = argosy.data.features(Pictures(), network)[5]
+    assert network.kept["inner"] is before, "the caller's own keeps what it had"
+    assert torch.equal(x, network.layers[0](torch.full((1, 4), 5.0))[0])
+
+
 def test_features_are_the_networks_outputs_in_place_of_inputs() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
     found = argosy.data.features(Pictures(), network)

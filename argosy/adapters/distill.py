@@ -5,7 +5,6 @@ numbers the student's squared distance from the teacher in the place of the seco
 (2018), and the teacher answers to them itself, as in Beyer et al. (2022).
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +25,7 @@ from argosy.errors.spelling import known_keywords
 from argosy.results.member import MemberResult
 from argosy.results.report import Report
 from argosy.stopping import Stop
+from argosy.stream.copied import copy_of
 from argosy.stream.trees import described, flatten, map_leaves
 from argosy.study import IGNORED, Data, Member, Study
 from argosy.training.member.answers import kind_of
@@ -205,7 +205,8 @@ def _check_mixable(inputs: Any) -> None:
 
 def _alone(teacher: nn.Module) -> nn.Module:
     """Return a copy of a teacher, for inputs as `Data.on_device` returns them."""
-    found = copy.deepcopy(teacher.network if isinstance(teacher, Prepared) else teacher)
+    network = teacher.network if isinstance(teacher, Prepared) else teacher
+    found = copy_of(network, network)
     if isinstance(found, Ensemble):
         found.preparation = None
     return found.eval().requires_grad_(False)

@@ -1,6 +1,5 @@
 """What a frozen network makes of a Dataset's samples: computed once for all heads, and for members that train its last layers with them."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from argosy.errors import StudyError
 from argosy.errors.checks import check_dataset, check_whole, is_map_style, shown
 from argosy.stream.blocks import sample_leaves
+from argosy.stream.copied import copy_of
 from argosy.stream.trees import flatten, map_leaves, unflatten
 
 __all__ = ["Features", "Unfrozen", "features", "unfrozen"]
@@ -104,7 +104,7 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
     cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
     for layers in cuts or ():
         _check_cut("features", network, layers)
-    return Features(dataset=dataset, network=copy.deepcopy(network).eval(), unfreeze=cuts)
+    return Features(dataset=dataset, network=copy_of(network, network).eval(), unfreeze=cuts)
 
 
 def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -> Unfrozen:
@@ -117,7 +117,8 @@ def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -
         StudyError: for a trunk that is no `nn.Sequential`, or has fewer layers.
     """
     _check_cut("unfrozen", trunk, layers)
-    tail = copy.deepcopy(trunk[len(trunk) - layers :])
+    last = trunk[len(trunk) - layers :]
+    tail = copy_of(last, last)
     assert isinstance(tail, nn.Sequential)
     return Unfrozen(tail.train().requires_grad_(True), head())
 

@@ -1,7 +1,6 @@
 """The networks of a run: the part of a report that needs the study and torch."""
 
 import contextlib
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +44,7 @@ from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
 from argosy.results.fold import MemberState, RunState
 from argosy.results.member import MemberResult
+from argosy.stream.copied import copy_of
 from argosy.stream.trees import flatten, unflatten
 from argosy.study import Member, Study
 from argosy.training.member import checkpoint
@@ -242,7 +242,7 @@ class Trained:
         check_format(format, push_to_hub=push_to_hub)
         study = self.known_study()
         if row is None:
-            whole = copy.deepcopy(network)
+            whole = copy_of(network, network)
         else:
             whole, at = self._best_of(row.name)
             row = _as_of(row, at)

@@ -1,11 +1,8 @@
 """Copies of what a member trains: `copy.deepcopy`, completed where a step needs more."""
 
-import contextlib
 import copy
 import functools
-import operator
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -13,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from argosy.stream.copied import copy_of
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory", "rebind"]
+__all__ = ["CALLED", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""
@@ -27,56 +25,14 @@ LARGE = 1 << 20
 
 def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
     """Return copies that refer to one another, and share nothing with the originals."""
-    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
-    held = [value for module in model.modules() for value in vars(module).values()]
-    held += [one for value in held if isinstance(value, list | tuple) for one in value]
-    held += [one for value in held if isinstance(value, dict) for one in value.values()]
-    refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
-    memo: dict[int, Any] = {id(t): t.detach().clone() for t in refused}
-    made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
-    rebind(made[0], memo)
-    for weight in model.parameters():  # of which torch copies the values alone, and no `infshape` of muP
-        if id(weight) in memo:
-            vars(memo[id(weight)]).update(copy.deepcopy(vars(weight), memo))
+    memo: dict[int, Any] = {}
+    made: tuple[nn.Module, Any, Any] = copy_of((model, optimizer, schedule), model, memo)
     # Torch's optimizers copy only what a file needs, and none of their other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
         # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
     return made
-
-
-def rebind(network: nn.Module, memo: dict[int, Any]) -> None:
-    """Let hooks and other functions of a copied network refer to the copy: `deepcopy`, whose memo this is, leaves what they enclose as it is.
-
-    Else the hook of a copy, as `lambda layer, inputs, output: self.seen.append(output)`, would write into the original.
-    """
-    for module in network.modules():
-        for held in (vars(module), *[one for one in vars(module).values() if isinstance(one, dict)]):
-            held.update({key: _rebound(one, memo) for key, one in held.items() if isinstance(one, FunctionType)})
-
-
-def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of what was copied, and a function that refers to such by another one, which refers to the copies."""
-    if isinstance(value, MethodType) and id(value.__self__) in memo:
-        return MethodType(value.__func__, memo[id(value.__self__)])
-    if id(value) in memo or not isinstance(value, FunctionType):
-        return memo.get(id(value), value)
-    memo[id(value)] = value  # for a function that calls itself
-    held = value.__closure__ or (), value.__defaults__ or ()
-    cells, defaults = tuple(_cell(cell, memo) for cell in held[0]), tuple(_rebound(one, memo) for one in held[1])
-    if any(map(operator.is_not, (*cells, *defaults), (*held[0], *held[1]))):
-        memo[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
-        made.__kwdefaults__ = value.__kwdefaults__
-        vars(made).update(vars(value))
-    return memo[id(value)]
-
-
-def _cell(cell: CellType, memo: dict[int, Any]) -> CellType:
-    with contextlib.suppress(ValueError):  # an empty cell
-        found = _rebound(cell.cell_contents, memo)
-        return cell if found is cell.cell_contents else CellType(found)
-    return cell
 
 
 def own_member(member: Member) -> Member:

@@ -7,16 +7,15 @@ function sees as one member's; afterwards it holds its own again.
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from argosy.stream.copied import copy_of
 from argosy.stream.trees import flatten, map_leaves, unflatten
 from argosy.study import Member
-from argosy.training.member.copied import rebind
 from argosy.training.member.precision import autocast, dtype_of, widened
 from argosy.training.member.running_average import norms_of
 from argosy.training.programs.fused.device_draws import States
@@ -83,9 +82,7 @@ class Forward:
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
         """Make the forward pass of networks of one fingerprint; `member` has the loss and metrics of all."""
-        memo: dict[int, Any] = {}
-        network = deepcopy(models[0], memo)
-        rebind(network, memo)
+        network = copy_of(models[0], models[0])
         own_rates(network, models)
         return cls(network, member, device)
 

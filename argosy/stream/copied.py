@@ -1,0 +1,64 @@
+"""Copies of networks: `copy.deepcopy`, completed where a copy would refer to the original, or lack what its layers go by."""
+
+import contextlib
+import copy
+import operator
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["copy_of"]
+
+Copied = TypeVar("Copied")
+
+
+def copy_of(value: Copied, network: nn.Module, memo: dict[int, Any] | None = None) -> Copied:
+    """Return a copy of a network, or of what holds one; `memo` is that of `copy.deepcopy`."""
+    memo = {} if memo is None else memo
+    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
+    held = [one for module in network.modules() for one in vars(module).values()]
+    held += [one for several in held if isinstance(several, list | tuple) for one in several]
+    held += [one for several in held if isinstance(several, dict) for one in several.values()]
+    refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
+    memo.update({id(t): t.detach().clone() for t in refused})
+    made = copy.deepcopy(value, memo)
+    for weight in network.parameters():  # of which torch copies the values alone, and no `infshape` of muP
+        if id(weight) in memo:
+            vars(memo[id(weight)]).update(copy.deepcopy(vars(weight), memo))
+    _rebind(memo.get(id(network), network), memo)
+    return made
+
+
+def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
+    """Let hooks and other functions of a copied network refer to the copy: `deepcopy`, whose memo this is, leaves what they enclose as it is.
+
+    Else the hook of a copy, as `lambda layer, inputs, output: self.seen.append(output)`, would write into the original.
+    """
+    for module in network.modules():
+        for held in (vars(module), *[one for one in vars(module).values() if isinstance(one, dict)]):
+            held.update({key: _rebound(one, memo) for key, one in held.items() if isinstance(one, FunctionType)})
+
+
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of what was copied, and a function that refers to such by another one, which refers to the copies."""
+    if isinstance(value, MethodType) and id(value.__self__) in memo:
+        return MethodType(value.__func__, memo[id(value.__self__)])
+    if id(value) in memo or not isinstance(value, FunctionType):
+        return memo.get(id(value), value)
+    memo[id(value)] = value  # for a function that calls itself
+    held = value.__closure__ or (), value.__defaults__ or ()
+    cells, defaults = tuple(_cell(cell, memo) for cell in held[0]), tuple(_rebound(one, memo) for one in held[1])
+    if any(map(operator.is_not, (*cells, *defaults), (*held[0], *held[1]))):
+        memo[id(value)] = made = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        made.__kwdefaults__ = value.__kwdefaults__
+        vars(made).update(vars(value))
+    return memo[id(value)]
+
+
+def _cell(cell: CellType, memo: dict[int, Any]) -> CellType:
+    with contextlib.suppress(ValueError):  # an empty cell
+        found = _rebound(cell.cell_contents, memo)
+        return cell if found is cell.cell_contents else CellType(found)
+    return cell
