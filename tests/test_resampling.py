@@ -162,6 +162,11 @@ def test_seeds_of_a_fold_are_one_value_of_its_interval() -> None:
     band = Band.of("a", curves, "ci", overlap=1 / 4, draws=[fold for fold in range(5) for _ in range(3)])
     assert band.bounds[0] == pytest.approx(Band.of("a", curves[::3], "ci", overlap=1 / 4).bounds[0])
     assert Repetition(of="a", under="seed=1").draw == "seed=1", "seeds without folds are draws of their own"
+    lacking = Interval.of([1.0, 1.0, 1.0, 3.0], draws=[0, 0, 0, 1])
+    assert lacking.mean == Interval.of([1.0, 3.0]).mean == 2.0, (
+        "a fold of which two seeds failed counts as much as the others"
+    )
+    assert Band.of("a", [{1.0: 1.0}, {1.0: 1.0}, {1.0: 3.0}], None, draws=[0, 0, 1]).means == [2.0]
 
 
 def data(samples: int = 60) -> argosy.Data:

@@ -46,7 +46,7 @@ class Band:
         epochs = sorted(set.intersection(*map(set, curves))) if curves else []
         values = [[curve[epoch] for curve in curves] for epoch in epochs]
         bounds = [] if spread is None else [_bounds(found, spread, overlap, draws) for found in values]
-        means = [Interval.of(found).mean for found in values]
+        means = [Interval.of(found, draws=draws).mean for found in values]
         return cls(name=name, count=len(curves), epochs=epochs, means=means, bounds=bounds)
 
 

@@ -38,11 +38,11 @@ class Interval:
         apart: dict[object, list[float]] = {}
         for draw, value in zip(draws or range(count), values, strict=True):
             apart.setdefault(draw, []).append(value)
-        if len(apart) < 2 or not all(map(math.isfinite, values)):
-            return cls(mean=sum(values) / count if count else math.nan, half=None, count=count)
-        spread = statistics.stdev(map(statistics.fmean, apart.values()))
-        half = t_quantile(len(apart) - 1) * spread * math.sqrt(1 / len(apart) + overlap)
-        return cls(mean=statistics.fmean(values), half=half, count=count)
+        means = [sum(of_draw) / len(of_draw) for of_draw in apart.values()]
+        if len(means) < 2 or not all(map(math.isfinite, values)):
+            return cls(mean=sum(means) / len(means) if means else math.nan, half=None, count=count)
+        half = t_quantile(len(means) - 1) * statistics.stdev(means) * math.sqrt(1 / len(means) + overlap)
+        return cls(mean=statistics.fmean(means), half=half, count=count)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
