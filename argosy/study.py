@@ -318,8 +318,8 @@ class Study:
     ensemble: EnsemblePlateau | None = None
     """Lets the ensemble of the members decide which of them train on, and when all end. Their own rules end them as well."""
     validations_per_epoch: int = 1
-    """Sections of an epoch: after each of them the members are validated, and rules see a row of history. Weights do not
-    depend on it."""
+    """Sections of an epoch: after each of them the members are validated, and rules see a row of history, in which ``train_loss``
+    is the mean since the epoch began. Weights do not depend on it."""
     _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
