@@ -107,6 +107,24 @@ def test_a_killed_search_that_learns_ends_like_any_other(
         assert outcome(found) == outcome(report), cut
 
 
+def test_a_wave_waits_for_a_trial_that_trains_its_last_section_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which the driver that was killed knew the value, and no file is there."""
+    terms = {"scheduler": "random", "n_trials": 6, "at_once": 2, "max_epochs": 2, "numerics": "exact", "sampler": TPE}
+    with monkeypatch.context() as patched:
+        living.keep_all_files(patched)
+        report = tune(tmp_path / "run", **terms)
+    whole = (tmp_path / "run" / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    events = [json.loads(line) for line in whole]
+    wave = next(number for number, event in enumerate(events) if event.get("trial") == 4)
+    last = max(number for number, event in enumerate(events[:wave]) if event["event"] == "SectionEnded")
+    again = shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    (again / "journal.jsonl").write_bytes(b"".join(whole[: last + 1]))
+    (again / "study.json").unlink()
+    assert tune(again, study_name="run", **terms).parameters == report.parameters
+
+
 @pytest.mark.parametrize(
     "place", [{"devices": "cpu:1"}, {"policy": "rounds"}, {"packs": "none"}, {"packs": "random(2)"}]
 )

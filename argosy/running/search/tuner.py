@@ -316,6 +316,8 @@ class Tuner:
         if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
             return False
         here = trial.here(state)
+        if min(len(one.history) for one in here) < trial.told:
+            return False  # It trains again what a driver that was killed had not saved, and may be over then.
         return trial.is_between(here, self.search.most) or trial.ends_with(here) is None
 
     def has_more(self, state: RunState) -> bool:
