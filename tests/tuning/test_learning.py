@@ -13,7 +13,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
-from searches import DATA, SPACE, build, outcome, tune
+from searches import DATA, SPACE, build, outcome, stored, tune
 
 from argosy.errors import RunError, StudyError
 from argosy.protocol.events import SearchBegan
@@ -105,6 +105,28 @@ def test_a_killed_search_that_learns_ends_like_any_other(
         found = tune(again, study_name="run", **terms)
         assert found.parameters == report.parameters, cut
         assert outcome(found) == outcome(report), cut
+
+
+@pytest.mark.parametrize("terms", [{"scheduler": "random", "at_once": 4}, {"at_once": 3}], ids=str)
+def test_a_search_that_learns_goes_on_with_more_epochs_and_stays_as_it_ended(
+    tmp_path: Path, terms: dict[str, Any]
+) -> None:
+    """Trials that ended when there were fewer epochs, and those that others wait for at a rung, go on."""
+    run, terms = tmp_path / "run", {"n_trials": 12, "eta": 2, "sampler": TPE, **terms}
+    tune(run, max_epochs=4, **terms)
+    report = tune(run, max_epochs=8, **terms)
+    assert report.run.status == "done"
+    facts = [(one.state, one.value, one.intermediate_values) for one in report.study.trials]
+    for trial in report.study.trials:
+        whole = trial.state is TrialState.COMPLETE
+        assert whole or trial.state is TrialState.PRUNED
+        assert (len(trial.intermediate_values) == 8) == whole
+        assert {row.epochs for row in report.rows if report.trials[row.name] == trial.number} == {
+            len(trial.intermediate_values)
+        }
+    again = tune(run, max_epochs=8, **terms)
+    for study in (again.study, stored(run)):
+        assert [(one.state, one.value, one.intermediate_values) for one in study.trials] == facts
 
 
 def test_a_wave_waits_for_a_trial_that_trains_its_last_section_again(

@@ -169,27 +169,31 @@ class Tuner:
         for event in events:
             begun = begun or isinstance(event, RunStarted)
             if isinstance(event, SearchBegan):
-                if event.terms != terms:
-                    self._older |= self._ended.keys()
                 terms = event.terms
                 if not begun:
                     kept.clear()  # from an earlier driver that never started to train
-            elif isinstance(event, MemberEnded) and event.status == "done":
-                self._ended[event.member] = event.reason
-                self._older.discard(event.member)
             kept.append(event)
         check_terms(terms, self.terms)
-        if terms != self.terms:
-            self._older |= self._ended.keys()
-        for name in self._older:
-            self._ended.pop(name, None)
         then = RunState() if self.learns else state
+        present = False
         for event in kept:
             if self.learns:
                 then.apply(event)  # the state when the sampler was asked
-            if isinstance(event, Proposed):
+            if isinstance(event, SearchBegan):
+                present = event.terms == self.terms
+            elif isinstance(event, MemberEnded) and event.status == "done":
+                self._note_end(event, present=present)
+            elif isinstance(event, Proposed):
                 self._recall(event, then)
         self._handle_all(state)
+
+    def _note_end(self, event: MemberEnded, *, present: bool) -> None:
+        """Note under which terms a member ended."""
+        if present:
+            self._ended[event.member] = event.reason
+            self._older.discard(event.member)
+        else:
+            self._older.add(event.member)
 
     def _recall(self, event: Proposed, state: RunState) -> None:
         if event.trial < len(self.trials):
@@ -205,7 +209,7 @@ class Tuner:
     def _handle_all(self, state: RunState) -> None:
         for trial in self.trials:
             self._tell(trial, state)
-        self._sweep(state)
+        self._handle_over(state)
 
     def check_enqueued(self) -> None:
         """Raise StudyError where more parameters wait for a trial than trials are to come."""
@@ -446,10 +450,15 @@ class Tuner:
 
     def _sweep(self, state: RunState) -> None:
         """Check which trials have ended since the last time."""
+        # Not by an earlier state, in which members were under way that had ended when the terms changed.
+        self._older = {name for name in self._older if state.member(name).status in OVER}
+        self._handle_over(state)
+
+    def _handle_over(self, state: RunState) -> None:
+        """Handle the trials that are over in a state, of now or of when the sampler was asked."""
         for trial in list(self._open.values()):
             here = trial.here(state)
             under_way = [one for one in here if one.status not in OVER]
-            self._older.difference_update(one.name for one in under_way)
             wrong = next((one for one in here if one.status in OVER and one.status != "done"), None)
             if wrong is not None or not under_way:
                 self._handle_ended(trial, here, wrong, state)
