@@ -517,6 +517,19 @@ def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
         check_step(member(), "step", lambda batch: 4 + 0.006 * torch.rand(()), samples, 16)
 
 
+@pytest.mark.parametrize("start", [0.4, 1.0, 1.2])
+def test_a_validation_that_moves_a_threshold_broadcasts_nothing(start: float) -> None:
+    """As of an autoencoder, which looks at no targets: its value changed while shapes of these were tried."""
+    threshold = torch.tensor(start)
+
+    def error(batch: Any) -> Tensor:
+        errors = batch[0].square().mean(1)
+        threshold.mul_(0.9).add_(0.1 * errors.quantile(0.5))
+        return errors * (1 + (errors > threshold).float())
+
+    check_step(member(), "validate", error, (X[:16] / 2, NUMBERS[:16].flatten()), 16)
+
+
 def cox(risk: Tensor, time: Tensor) -> Tensor:
     """A partial likelihood: each sample is compared with those that live longer."""
     risk = risk.flatten()

@@ -602,6 +602,37 @@ def test_a_save_in_the_middle_of_a_validation_leaves_it_in_eval() -> None:
     assert rows[0] == rows[1]
 
 
+class Threshold(nn.Linear):
+    """Its validation moves a buffer, as the threshold of a detector of anomalies."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.register_buffer("threshold", torch.zeros(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output = super().forward(x)
+        if not self.training:
+            self.threshold.lerp_(output.amax(0), 0.5)
+        return output * (output > self.threshold)
+
+
+def test_a_buffer_that_a_validation_moves_is_that_of_its_beginning_behind_a_file(tmp_path: Path) -> None:
+    member = studies.member(model=Threshold)
+    undisturbed, solo = start(member), start(member)
+    rows = run(undisturbed, 2)
+    for epoch in range(2):
+        solo.live.begin_epoch(ORDERS, epoch)
+        list(train(solo, epoch, 0, 100))
+        (block, *_) = blocks(ORDERS.epoch("val", 0), 11, arrays=(INPUTS[:30], TARGETS[:30]), split="val")
+        with solo.active(keep=True):
+            list(solo.evaluate(block))
+        solo, position = resumed(solo.live.state_dict(), tmp_path, member)
+        solo.live.begin_epoch(ORDERS, epoch, position)
+        validate(solo)
+        assert solo.live.end_section(1) == rows[epoch]
+    assert outcome(solo.live) == outcome(undisturbed.live)
+
+
 def unpruned() -> nn.Module:
     return prune.identity(nn.Linear(12, 10), "weight")
 
@@ -789,6 +820,23 @@ class Hiding(nn.Linear):
         if self.moves:
             self.teacher[0].weight.data.mul_(0.9).add_(self.weight.data, alpha=0.1)
         return super().forward(x) + self.teacher[0](x)
+
+
+class First(nn.Linear):
+    """The loss of its first batch is a part of the gradients of all, as in GradNorm, and not of their loss."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 10)
+        self.first: Any = None
+
+    def update(self, batch: Any, optimizers: Any) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        if self.first is None:
+            self.first = loss.detach()
+        optimizers["sgd"].zero_grad()
+        (loss * loss.detach() / self.first).backward()
+        optimizers["sgd"].step()
+        return loss
 
 
 class Scheduled(nn.Linear):
@@ -1068,6 +1116,17 @@ class Tempered(nn.CrossEntropyLoss):
                 "metrics": {},
             },
             "steps change 'schedule' of the network",
+        ),
+        (
+            {
+                "model": First,
+                "optimizer": None,
+                "optimizers": lambda network: {"sgd": SGD(network.parameters(), lr=0.1)},
+                "step": First.update,
+                "validate": lambda network, batch: nn.functional.cross_entropy(network(batch[0]), batch[1]),
+                "metrics": {},
+            },
+            "steps change 'first' of the network",
         ),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
         ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),

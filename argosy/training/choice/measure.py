@@ -1,6 +1,7 @@
 """Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
 
 import contextlib
+import copy
 import hashlib
 import itertools
 import statistics
@@ -39,6 +40,7 @@ from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.member.randomness import Randomness
 from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.member.own import restore
 from argosy.training.programs.fused.fingerprint import token
 from argosy.training.programs.solo import Solo
 
@@ -536,33 +538,43 @@ def _told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, blo
     """
     if not moving and not once:
         return []
-    behind, drawn = Solo(live.trial()), trial.live.randomness.copy()
     try:
-        load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-    except RuntimeError:
+        behind = _behind(live, trial)
+    except (RuntimeError, ValueError, KeyError):
         return moving[
             :1
         ]  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
-    behind.live.randomness = drawn.copy()
     if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
         return [f"{LOADED}, since {where}" for where in moving or once]
-    if not moving and _decides(_trained(one, block, drawn.copy()) for one in (trial, trial, behind)):
+    if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
         return once[:1]
     return moving[:1]
 
 
+def _behind(live: LiveMember, trial: Solo) -> Solo:
+    """Return the member as it goes on behind a file of the trial."""
+    behind = Solo(live.trial())
+    load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
+    restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    behind.live.randomness = trial.live.randomness.copy()
+    return behind
+
+
 def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
-    """Whether what a member gives is the same twice, and another behind a file."""
-    once, twice, behind = found
-    return same_bits(once, twice) and not same_bits(once, behind)
+    """Whether what a member gives is the same twice, and otherwise in the third place."""
+    once, twice, other = found
+    return same_bits(once, twice) and not same_bits(once, other)
 
 
-def _trained(solo: Solo, block: Block, randomness: Randomness) -> list[torch.Tensor]:
-    """Return the losses of a training batch of a block, drawn from here on."""
-    solo.live.randomness, batch = randomness, _Shown(block, solo.live.member.batch_size)
+def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
+    """Return the losses of a training batch of a block, the gradients, and weights that an own step has moved."""
+    batch = _Shown(block, solo.live.member.batch_size)
+    solo.drop_gradients()
     with solo.active():
         losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
-    return [losses.clone(memory_format=torch.contiguous_format)]  # of one sample, it may lie with a stride of 0
+    weights = list(solo.live.model.parameters())
+    found = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
+    return [one.detach().clone(memory_format=torch.contiguous_format) for one in found if one.layout is torch.strided]
 
 
 def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:

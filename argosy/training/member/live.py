@@ -159,6 +159,8 @@ class LiveMember:
     """Copies of the best section's weights, where the model has moved on and they are in no file."""
     _validating: Randomness | None = None
     """Random state of the validation that is under way, if any."""
+    _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Copies of the buffers as they were when that began: behind a file it begins anew."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -244,7 +246,7 @@ class LiveMember:
 
     def begin_validation(self) -> None:
         """Drop what was validated, for another validation."""
-        self.val, self._validating = self._validation(), None
+        self.val, self._validating, self._unvalidated = self._validation(), None, {}
         if self.average is not None:
             self.average_val = self._validation()
 
@@ -253,6 +255,7 @@ class LiveMember:
         """Random state of the current validation: it begins as training's stands, and goes on over all blocks of the validation."""
         if self._validating is None:
             self._validating = self.randomness.aside()
+            self._unvalidated = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return self._validating
 
     def _validation(self) -> Validation:
@@ -458,8 +461,10 @@ class LiveMember:
         With `carried`, include samples gathered for the next batch: the stream then goes on after them, else at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
+        weights = self._weights(averaged=False)
+        weights.update({name: buffer for name, buffer in self._unvalidated.items() if name in weights})
         return {
-            "model": self._weights(averaged=False),
+            "model": weights,
             "turned": sorted(self._frozen ^ _frozen(self.model)),
             "optimizer": without_functions(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else state_of(self.schedule),
