@@ -323,6 +323,8 @@ def test_a_field_that_decides_a_result_is_found_and_said(
         assert f"member 'one', {message}" in refused(asked({field: value}), tmp_path), field
     for field, (value, message) in OF_STUDY.items():
         assert message in refused(asked(**{field: value}), tmp_path), field
+    long = asked({"subset": [*range(59)]})
+    assert "… 59 in all here" in refused(long, tmp_path)
     # What may change: rules, devices, and members that are added.
     new = studies.member("new")
     more = [new, studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two", augment=interrupting)]
