@@ -100,7 +100,7 @@ def measuring(
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
     trial, buffers = Solo(live.trial()), _buffers(live)
-    built = _in_no_file(trial.live, trial.live.schedule)
+    built = _own(trial.live, trial.live.schedule)
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     before = trial.live.randomness.copy()
@@ -120,10 +120,11 @@ def measuring(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live, buffers)
-    unsaved = _in_no_file(trial.live, schedule)
+    own = _own(trial.live, schedule)
+    once, unsaved = [where for where in own if built.get(where) != own[where]], _in_no_file(trial.live, own)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    moving = [where for where, value in _in_no_file(trial.live, schedule).items() if unsaved.get(where) != value]
-    once = [where for where, value in unsaved.items() if built.get(where) != value]
+    now = _in_no_file(trial.live, _own(trial.live, schedule))
+    moving = [where for where, value in now.items() if unsaved.get(where) != value]
     with large_outside():
         tried = _Shown(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
@@ -323,13 +324,9 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
         )
 
 
-def _in_no_file(live: LiveMember, schedule: Any) -> dict[str, Any]:
-    """Return by sentence tokens of numbers, arrays, leaf tensors and generators that no checkpoint has; a pass computes other tensors anew."""
+def _in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by sentence tokens of what no checkpoint has: what is the member's `own`, what is around its functions, and generators."""
     found: dict[str, Any] = {}
-    held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
-    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
-    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
-    saved = {id(one) for one in kept}
     for one in _code_of(live):
         for key, marks in _marked(variables_of(one)):
             # Several modules may have a variable of that name.
@@ -338,6 +335,17 @@ def _in_no_file(live: LiveMember, schedule: Any) -> dict[str, Any]:
         found[BOUND.format(name)] = [*map(_versions, data_of(getattr(live.member, name)))]
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
+    return {**found, **own}
+
+
+def _own(live: LiveMember, schedule: Any) -> dict[str, Any]:
+    """Return by sentence tokens of numbers, arrays and leaf tensors of its own that no checkpoint has; a pass computes other tensors anew."""
+    found: dict[str, Any] = {}
+    held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
+    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
+    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
+    saved = {id(one) for one in kept}
+    for what, part in {"network": live.model, **_called(live.member)}.items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and (
                 type(module).get_extra_state is not nn.Module.get_extra_state  # it saves what it likes
