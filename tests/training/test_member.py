@@ -881,7 +881,7 @@ class Prepared(nn.Linear):
     """Its first training batch sets its weights, as that of an ActNorm; `decides=False`, it notes that it has seen one and no more."""
 
     def __init__(self, *, decides: bool, trains: bool = True) -> None:
-        super().__init__(12, 10)
+        super().__init__(12, 12)
         self.decides, self.trains, self.seen = decides, trains, False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -1184,6 +1184,10 @@ class Registering(nn.Linear):
         return super().forward(x)
 
 
+def several_prepared(*_: int) -> nn.Module:
+    return nn.Sequential(*(Prepared(decides=True, trains=False) for _ in range(2)))
+
+
 @pytest.mark.parametrize(
     ("model", "noted"),
     [
@@ -1192,12 +1196,17 @@ class Registering(nn.Linear):
             ["a network that is loaded from its file validates otherwise, since steps change 'temperature'"],
         ),
         (Registering, ["steps change 'steps' of the network"]),
+        (
+            several_prepared,
+            ["a network that is loaded from its file validates otherwise, since steps change 'seen' of layer '0'"],
+        ),
     ],
 )
 def test_what_decides_is_named_and_what_cannot_be_loaded_ends_nothing(model: Any, noted: list[str]) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     found = measure(start(studies.member(model=partial(model, 12, 10))), block, validated=30).notes
     assert all(any(note.startswith(words) for note in found) for words in noted), found
+    assert len(found) == len(noted) or model is CountedCooling, found
 
 
 def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> None:

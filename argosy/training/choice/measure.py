@@ -553,7 +553,10 @@ def _told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, blo
             :1
         ]  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
     if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
-        return [f"{LOADED}, since {where}" for where in moving or once]
+        named = {
+            where.partition(" of ")[0]: where for where in reversed(moving or once)
+        }  # once for all layers of a kind
+        return [f"{LOADED}, since {where}" for where in named.values()]
     if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
         return once[:1]
     return moving[:1]
