@@ -1,6 +1,7 @@
 """A metric's value does not depend on how the samples come: in which batches, blocks or sections, on which device."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -150,6 +151,22 @@ def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Pat
     study = argosy.Study(data=argosy.Data(arrays=(x, y), val_arrays=(x, y)), members=[member], stop=argosy.MaxEpochs(1))
     report = argosy.train(study, directory=tmp_path, launcher="inline", quiet=True)
     assert report.rows[0].metrics["val_auc"] == of_all_classes(report.predict(), y)
+
+
+def warning_of_one_class(output: torch.Tensor, target: torch.Tensor) -> float:
+    """As scikit-learn's `roc_auc_score` of two classes."""
+    if len(target.unique()) < 2:
+        warnings.warn("Only one class is present in y_true", stacklevel=2)
+    return float((output.argmax(1) == target).double().mean())
+
+
+def test_a_metric_is_not_heard_of_training_samples(tmp_path: Path) -> None:
+    """As those of a detector of anomalies, which are all of one class."""
+    x, y = torch.randn(40, 12), torch.arange(40) % 2
+    member = studies.member(metrics={"auc": warning_of_one_class})
+    data = argosy.Data(arrays=(x, 0 * y), val_arrays=(x, y))
+    study = argosy.Study(data=data, members=[member], stop=argosy.MaxEpochs(1))
+    assert argosy.train(study, directory=tmp_path, launcher="inline", quiet=True).status == "done"
 
 
 def test_a_metric_that_refuses_all_samples_is_an_error() -> None:

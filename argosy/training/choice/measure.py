@@ -180,7 +180,8 @@ def _try_loss(trial: Solo, block: Block) -> bool:
 def _try_validation(trial: Solo, block: Block, size: int) -> bool:
     """Try a validation on a batch of the block; returns whether it wrote into its input."""
     batch = _Shown(block, size)
-    with trial.active(), refusing_broadcasts(trial.live.member):
+    # A metric may warn of training samples, as of one class alone, and not of those that are validated.
+    with trial.active(), refusing_broadcasts(trial.live.member, tells=False):
         trial.try_validation(batch.data, batch.rows)
     return batch.written
 

@@ -125,8 +125,8 @@ def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]
 
 
 @contextlib.contextmanager
-def refusing_broadcasts(member: Member) -> Iterator[None]:
-    """Turn torch's warning about targets that are broadcast against outputs of other samples into StudyError."""
+def refusing_broadcasts(member: Member, *, tells: bool = True) -> Iterator[None]:
+    """Turn torch's warning about targets that are broadcast against outputs of other samples into StudyError; of others, tell where it `tells`."""
     with warnings.catch_warnings(record=True, action="always") as told:
         yield
     for warning in told:
@@ -134,7 +134,8 @@ def refusing_broadcasts(member: Member) -> Iterator[None]:
         if sizes and sizes[1].count(",") != sizes[2].count(","):
             target, output = ([int(size) for size in group.split(",") if size.strip()] for group in sizes.groups())
             raise _broadcast(member, "loss", str(output), str(target), same_shape(output, target))
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if tells:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def check_pairs(
