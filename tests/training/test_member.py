@@ -1,5 +1,6 @@
 """A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
 
+import copy
 import itertools
 import math
 import random
@@ -533,6 +534,18 @@ def test_an_error_of_argosys_own_in_counting_memory_is_no_reason_not_to_count(mo
 
 def with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 10), nn.BatchNorm1d(10))
+
+
+@pytest.mark.parametrize("accumulate", [1, 8])
+def test_batch_norm_over_the_rows_of_a_sample_takes_a_lone_one(accumulate: int) -> None:
+    """As over the nodes of a graph."""
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
+    of_nodes = nn.Unflatten(1, (3, 4)), nn.Flatten(0, 1), nn.BatchNorm1d(4), nn.Unflatten(0, (-1, 3)), nn.Flatten()
+    nodes, rows = (
+        studies.member(model=model, batch_size=32, accumulate=accumulate)
+        for model in (lambda: nn.Sequential(*copy.deepcopy(of_nodes), nn.Linear(12, 10)), with_batch_norm)
+    )
+    assert (measure(start(nodes), block).batch_norm, measure(start(rows), block).batch_norm) == (False, True)
 
 
 @pytest.mark.parametrize("accumulate", [1, 8])

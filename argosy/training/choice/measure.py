@@ -112,7 +112,7 @@ def measuring(
     yield
     batch = _Shown(block, live.member.batch_size)
     saved = _SavedBytes()
-    with _norms(trial.live.model) as lone:
+    with _norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
     yield
     # A schedule per step may have a fixed number of steps, and these do not count.
@@ -290,13 +290,16 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _norms(model: nn.Module) -> Iterator[list[bool]]:
-    """Record, for each training pass through BatchNorm inside, whether a sample has a single value per channel."""
+def _norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
+    """Record, for each training pass of so many samples through BatchNorm inside, whether a sample has a single value per channel.
+
+    A sample of more rows than one, as a graph of nodes, has more.
+    """
     found: list[bool] = []
 
     def note_pass(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
         if norm.training:
-            found.append(not inputs or inputs[0].numel() == inputs[0].shape[0] * inputs[0].shape[1])
+            found.append(not inputs or samples >= inputs[0].shape[0] == inputs[0].numel() // max(inputs[0].shape[1], 1))
 
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     handles = [norm.register_forward_pre_hook(note_pass) for norm in norms]
