@@ -5,6 +5,7 @@ import copy
 import operator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -32,17 +33,19 @@ def copy_of(value: Copied, network: nn.Module, memo: dict[int, Any] | None = Non
 
 
 def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
-    """Let hooks and other functions of a copied network refer to the copy: `deepcopy`, whose memo this is, leaves what they enclose as it is.
+    """Let hooks, other functions and weak references of a copied network refer to the copy: `deepcopy`, whose memo this is, leaves what they enclose as it is.
 
     Else the hook of a copy, as `lambda layer, inputs, output: self.seen.append(output)`, would write into the original.
     """
     for module in network.modules():
         for held in (vars(module), *[one for one in vars(module).values() if isinstance(one, dict)]):
-            held.update({key: _rebound(one, memo) for key, one in held.items() if isinstance(one, FunctionType)})
+            held.update({key: _rebound(one, memo) for key, one in held.items() if isinstance(one, FunctionType | ref)})
 
 
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of what was copied, and a function that refers to such by another one, which refers to the copies."""
+    """Return the copy of what was copied, and a function or weak reference to such by another one, to the copies."""
+    if isinstance(value, ref):
+        return ref(memo[id(value())]) if id(value()) in memo else value
     if isinstance(value, MethodType) and id(value.__self__) in memo:
         return MethodType(value.__func__, memo[id(value.__self__)])
     if id(value) in memo or not isinstance(value, FunctionType):

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import random
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from functools import partial
@@ -1054,6 +1055,19 @@ class Telling(Slow):
         super().load_state_dict({key: state[key] for key in ("state", "param_groups")})
 
 
+def hooked() -> nn.Module:
+    """A network of which a hook counts."""
+    network, calls = nn.Linear(12, 10), 0
+
+    def slower(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += layer.training
+        return output / (1 + calls)
+
+    network.register_forward_hook(slower)
+    return network
+
+
 class Around(SGD):
     """Lets another one make its steps."""
 
@@ -1094,6 +1108,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
         ({"loss": annealed()}, "steps change 'calls' around a function"),
         ({"loss": by_global}, "steps change 'CALLS' around a function"),
+        ({"model": hooked}, "steps change 'calls' around a function"),
         ({"loss": banked}, "steps change 'BANK' around a function"),
         ({"loss": drawn_from}, "steps change 'OTHERS' around a function"),
         ({"loss": remembered}, "steps change 'MEMORY' around a function"),
@@ -1309,7 +1324,8 @@ class Tracked(nn.Module):
         self.layer(torch.ones(1, 12))  # as a factory does that fills lazy weights: it keeps what autograd has computed
         whole = self.layer.forward
         self.layer.forward = lambda x: whole(x)
-        centred = lambda x: x - self.mean  # noqa: E731
+        self.layer.above = weakref.ref(self)
+        centred = lambda x: x - self.layer.above().mean  # noqa: E731
         self.passed = held({"x": lambda x: self.layer(centred(x))}.items())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -1350,6 +1366,8 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
     measure(solo, block, validated=30)
     assert outcome(solo.live) == outcome(untried.live)
     assert len(solo.live.model.seen["output"]) == 1
+    copied = solo.live.trial().model
+    assert copied.layer.above() is copied
     with pytest.raises(StudyError, match="still computes with"):
         measure(start(studies.member(model=partial(Listed, list))), block)
 

@@ -41,7 +41,7 @@ from argosy.training.member.live import LiveMember, load_weights
 from argosy.training.member.randomness import Randomness
 from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.member.own import restore
-from argosy.training.programs.fused.fingerprint import token
+from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
@@ -132,7 +132,8 @@ def measuring(
     shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
-    drew = not trial.live.randomness.others_equal(before) or any(map(names_random, _code_of(live)))
+    code = [*_code_of(live), *hooks_of(live.model)]
+    drew = not trial.live.randomness.others_equal(before) or any(map(names_random, code))
     # What draws, as CutMix of a share of the batches, may write for the first time later.
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
@@ -335,6 +336,10 @@ def _in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
         for key, marks in _marked(variables_of(one)):
             # Several modules may have a variable of that name.
             found.setdefault(AROUND.format(repr(key)), []).append(marks)
+    for hook in hooks_of(live.model):
+        for key, value in variables_of(hook).items():
+            if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
+                found.setdefault(AROUND.format(repr(key)), []).append(value)
     for name in CALLED:
         found[BOUND.format(name)] = [*map(_versions, data_of(getattr(live.member, name)))]
     for what, part in {"network": live.model, **_called(live.member)}.items():

@@ -22,7 +22,7 @@ from argosy.readings import enclosed_by
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.draws import rate_of
 
-__all__ = ["Fingerprint", "behaviour", "has_hooks", "obstacle", "token"]
+__all__ = ["Fingerprint", "behaviour", "has_hooks", "hooks_of", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
 """Attributes of every module that are compared elsewhere, or that programs set themselves."""
@@ -129,6 +129,11 @@ def _extent(tensor: Tensor) -> int:
     """Return the bytes from a tensor's first number to its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((count - 1) * stride for count, stride in steps)) * tensor.itemsize
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    """Return what is called around the passes of its layers."""
+    return [hook for module in model.modules() for kind in HOOKS for hook in getattr(module, kind).values()]
 
 
 def has_hooks(weight: Tensor) -> bool:
