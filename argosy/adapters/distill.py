@@ -206,7 +206,7 @@ def _check_mixable(inputs: Any) -> None:
 def _alone(teacher: nn.Module) -> nn.Module:
     """Return a copy of a teacher, for inputs as `Data.on_device` returns them."""
     network = teacher.network if isinstance(teacher, Prepared) else teacher
-    found = copy_of(network, network)
+    found = copy_of(network)
     if isinstance(found, Ensemble):
         found.preparation = None
     return found.eval().requires_grad_(False)

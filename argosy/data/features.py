@@ -104,7 +104,7 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
     cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
     for layers in cuts or ():
         _check_cut("features", network, layers)
-    return Features(dataset=dataset, network=copy_of(network, network).eval(), unfreeze=cuts)
+    return Features(dataset=dataset, network=copy_of(network).eval(), unfreeze=cuts)
 
 
 def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -> Unfrozen:
@@ -118,7 +118,7 @@ def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -
     """
     _check_cut("unfrozen", trunk, layers)
     last = trunk[len(trunk) - layers :]
-    tail = copy_of(last, last)
+    tail = copy_of(last)
     assert isinstance(tail, nn.Sequential)
     return Unfrozen(tail.train().requires_grad_(True), head())
 

@@ -242,7 +242,7 @@ class Trained:
         check_format(format, push_to_hub=push_to_hub)
         study = self.known_study()
         if row is None:
-            whole = copy_of(network, network)
+            whole = copy_of(network)
         else:
             whole, at = self._best_of(row.name)
             row = _as_of(row, at)

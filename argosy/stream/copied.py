@@ -10,26 +10,35 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-__all__ = ["copy_of"]
+__all__ = ["begun", "complete", "copy_of"]
 
-Copied = TypeVar("Copied")
+Copied = TypeVar("Copied", bound=nn.Module)
 
 
-def copy_of(value: Copied, network: nn.Module, memo: dict[int, Any] | None = None) -> Copied:
-    """Return a copy of a network, or of what holds one; `memo` is that of `copy.deepcopy`."""
-    memo = {} if memo is None else memo
-    # deepcopy refuses non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
+def begun(network: nn.Module) -> dict[int, Any]:
+    """Return a memo for copies of a network: with those of what `copy.deepcopy` refuses."""
+    # Non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
     held = [one for module in network.modules() for one in vars(module).values()]
     held += [one for several in held if isinstance(several, list | tuple) for one in several]
     held += [one for several in held if isinstance(several, dict) for one in several.values()]
     refused = [t for t in held if isinstance(t, Tensor) and not (t.is_leaf and t.layout is torch.strided)]
-    memo.update({id(t): t.detach().clone() for t in refused})
-    made = copy.deepcopy(value, memo)
+    return {id(t): t.detach().clone() for t in refused}
+
+
+def copy_of(network: Copied) -> Copied:
+    """Return a copy of a network."""
+    memo = begun(network)
+    made = copy.deepcopy(network, memo)
+    complete(network, memo)
+    return made
+
+
+def complete(network: nn.Module, memo: dict[int, Any]) -> None:
+    """Complete the copy of a network that a memo has."""
     for weight in network.parameters():  # of which torch copies the values alone, and no `infshape` of muP
         if id(weight) in memo:
             vars(memo[id(weight)]).update(copy.deepcopy(vars(weight), memo))
     _rebind(memo.get(id(network), network), memo)
-    return made
 
 
 def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:

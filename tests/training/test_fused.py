@@ -152,11 +152,11 @@ def test_members_that_share_an_augmentation_with_a_state_each_move_their_own(for
 
 def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_copied() -> None:
     bank, shared = torch.zeros(16), Warming()
-    own = own_member(member("m", augment=partial(held, bank, first=shared))).augment
+    own = own_member(member("m", augment=partial(held, bank, first=shared)), {}).augment
     assert isinstance(own, partial)
     assert own.args[0] is bank and own.keywords["first"] is not shared
     shared.lock = threading.Lock()  # type: ignore[attr-defined]
-    stuck = own_member(member("m", augment=shared, loss=(counting := Counting())))
+    stuck = own_member(member("m", augment=shared, loss=(counting := Counting())), {})
     assert stuck.augment is shared and stuck.loss is not counting
 
 

@@ -1342,6 +1342,47 @@ class Listed(Tracked):
         return self.layer(x)
 
 
+class Script:
+    """Builds a network and knows it: what a hook keeps, a weight, the network itself."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def build(self) -> nn.Module:
+        self.network = nn.Linear(12, 10)
+        self.network.register_forward_hook(lambda layer, inputs, output: self.kept.append(output))
+        return self.network
+
+    def step(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.kept.clear()
+        loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        return loss + sum(output.square().mean() for output in self.kept)
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.kept.clear()
+        return nn.functional.cross_entropy(output, target) + self.network.weight.abs().mean()
+
+
+@pytest.mark.parametrize("how", ["step", "loss"])
+def test_a_step_or_loss_knows_the_network_that_its_object_has_built(how: str) -> None:
+    script = Script()
+    fields = {"model": script.build, "optimizer": partial(SGD, lr=0.1), "batch_size": 16, "seed": 1, "metrics": {}}
+    solo = start(studies.member(**fields, **{how: getattr(script, how)}))
+    (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
+    assert not measure(solo, block, validated=30).notes
+    run(solo, 1)
+
+    torch.manual_seed(1)
+    network = script.build()
+    optimizer = SGD(network.parameters(), lr=0.1)
+    for numbers in torch.tensor(ORDERS.epoch("train", 0)).split(16):
+        optimizer.zero_grad()
+        x, y = INPUTS[numbers], TARGETS[numbers]
+        (script.step(network, (x, y)) if how == "step" else script.loss(network(x), y)).backward()
+        optimizer.step()
+    assert torch.equal(solo.live.model.weight, network.weight)
+
+
 class Scaled(nn.Linear):
     """Goes by an attribute of its weight, as layers of muP do."""
 

@@ -341,7 +341,8 @@ def _in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
             if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
                 found.setdefault(AROUND.format(repr(key)), []).append(value)
     for name in CALLED:
-        found[BOUND.format(name)] = [*map(_versions, data_of(getattr(live.member, name)))]
+        bound = data_of(getattr(live.member, name))
+        found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
     for what, part in {"network": live.model, **_called(live.member)}.items():
         found[DRAWING.format(f"its {what}")] = states_of_own(part)
     return {**found, **own}

@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from argosy.stream.copied import copy_of
+from argosy.stream.copied import begun, complete
 from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
@@ -19,38 +20,57 @@ __all__ = ["CALLED", "copies_of", "data_of", "optimizers_of", "own_member", "own
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""
+FACTORIES = ("model", "optimizer", "optimizers", "schedule")
+"""Fields of a member that are called when it is built."""
 LARGE = 1 << 20
 """Bytes above which a tensor is data."""
 
 
-def copies_of(model: nn.Module, optimizer: Any, schedule: Any) -> tuple[nn.Module, Any, Any]:
-    """Return copies that refer to one another, and share nothing with the originals."""
-    memo: dict[int, Any] = {}
-    made: tuple[nn.Module, Any, Any] = copy_of((model, optimizer, schedule), model, memo)
+def copies_of(member: Member, model: nn.Module, optimizer: Any, schedule: Any) -> tuple[Member, nn.Module, Any, Any]:
+    """Return copies that refer to one another, and share nothing with the originals; the member's are of what it calls."""
+    memo, own = begun(model), {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    shared = [value for name in CALLED for value in data_of(getattr(member, name)) if id(value) not in own]
+    memo.update({id(value): value for value in shared})
+    made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
+    calling = own_member(member, memo)
+    complete(model, memo)
     # Torch's optimizers copy only what a file needs, and none of their other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
         # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
-    return made
+    return calling, *made
 
 
-def own_member(member: Member) -> Member:
+def own_member(member: Member, memo: dict[int, Any]) -> Member:
     """Return the member with copies of its own of what it calls, so that no neighbour moves what these count, or draw from. Functions are as they
     are.
 
-    What cannot be copied stays shared, and so do weights.
+    What cannot be copied stays shared, and so do weights. A factory that is a method of such an object is that of its copy: a step may
+    know what the factory has kept of the network.
     """
-    own, memo = copy.copy(member), dict[int, Any]()
+    own = copy.copy(member)
     for name in CALLED:
         called = getattr(member, name)
-        tried = memo | {id(value): value for value in data_of(called)}
+        tried = {id(value): value for value in data_of(called)} | memo
         try:
             object.__setattr__(own, name, copy.deepcopy(called, tried))
-            memo = tried  # two methods of one object remain two of one
+            memo.setdefault(id(memo), []).append(
+                tried.pop(id(tried), None)
+            )  # what deepcopy keeps alive, by the memo's id
+            memo.update(tried)  # two methods of one object remain two of one
         except Exception:  # boundary to a user's object, which may hold an open file or a lock
             continue
+    for name in FACTORIES:
+        object.__setattr__(own, name, _of_copies(getattr(member, name), memo))
     return own
+
+
+def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(factory, functools.partial):
+        return functools.partial(_of_copies(factory.func, memo), *factory.args, **factory.keywords)
+    of = getattr(factory, "__self__", None)
+    return MethodType(factory.__func__, memo[id(of)]) if isinstance(factory, MethodType) and id(of) in memo else factory
 
 
 def own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:

@@ -440,7 +440,7 @@ class LiveMember:
     def trial(self) -> "LiveMember":
         """Return a copy; its steps leave this member unchanged."""
         try:
-            trained = (*copies_of(self.model, self.optimizer, self.schedule), self.randomness.copy())
+            member, model, optimizer, schedule = copies_of(self.member, self.model, self.optimizer, self.schedule)
         except Exception as error:  # boundary to what a network may hold
             if out_of_memory(error):
                 raise
@@ -449,7 +449,8 @@ class LiveMember:
                 "tried on copies. Leave out what copy.deepcopy refuses, as locks, open files and generators, or give the class that holds it a "
                 "__deepcopy__."
             ) from error
-        copied = LiveMember(own_member(self.member), self.backend, *trained, self.objective, self.mode)
+        trained = model, optimizer, schedule, self.randomness.copy()
+        copied = LiveMember(member, self.backend, *trained, self.objective, self.mode)
         copied.one_pass, copied.loss_scale = self.one_pass, copy.copy(self.loss_scale)
         if self.average is not None and copied.average is not None:
             copied.average.load_state_dict(self.average.state_dict())
@@ -528,23 +529,22 @@ def build(
     check_generators(member, [(name, getattr(member, name)) for name in ("model", "loss", "augment", "step")])
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
+    own = own_member(member, {})
     with kept_by(member.name), randomness.building():
         with registering() as registered:
-            model = member.model()
+            model = own.model()
         check_network(member, model)
         check_generators(
             member, [(f"layer {kind.__name__}", kind) for kind in dict.fromkeys(map(type, model.modules()))]
         )
         model = model.to(backend.device)
-        optimizer, schedule = (
-            _optimizer(member, model, mode) if member.optimizers is None else own_optimizers(member, model)
-        )
+        optimizer, schedule = _optimizer(own, model, mode) if member.optimizers is None else own_optimizers(own, model)
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
         own_memory(model, member.model)
     check_average_of(member, model)
     trained = model, optimizer, schedule, randomness
-    live = LiveMember(own_member(member), backend, *trained, objective, mode, answering=answering)
+    live = LiveMember(own, backend, *trained, objective, mode, answering=answering)
     live.snapshots = Snapshots(snapshot_bytes) if snapshot_bytes else None
     live.one_pass = not exact and takes_one_pass(optimizer)
     return live

@@ -82,7 +82,7 @@ class Forward:
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
         """Make the forward pass of networks of one fingerprint; `member` has the loss and metrics of all."""
-        network = copy_of(models[0], models[0])
+        network = copy_of(models[0])
         own_rates(network, models)
         return cls(network, member, device)
 
