@@ -55,9 +55,7 @@ def own_member(member: Member, memo: dict[int, Any]) -> Member:
         tried = {id(value): value for value in data_of(called)} | memo
         try:
             object.__setattr__(own, name, copy.deepcopy(called, tried))
-            memo.setdefault(id(memo), []).append(
-                tried.pop(id(tried), None)
-            )  # what deepcopy keeps alive, by the memo's id
+            memo.setdefault(id(memo), []).append(tried.pop(id(tried), None))  # the objects that deepcopy keeps alive
             memo.update(tried)  # two methods of one object remain two of one
         except Exception:  # boundary to a user's object, which may hold an open file or a lock
             continue
