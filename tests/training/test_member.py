@@ -1383,6 +1383,13 @@ def test_a_step_or_loss_knows_the_network_that_its_object_has_built(how: str) ->
     assert torch.equal(solo.live.model.weight, network.weight)
 
 
+def test_methods_of_one_object_are_those_of_one_copy() -> None:
+    script = Script()
+    given = {"model": partial(script.build), "step": script.step, "metrics": {"loss of mine": script.loss}}
+    own = start(studies.member(**given)).live.member
+    assert own.metrics["loss of mine"].__self__ is own.model.func.__self__ is own.step.__self__ is not script
+
+
 class Scaled(nn.Linear):
     """Goes by an attribute of its weight, as layers of muP do."""
 

@@ -46,8 +46,8 @@ def own_member(member: Member, memo: dict[int, Any]) -> Member:
     """Return the member with copies of its own of what it calls, so that no neighbour moves what these count, or draw from. Functions are as they
     are.
 
-    What cannot be copied stays shared, and so do weights. A factory that is a method of such an object is that of its copy: a step may
-    know what the factory has kept of the network.
+    What cannot be copied stays shared, and so do weights. A factory or metric that is a method of such an object is that of its copy: a
+    step may know what the factory has kept of the network.
     """
     own = copy.copy(member)
     for name in CALLED:
@@ -61,10 +61,13 @@ def own_member(member: Member, memo: dict[int, Any]) -> Member:
             continue
     for name in FACTORIES:
         object.__setattr__(own, name, _of_copies(getattr(member, name), memo))
+    metrics = {name: _of_copies(metric, memo) for name, metric in member.metrics.items()}
+    object.__setattr__(own, "metrics", metrics)
     return own
 
 
 def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
+    """Return a method of what was copied as that of the copy, and a partial of one as such a partial."""
     if isinstance(factory, functools.partial):
         return functools.partial(_of_copies(factory.func, memo), *factory.args, **factory.keywords)
     of = getattr(factory, "__self__", None)
