@@ -214,7 +214,7 @@ class Spool:
                 number = sum(samples for samples, _ in sizes.values()) - 1
                 raise StudyError(
                     f"Data.{self.split}: there is no room for more than {number:,} samples of the {self._kind} ({room:,} bytes), and it "
-                    "gives more. Raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
+                    f"gives more. Free the disk of {cache.folder}, raise keep_bytes (--keep-bytes), delete others (argosy cache --clear), or let it end."
                 )
 
         return grown
