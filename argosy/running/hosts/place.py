@@ -139,9 +139,12 @@ def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | Non
 
 
 def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds until Slurm ends the job, less the reserve for saving; None if unknown. `now` is Unix time."""
+    """Return the seconds until Slurm ends the job, less the reserve for saving; None if unknown. `now` is Unix time.
+
+    An end that has passed is that of an earlier job, as in a tmux that was started in one, or of a job that was given more time.
+    """
     end = environment.get("SLURM_JOB_END_TIME", "")
-    return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() else None
+    return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() and int(end) > now else None
 
 
 def _has_all(names: _Names, environment: Mapping[str, str]) -> bool:
