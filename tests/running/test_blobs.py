@@ -4,13 +4,16 @@ import contextlib
 import os
 import pickle
 import sqlite3
+import sys
 import threading
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -54,6 +57,27 @@ def test_arrays_and_tensors_arrive_as_they_were() -> None:
             assert torch.equal(found, tensor)
             found.detach().zero_()
     assert x[1, 1] == t[1, 1] == 7.0
+
+
+@pytest.mark.parametrize("name", ["settings_of_mine", "mine_alone.settings", "__mp_main__"])
+def test_a_module_that_was_loaded_from_a_path_travels_with_its_classes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the script of a process that multiprocessing has spawned, and a module of tests as pytest may import it."""
+    (tmp_path / "settings.py").write_text("class Net: width = 3\n")
+    spec = spec_from_file_location(name, tmp_path / "settings.py")
+    assert spec is not None
+    module = module_from_spec(spec)
+    package = ModuleType("mine_alone")
+    package.__path__ = [str(tmp_path)]
+    with monkeypatch.context() as here:
+        here.setitem(sys.modules, "mine_alone", package)
+        here.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        descriptor = to_descriptor(module.Net, "a class")
+    cloudpickle.unregister_pickle_by_value(module)
+    assert from_descriptor(descriptor).width == 3
+    os.close(descriptor)
 
 
 def test_a_memory_map_travels_by_name(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import CodeType, ModuleType
+from importlib.machinery import ModuleSpec
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, BinaryIO, ClassVar
 
 import cloudpickle
@@ -72,6 +73,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return importlib.import_module, (value.__name__,)
         if isinstance(value, io.TextIOWrapper) and value not in (sys.stdout, sys.stderr):
             raise TypeError(f"cannot pickle an open file, {getattr(value, 'name', value)!r}")
+        if isinstance(value, ModuleType | FunctionType | type):
+            _send_by_value_unless_imported(value.__name__ if isinstance(value, ModuleType) else value.__module__)
         return super().reducer_override(value)
 
 
@@ -103,6 +106,29 @@ class _BufferPickler(_Pickler):
         return _map, (file, array.dtype, array.mode.replace("w", "r"), offset, array.shape)
 
 
+def _send_by_value_unless_imported(name: str) -> None:
+    """Let a module of the user's travel as scripts do if a worker would not find it, or would train as well since its import is what trains."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None or name == "__main__" or not is_own_module(name) or type(module) is not ModuleType:
+        return
+    if getattr(module.__spec__, "_initializing", False) or not _is_found(name, file):
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _is_found(module: str, file: str) -> bool:
+    """Return whether an import finds this file; a module may have been loaded from a path, or be the script of the process that started this one."""
+    spec, package = _spec(module), _spec(module.partition(".")[0])
+    same = spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
+    return same and package is not None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Return what an import would load in another process; `importlib.util.find_spec` knows only of what this one has loaded."""
+    folders = getattr(sys.modules.get(module.rpartition(".")[0]), "__path__", None)
+    return next(filter(None, (finder.find_spec(module, folders) for finder in sys.meta_path)), None)
+
+
 def dump(members: Iterable[Member]) -> bytes:
     """Pickle members; raises StudyError naming the first one that cannot be sent to another process."""
     members = tuple(members)
@@ -119,7 +145,6 @@ def enlisting(members: tuple[Member, ...]) -> Enlist:
 
 def blobs_of(job: Job) -> dict[str, int]:
     """Return descriptors of the blobs: one per role, the process state (unpacked first), and the data (for feeders)."""
-    _send_by_value_what_is_being_imported()
     study = job.study
     told = (job.settings, study.seed, study.validations_per_epoch)
     with contextlib.ExitStack() as undone:
@@ -133,13 +158,6 @@ def blobs_of(job: Job) -> dict[str, int]:
         state = to_descriptor(job.process_state, "a filter of warnings")
         undone.pop_all()
     return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
-
-
-def _send_by_value_what_is_being_imported() -> None:
-    """Let modules that train while they are imported travel as scripts do: a worker that imported them would train as well."""
-    for name, module in list(sys.modules.items()):
-        if getattr(getattr(module, "__spec__", None), "_initializing", False) and is_own_module(name):
-            cloudpickle.register_pickle_by_value(module)
 
 
 def to_descriptor(value: Any, what: str) -> int:
