@@ -170,6 +170,20 @@ def test_what_is_no_plain_file_of_this_user_is_no_command(tmp_path: Path) -> Non
         assert sentence in found[f"{number}.json"]["command"], found
 
 
+def test_a_user_who_may_read_a_run_but_for_its_lock_sees_whether_it_goes_on(public: Path) -> None:  # noqa: F811
+    ended, going = public / "ended", public / "going"
+    for run in (ended, going):
+        run.mkdir()
+        with Lock(run / "run.lock"):
+            pass
+
+    def look() -> None:
+        assert (at_work(ended), at_work(going)) == (False, True)
+
+    with Lock(going / "run.lock"):
+        as_stranger(look)
+
+
 def test_a_command_that_another_user_left_before_the_directory_was_closed_is_refused(public: Path) -> None:  # noqa: F811
     mine = public / "run"
     make_folder(mine / "commands")
