@@ -38,9 +38,8 @@ from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
 from argosy.training.member.copied import CALLED, data_of, optimizers_of
 from argosy.training.member.live import LiveMember, load_weights
-from argosy.training.member.randomness import Randomness
-from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.member.own import restore
+from argosy.training.optim.optimizer_list import OptimizerList
 from argosy.training.programs.fused.fingerprint import hooks_of, token
 from argosy.training.programs.solo import Solo
 
@@ -340,6 +339,7 @@ def _in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in variables_of(hook).items():
             if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
                 found.setdefault(AROUND.format(repr(key)), []).append(value)
+    saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
         bound = data_of(getattr(live.member, name))
         found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
