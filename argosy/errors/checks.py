@@ -134,15 +134,14 @@ def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords:
     given = function if isinstance(function, partial) else partial(function)
     try:
         signature = signature_of(given.func)
+        signature.bind_partial(*given.args, **given.keywords)
     except (TypeError, ValueError):
-        return  # a builtin without a signature
+        return  # a builtin without a signature, or a partial that binds what its function does not take: the call says so
     try:
         signature.bind(*given.args, *[None] * arguments, **{**given.keywords, **dict.fromkeys(keywords)})
     except TypeError as error:
         name = getattr(given.func, "__qualname__", type(given.func).__name__)
-        count = (
-            f"{arguments or 'no'} argument{'s' * (arguments != 1)}{' beside those bound to it' * (given is function)}"
-        )
+        count = f"{arguments or 'no'} argument{'s' * (arguments != 1)}"
         raise StudyError(
             f"{what} is {name}, which cannot be called with {count} ({error}); it must be {wanted}."
         ) from None

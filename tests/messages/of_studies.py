@@ -73,7 +73,7 @@ def misspelt() -> nn.Module:
 
 def locked() -> argosy.Member:
     """A member that holds what no other process can have."""
-    return studies.member("mlp", model=partial(studies.Mlp, hidden=threading.Lock()))
+    return studies.member("mlp", model=partial(studies.Mlp, lock=threading.Lock()))
 
 
 def late() -> None:
