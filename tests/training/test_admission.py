@@ -176,6 +176,15 @@ class Mixing(nn.Module):
         return self.last(torch.sparse.mm(self.matrix, self.first(x).T).T)
 
 
+class Sparse(Mixing):
+    """It trains the sparse matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.matrix
+        self.matrix = nn.Parameter(torch.eye(12).roll(1, 0).to_sparse())
+
+
 def pruned() -> nn.Module:
     """Its weight is computed, and lies in a plain attribute."""
     return prune.random_unstructured(nn.Linear(12, 10), "weight", 0.3)
@@ -217,6 +226,7 @@ def test_what_is_unusual_trains_and_goes_on_where_it_was(tmp_path: Path) -> None
         studies.member("pruned", model=pruned),
         studies.member("sloping", model=Sloping),
         studies.member("mixing", model=Mixing, average=argosy.EMA(0.9)),
+        studies.member("trained", model=Sparse, optimizer=partial(SGD, lr=0.1)),
         studies.member("rows", model=partial(Mixing, torch.sparse_csr)),
         studies.member("apart", model=partial(Mixing, persistent=False)),
         studies.member("momentum", model=Embedded, optimizer=partial(SGD, lr=0.1, momentum=0.9)),

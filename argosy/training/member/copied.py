@@ -79,7 +79,7 @@ def own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
 
     Every member would move these, as those of `Embedding.from_pretrained(vectors, freeze=False)` and `load_state_dict(state, assign=True)`.
     """
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad and weight.layout is torch.strided]
     if not any(map(_is_lent, weights)):
         return
     again = build()
