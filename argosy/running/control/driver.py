@@ -71,7 +71,8 @@ from argosy.running.watch.phase import Phase
 from argosy.running.watch.view import View
 from argosy.stream.sources import identities_of_arrays
 from argosy.study import doubts_of
-from argosy.training.choice.measure import LOADED, TOGETHER, UNMOVED
+from argosy.training.choice.measure import UNMOVED
+from argosy.training.choice.unsaved import LOADED, TOGETHER
 
 __all__ = ["Driver", "drive"]
 

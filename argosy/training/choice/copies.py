@@ -4,18 +4,20 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from argosy.stream.batches import InOrder
-from argosy.stream.blocks import Block
+from argosy.stream.blocks import Block, same_bits
 from argosy.stream.order import Selection
+from argosy.stream.padding import batch_of
 from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import dtype_of
 
-__all__ = ["cut_anew", "filled", "trial_of", "unwarned"]
+__all__ = ["ShownBatch", "cut_anew", "filled", "trial_of", "unwarned"]
 
 
 @contextlib.contextmanager
@@ -66,3 +68,18 @@ def filled(block: Block, rows: int, *, double: bool = False, different: int | No
     leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)
     place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
     return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)
+
+
+class ShownBatch:
+    """A private batch of this size: the first sound rows of a block, repeated where there are too few."""
+
+    def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
+        self._again = partial(filled, block, rows, different=different)
+        self._shown = self._again()
+        self.data = batch_of(self._shown.leaves, block.tree)
+        self.rows = rows
+
+    @property
+    def written(self) -> bool:
+        """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
+        return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)

@@ -1,46 +1,36 @@
-"""Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
+"""Measures a member's costs and finds what is unusual about it, on a copy, before its first real step."""
 
 import contextlib
-import copy
 import hashlib
-import itertools
 import statistics
 import sys
 import time
 import weakref
-import zlib
-from collections import Counter, deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
-from functools import partial
-from io import IOBase
-from types import FunctionType, ModuleType
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from argosy.bindings import called
 from argosy.errors import StudyError
 from argosy.errors.traces import reason_of
 from argosy.profiles import PROFILE_BATCHES, TIMED_BATCHES
 from argosy.protocol.trainer import Measured
-from argosy.stream.blocks import Block, same_bits
+from argosy.stream.blocks import Block
 from argosy.stream.order import Selection
-from argosy.stream.own_generators import names_random, states_of_own, stores_items, variables_of
+from argosy.stream.own_generators import names_random, stores_items
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import flatten
-from argosy.study import Member
-from argosy.training.choice.copies import filled
+from argosy.training.choice.copies import ShownBatch
 from argosy.training.choice.split_check import NO_SHARE, why_whole
+from argosy.training.choice.unsaved import called_by, code_of, in_no_file, own_state, told
 from argosy.training.device.devices import out_of_memory
 from argosy.training.device.heap import large_outside
 from argosy.training.member.averaging import refusing_broadcasts
-from argosy.training.member.copied import CALLED, data_of, optimizers_of
-from argosy.training.member.live import LiveMember, load_weights
-from argosy.training.member.own import restore
-from argosy.training.optim.optimizer_list import OptimizerList
-from argosy.training.programs.fused.fingerprint import hooks_of, token
+from argosy.training.member.copied import CALLED
+from argosy.training.member.live import LiveMember
+from argosy.training.programs.fused.fingerprint import hooks_of
 from argosy.training.programs.solo import Solo
 
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
@@ -49,35 +39,14 @@ FEW = 8
 """Samples on which a step is checked that validates no batches."""
 STEPS = 5
 SECONDS = 0.030
-NUMBERS = (bool, int, float)
-ASKED = itertools.count()
-"""Numbers the looks at iterators."""
-LARGE = 32 << 20
-"""Bytes of an array from which on it is not looked at, as data."""
-MOST = 2000
-"""Values of an attribute that are looked at."""
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
 COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
 LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-MOVING = (
-    "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, a network in a layer, or in an optimizer's "
-    "state; give a schedule by schedule="
-)
-TOGETHER = "which all members with that function change together"
-AROUND = (
-    f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in the network, or, but for weights, in an object with __call__, of which "
-    "each member has its own"
-)
-LOADED = "a network that is loaded from its file validates otherwise"
-BOUND = (
-    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
-)
 UNMOVED = "no optimizer moves them"
 UNTRAINED = (
     f"its {{}} has weights that want a gradient, and {UNMOVED}: let them be a part of the network, or freeze them"
 )
-DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
 
 
 def measuring(
@@ -99,7 +68,7 @@ def measuring(
     state and gradients, kernels' work space included; elsewhere what autograd kept.
     """
     trial, buffers = Solo(live.trial()), _buffers(live)
-    built = _own(trial.live, trial.live.schedule)
+    built = own_state(trial.live, trial.live.schedule)
     samples = Selection.of(live.member.val_subset, validated).length if validated else 0
     size = min(live.member.eval_batch_size or live.member.batch_size, samples)
     before = trial.live.randomness.copy()
@@ -109,7 +78,7 @@ def measuring(
         if live.member.step is not None:
             coupled = _try_own(trial, live, block, samples, size)
     yield
-    batch = _Shown(block, live.member.batch_size)
+    batch = ShownBatch(block, live.member.batch_size)
     saved = _SavedBytes()
     with _norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
@@ -119,19 +88,19 @@ def measuring(
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
     _check_apart(live, buffers)
-    own = _own(trial.live, schedule)
-    once, unsaved = [where for where in own if built.get(where) != own[where]], _in_no_file(trial.live, own)
+    own = own_state(trial.live, schedule)
+    once, unsaved = [where for where in own if built.get(where) != own[where]], in_no_file(trial.live, own)
     seconds = yield from _step_seconds(trial, batch, warm_up, thorough=thorough)
-    now = _in_no_file(trial.live, _own(trial.live, schedule))
+    now = in_no_file(trial.live, own_state(trial.live, schedule))
     moving = [where for where, value in now.items() if unsaved.get(where) != value]
     with large_outside():
-        tried = _Shown(block, live.member.batch_size)
+        tried = ShownBatch(block, live.member.batch_size)
         whole = why_whole(live, tried.data, tried.rows) if groups > 1 else ""
     shares = 1 if whole.startswith(NO_SHARE) or (whole and not thorough) else groups
     shard_seconds = yield from _shard_seconds(trial, block, shares, thorough=thorough)
     trial.live.schedule = schedule
     trial.live.move_schedule(1.0)
-    code = [*_code_of(live), *hooks_of(live.model)]
+    code = [*code_of(live), *hooks_of(live.model)]
     drew = not trial.live.randomness.others_equal(before) or any(map(names_random, code))
     # What draws, as CutMix of a share of the batches, may write for the first time later.
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
@@ -139,9 +108,9 @@ def measuring(
     unusual[LATE] = live.average is not None and live.average.waits
     unusual |= {
         COUPLED: coupled and samples > size,
-        **dict.fromkeys(_told(moving, once, trial, live, block, size), True),
+        **dict.fromkeys(told(moving, once, trial, live, block, size), True),
     }
-    for what, part in _called(live.member).items():
+    for what, part in called_by(live.member).items():
         unusual[UNTRAINED.format(what)] = isinstance(part, nn.Module) and any(
             p.requires_grad for p in part.parameters()
         )
@@ -167,19 +136,19 @@ def _try_loss(trial: Solo, block: Block) -> bool:
     Returns whether its mean over batches depends on their sizes.
     """
     member = trial.live.member
-    batch = _Shown(block, member.batch_size)
+    batch = ShownBatch(block, member.batch_size)
     with trial.active():
         if trial.live.member.augment:
             data = trial.live.member.augment(batch.data)
             return trial.try_loss(data, batch.rows, data)
         if block.whole:
             return trial.try_loss(batch.data, batch.rows, batch_of(block.leaves, block.tree))
-        return trial.try_loss(batch.data, batch.rows, _Shown(block, int(block.sound.sum())).data)
+        return trial.try_loss(batch.data, batch.rows, ShownBatch(block, int(block.sound.sum())).data)
 
 
 def _try_validation(trial: Solo, block: Block, size: int) -> bool:
     """Try a validation on a batch of the block; returns whether it wrote into its input."""
-    batch = _Shown(block, size)
+    batch = ShownBatch(block, size)
     # A metric may warn of training samples, as of one class alone, and not of those that are validated.
     with trial.active(), refusing_broadcasts(trial.live.member, tells=False):
         trial.try_validation(batch.data, batch.rows)
@@ -197,11 +166,11 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
     with copied.active(), _uncompiled():
         if member.optimizers is None:
             rows = size if several and member.validate is None else min(FEW, -(-member.batch_size // member.accumulate))
-            coupled = copied.try_own("step", _Shown(block, rows).data, rows)
+            coupled = copied.try_own("step", ShownBatch(block, rows).data, rows)
         if member.validate is not None and several:
-            coupled = copied.try_own("validate", _Shown(block, size).data, size)
+            coupled = copied.try_own("validate", ShownBatch(block, size).data, size)
     if coupled is None and several and samples % size:
-        alike = [_Shown(block, rows, different=1) for rows in (size, samples % size)]
+        alike = [ShownBatch(block, rows, different=1) for rows in (size, samples % size)]
         with trial.active():
             trial.try_sizes([(shown.data, shown.rows) for shown in alike])
     return bool(coupled)
@@ -212,7 +181,7 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
-def _first_step(trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBytes") -> tuple[Solo, float]:
+def _first_step(trial: Solo, live: LiveMember, batch: "ShownBatch", saved: "_SavedBytes") -> tuple[Solo, float]:
     """Make the first step, counting what autograd keeps; returns its program and seconds.
 
     Some code, as `torch.func.grad`, does not allow counting: then another copy makes the step without. An error of the
@@ -231,7 +200,7 @@ def _first_step(trial: Solo, live: LiveMember, batch: "_Shown", saved: "_SavedBy
     return again, _timed_step(again, batch)
 
 
-def _spent(trial: Solo, batch: "_Shown") -> int:
+def _spent(trial: Solo, batch: "ShownBatch") -> int:
     """Return a step's peak memory in bytes beyond that before it; 0 where the device does not count memory.
 
     Not for the first step, in which optimizer state is created and libraries allocate work space for the whole process.
@@ -246,7 +215,7 @@ def _spent(trial: Solo, batch: "_Shown") -> int:
     return (backend.peak_memory() or 0) - before
 
 
-def _step_seconds(trial: Solo, batch: "_Shown", warm_up: float, *, thorough: bool) -> Generator[None, None, float]:
+def _step_seconds(trial: Solo, batch: "ShownBatch", warm_up: float, *, thorough: bool) -> Generator[None, None, float]:
     """Return the seconds of a step: the median of FLEET's 20, or the least of a few, at least one after the first.
 
     The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader
@@ -263,7 +232,7 @@ def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> G
     """Return the seconds of a step on one of m even shares of the batch, for m = 2 … `most`."""
     member, found = trial.live.member, []
     for m in range(2, most + 1):
-        share = _Shown(block, -(-member.batch_size // m))
+        share = ShownBatch(block, -(-member.batch_size // m))
         first = _timed_step(trial, share)
         found.append((yield from _step_seconds(trial, share, first, thorough=thorough)))
     return tuple(found)
@@ -274,7 +243,7 @@ def _too_few(warm_up: float, seconds: list[float]) -> bool:
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
-def _timed_step(trial: Solo, batch: "_Shown") -> float:
+def _timed_step(trial: Solo, batch: "ShownBatch") -> float:
     backend = trial.live.backend
     backend.synchronize()
     started = time.perf_counter()
@@ -326,143 +295,6 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
             f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function in a list "
             "does that refers to `self` from outside: self.acts = [lambda x: self.layer(x)]. So its steps could not be tried beforehand. Make it a method."
         )
-
-
-def _in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by sentence tokens of what no checkpoint has: what is the member's `own`, what is around its functions, and generators."""
-    found: dict[str, Any] = {}
-    for one in _code_of(live):
-        for key, marks in _marked(variables_of(one)):
-            # Several modules may have a variable of that name.
-            found.setdefault(AROUND.format(repr(key)), []).append(marks)
-    for hook in hooks_of(live.model):
-        for key, value in variables_of(hook).items():
-            if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
-                found.setdefault(AROUND.format(repr(key)), []).append(value)
-    saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
-    for name in CALLED:
-        bound = data_of(getattr(live.member, name))
-        found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
-    for what, part in {"network": live.model, **_called(live.member)}.items():
-        found[DRAWING.format(f"its {what}")] = states_of_own(part)
-    return {**found, **own}
-
-
-def _own(live: LiveMember, schedule: Any) -> dict[str, Any]:
-    """Return by sentence tokens of numbers, arrays and leaf tensors of its own that no checkpoint has; a pass computes other tensors anew."""
-    found: dict[str, Any] = {}
-    held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
-    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
-    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
-    saved = {id(one) for one in kept}
-    for what, part in {"network": live.model, **_called(live.member)}.items():
-        for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
-            if isinstance(module, nn.Module) and (
-                type(module).get_extra_state is not nn.Module.get_extra_state  # it saves what it likes
-                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, by which no weights go
-            ):
-                continue
-            where = f"layer {name!r}" if name else f"the {what}"
-            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
-    for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
-        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
-    for optimizer in optimizers:
-        saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        asked = not isinstance(live.optimizer, OptimizerList)  # which has the groups and the state of its parts alone
-        own = [] if saves_itself and asked else _unsaved(optimizer, "optimizer", saved)
-        held = [*own, *_unsaved_inside(optimizer, saved)]
-        found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
-    return found
-
-
-def _code_of(live: LiveMember) -> list[Any]:
-    """Return what is called as a member trains, and the kinds of its layers: they may draw for the first time later than it is measured."""
-    return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
-
-
-def _called(member: Member) -> dict[str, Any]:
-    """Return the functions and objects that are called, or whose methods are, as a member trains."""
-    functions = {name: called(getattr(member, name)) for name in CALLED}
-    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
-
-
-def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield versions of the state of optimizers within one that is not among what is `saved`, by id."""
-    for key, value in vars(optimizer).items():
-        if isinstance(value, torch.optim.Optimizer):
-            leaves = [
-                leaf for state in value.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)
-            ]
-            yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
-
-
-def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
-    """Yield tokens of the numbers, arrays and leaf tensors that an object holds, but for those `saved`, by id."""
-    held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
-    held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
-    if isinstance(holder, nn.Module):
-        held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
-        names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
-        held |= {key: holder._buffers.get(key) for key in names}
-        for hook in holder._forward_pre_hooks.values():  # each pass computes it anew, as torch.nn.utils.weight_norm
-            held.pop(getattr(hook, "name", None), None)
-    for key, value in held.items():
-        found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
-        if found:
-            yield key, found
-
-
-def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield numbers, versions of tensors and contents of arrays in variables that functions read around them, by their names; a network among these by its weights.
-
-    Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
-    """
-    for key, value in variables.items():
-        tensors = _versions(value)
-        numbers = [one for one in (value.values() if isinstance(value, dict) else [value]) if type(one) in NUMBERS]
-        if tensors or numbers:
-            yield key, (numbers, tensors)
-
-
-def _versions(value: Any) -> list[Any]:
-    """Return what changes with the tensors, arrays and networks in a value, which may be large."""
-    found = [one for one in _state_in(value, (), deep=True) if isinstance(one, torch.Tensor | str)]
-    weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
-    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
-
-
-def _sum(leaf: torch.Tensor) -> str:
-    """Return the sum of a weight, as text: writing to `.data`, as moving averages do, changes no version."""
-    return "" if leaf.is_meta or not leaf.is_floating_point() else repr(leaf.detach().sum(dtype=torch.float64).item())
-
-
-def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
-    """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
-    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
-    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text; for a value that is an iterator,
-    another text each time.
-    """
-    todo, seen = [value], set[int]()
-    while todo and len(seen) < MOST:
-        one = todo.pop()
-        if type(one) in NUMBERS:
-            yield one
-        elif id(one) not in seen and id(one) not in saved:
-            seen.add(id(one))
-            if isinstance(one, torch.Tensor):
-                yield one if one.is_leaf and one.layout is torch.strided else True
-            elif isinstance(one, np.ndarray):  # NumPy counts no versions
-                if one.nbytes <= LARGE and not one.dtype.hasobject:
-                    yield f"{one.shape} {zlib.crc32(one.tobytes())}"
-            elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
-                yield f"turn {next(ASKED)}"  # as of a loader: it does not show where it is
-            elif deep and isinstance(one, list | tuple | deque | dict):
-                todo += one.values() if isinstance(one, dict) else one
-            elif deep and isinstance(one, nn.Module):
-                held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
-                yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
-            elif deep and not isinstance(one, type | FunctionType | ModuleType):
-                todo += getattr(one, "__dict__", {}).values()
 
 
 def state_bytes(live: LiveMember) -> int:
@@ -531,78 +363,6 @@ class _SavedBytes:
         self._hooks.__exit__(*error)
         for held in self._held:
             held.tensor = None
-
-
-class _Shown:
-    """A private batch of this size: the first sound rows of a block, repeated where there are too few."""
-
-    def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
-        self._again = partial(filled, block, rows, different=different)
-        self._shown = self._again()
-        self.data = batch_of(self._shown.leaves, block.tree)
-        self.rows = rows
-
-    @property
-    def written(self) -> bool:
-        """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
-        return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)
-
-
-def _told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
-    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise.
-
-    What the first step alone changes, `once`, is mostly a cache: it is told of where a file's weights validate, or train, otherwise without it, as
-    without a flag by which the first batch sets weights.
-    """
-    if not moving and not once:
-        return []
-    try:
-        behind = _behind(live, trial)
-    except (RuntimeError, ValueError, KeyError):
-        return moving[
-            :1
-        ]  # its tensors are no longer those that it was built with, which is said where it is saved or loaded
-    if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
-        named = {
-            where.partition(" of ")[0]: where for where in reversed(moving or once)
-        }  # once for all layers of a kind
-        return [f"{LOADED}, since {where}" for where in named.values()]
-    if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
-        return once[:1]
-    return moving[:1]
-
-
-def _behind(live: LiveMember, trial: Solo) -> Solo:
-    """Return the member as it goes on behind a file of the trial."""
-    behind = Solo(live.trial())
-    load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
-    restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
-    behind.live.randomness = trial.live.randomness.copy()
-    return behind
-
-
-def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
-    """Whether what a member gives is the same twice, and otherwise in the third place."""
-    once, twice, other = found
-    return same_bits(once, twice) and not same_bits(once, other)
-
-
-def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
-    """Return the losses of a training batch of a block, the gradients, and weights that an own step has moved."""
-    batch = _Shown(block, solo.live.member.batch_size)
-    solo.drop_gradients()
-    with solo.active():
-        losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
-    weights = list(solo.live.model.parameters())
-    found = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
-    return [one.detach().clone(memory_format=torch.contiguous_format) for one in found if one.layout is torch.strided]
-
-
-def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
-    """Return losses and outputs of a member on a validation batch of a block."""
-    solo.live.begin_validation()
-    with solo.active(keep=True):
-        return solo.answers(_Shown(block, size).data)
 
 
 def _bytes(tensors: Any) -> int:

@@ -1,0 +1,243 @@
+"""What steps change, and no file has: found on a copy of a member, by what it holds before its steps and after."""
+
+import copy
+import itertools
+import zlib
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from io import IOBase
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from argosy.bindings import called
+from argosy.stream.blocks import Block, same_bits
+from argosy.stream.own_generators import states_of_own, variables_of
+from argosy.stream.trees import flatten
+from argosy.study import Member
+from argosy.training.choice.copies import ShownBatch
+from argosy.training.member.copied import CALLED, data_of, optimizers_of
+from argosy.training.member.live import LiveMember, load_weights
+from argosy.training.member.own import restore
+from argosy.training.optim.optimizer_list import OptimizerList
+from argosy.training.programs.fused.fingerprint import hooks_of, token
+from argosy.training.programs.solo import Solo
+
+__all__ = ["LOADED", "TOGETHER", "called_by", "code_of", "in_no_file", "own_state", "told"]
+
+ASKED = itertools.count()
+"""Numbers the looks at iterators."""
+LARGE = 32 << 20
+"""Bytes of an array from which on it is not looked at, as data."""
+NUMBERS = (bool, int, float)
+MOST = 2000
+"""Values of an attribute that are looked at."""
+MOVING = (
+    "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, a network in a layer, or in an optimizer's "
+    "state; give a schedule by schedule="
+)
+TOGETHER = "which all members with that function change together"
+AROUND = (
+    f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in the network, or, but for weights, in an object with __call__, of which "
+    "each member has its own"
+)
+LOADED = "a network that is loaded from its file validates otherwise"
+BOUND = (
+    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
+)
+DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
+
+
+def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by sentence tokens of what no checkpoint has: what is the member's `own`, what is around its functions, and generators."""
+    found: dict[str, Any] = {}
+    for one in code_of(live):
+        for key, marks in _marked(variables_of(one)):
+            # Several modules may have a variable of that name.
+            found.setdefault(AROUND.format(repr(key)), []).append(marks)
+    for hook in hooks_of(live.model):
+        for key, value in variables_of(hook).items():
+            if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
+                found.setdefault(AROUND.format(repr(key)), []).append(value)
+    saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
+    for name in CALLED:
+        bound = data_of(getattr(live.member, name))
+        found[BOUND.format(name)] = [_versions(one) for one in bound if id(one) not in saved]
+    for what, part in {"network": live.model, **called_by(live.member)}.items():
+        found[DRAWING.format(f"its {what}")] = states_of_own(part)
+    return {**found, **own}
+
+
+def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
+    """Return by sentence tokens of numbers, arrays and leaf tensors of its own that no checkpoint has; a pass computes other tensors anew."""
+    found: dict[str, Any] = {}
+    held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
+    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
+    kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
+    saved = {id(one) for one in kept}
+    for what, part in {"network": live.model, **called_by(live.member)}.items():
+        for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
+            if isinstance(module, nn.Module) and (
+                type(module).get_extra_state is not nn.Module.get_extra_state  # it saves what it likes
+                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, by which no weights go
+            ):
+                continue
+            where = f"layer {name!r}" if name else f"the {what}"
+            found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
+    for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
+        found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
+    for optimizer in optimizers:
+        saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        asked = not isinstance(live.optimizer, OptimizerList)  # which has the groups and the state of its parts alone
+        own = [] if saves_itself and asked else _unsaved(optimizer, "optimizer", saved)
+        held = [*own, *_unsaved_inside(optimizer, saved)]
+        found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
+    return found
+
+
+def code_of(live: LiveMember) -> list[Any]:
+    """Return what is called as a member trains, and the kinds of its layers: they may draw for the first time later than it is measured."""
+    return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
+
+
+def called_by(member: Member) -> dict[str, Any]:
+    """Return the functions and objects that are called, or whose methods are, as a member trains."""
+    functions = {name: called(getattr(member, name)) for name in CALLED}
+    return {name: getattr(function, "__self__", function) for name, function in functions.items()}
+
+
+def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield versions of the state of optimizers within one that is not among what is `saved`, by id."""
+    for key, value in vars(optimizer).items():
+        if isinstance(value, torch.optim.Optimizer):
+            leaves = [
+                leaf for state in value.state.values() for leaf in state.values() if isinstance(leaf, torch.Tensor)
+            ]
+            yield key, [leaf._version for leaf in leaves if id(leaf) not in saved]
+
+
+def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
+    """Yield tokens of the numbers, arrays and leaf tensors that an object holds, but for those `saved`, by id."""
+    held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
+    held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
+    if isinstance(holder, nn.Module):
+        held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
+        names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
+        held |= {key: holder._buffers.get(key) for key in names}
+        for hook in holder._forward_pre_hooks.values():  # each pass computes it anew, as torch.nn.utils.weight_norm
+            held.pop(getattr(hook, "name", None), None)
+    for key, value in held.items():
+        found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
+        if found:
+            yield key, found
+
+
+def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield numbers, versions of tensors and contents of arrays in variables that functions read around them, by their names; a network among these by its weights.
+
+    Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
+    """
+    for key, value in variables.items():
+        tensors = _versions(value)
+        numbers = [one for one in (value.values() if isinstance(value, dict) else [value]) if type(one) in NUMBERS]
+        if tensors or numbers:
+            yield key, (numbers, tensors)
+
+
+def _versions(value: Any) -> list[Any]:
+    """Return what changes with the tensors, arrays and networks in a value, which may be large."""
+    found = [one for one in _state_in(value, (), deep=True) if isinstance(one, torch.Tensor | str)]
+    weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
+    return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
+
+
+def _sum(leaf: torch.Tensor) -> str:
+    """Return the sum of a weight, as text: writing to `.data`, as moving averages do, changes no version."""
+    return "" if leaf.is_meta or not leaf.is_floating_point() else repr(leaf.detach().sum(dtype=torch.float64).item())
+
+
+def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
+    """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
+    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
+    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text; for a value that is an iterator,
+    another text each time.
+    """
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < MOST:
+        one = todo.pop()
+        if type(one) in NUMBERS:
+            yield one
+        elif id(one) not in seen and id(one) not in saved:
+            seen.add(id(one))
+            if isinstance(one, torch.Tensor):
+                yield one if one.is_leaf and one.layout is torch.strided else True
+            elif isinstance(one, np.ndarray):  # NumPy counts no versions
+                if one.nbytes <= LARGE and not one.dtype.hasobject:
+                    yield f"{one.shape} {zlib.crc32(one.tobytes())}"
+            elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
+                yield f"turn {next(ASKED)}"  # as of a loader: it does not show where it is
+            elif deep and isinstance(one, list | tuple | deque | dict):
+                todo += one.values() if isinstance(one, dict) else one
+            elif deep and isinstance(one, nn.Module):
+                held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
+                yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
+            elif deep and not isinstance(one, type | FunctionType | ModuleType):
+                todo += getattr(one, "__dict__", {}).values()
+
+
+def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
+    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise.
+
+    What the first step alone changes, `once`, is mostly a cache: it is told of where a file's weights validate, or train, otherwise without it, as
+    without a flag by which the first batch sets weights.
+    """
+    if not moving and not once:
+        return []
+    try:
+        behind = _behind(live, trial)
+    except (RuntimeError, ValueError, KeyError):
+        # Its tensors are no longer those that it was built with, which is said where it is saved or loaded.
+        return moving[:1]
+    if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
+        # Once for all layers of a kind.
+        named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
+        return [f"{LOADED}, since {where}" for where in named.values()]
+    if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
+        return once[:1]
+    return moving[:1]
+
+
+def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
+    """Whether what a member gives is the same twice, and otherwise in the third place."""
+    once, twice, other = found
+    return same_bits(once, twice) and not same_bits(once, other)
+
+
+def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
+    """Return the losses of a training batch of a block, the gradients, and weights that an own step has moved."""
+    batch = ShownBatch(block, solo.live.member.batch_size)
+    solo.drop_gradients()
+    with solo.active():
+        losses = solo.gradients(batch.data, batch.rows, of=batch.rows)
+    weights = list(solo.live.model.parameters())
+    found = [losses, *weights, *(weight.grad for weight in weights if weight.grad is not None)]
+    return [one.detach().clone(memory_format=torch.contiguous_format) for one in found if one.layout is torch.strided]
+
+
+def _behind(live: LiveMember, trial: Solo) -> Solo:
+    """Return the member as it goes on behind a file of the trial."""
+    behind = Solo(live.trial())
+    load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
+    restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
+    behind.live.randomness = trial.live.randomness.copy()
+    return behind
+
+
+def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
+    """Return losses and outputs of a member on a validation batch of a block."""
+    solo.live.begin_validation()
+    with solo.active(keep=True):
+        return solo.answers(ShownBatch(block, size).data)
