@@ -25,6 +25,7 @@ from argosy.errors import DiskError, RunError
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.running.control.resume import settle_files
+from argosy.running.directory.anew import set_aside
 from argosy.running.directory.journal import Lock
 
 
@@ -118,6 +119,25 @@ def test_a_lock_is_that_of_the_directory_which_is_there_when_it_is_taken(tmp_pat
     assert str(os.getpid()) in (run / "run.lock").read_text()
     assert (tmp_path / "run.old-1" / "run.lock").read_text() == ""
     taken.__exit__()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_another_command_has_set_aside_is_not_moved_again(tmp_path: Path, begun: bool) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "journal.jsonl").touch()
+    descriptor = append_descriptor(run / "run.lock")
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(1) as pool:
+        moved = pool.submit(set_aside, run)
+        time.sleep(0.2)
+        run.rename(tmp_path / "run.old-1")
+        if begun:
+            run.mkdir()
+        os.close(descriptor)
+        assert moved.result() is None
+    assert run.exists() == begun
+    assert not (tmp_path / "run.old-2").exists()
 
 
 class Starting(studies.Vectors):

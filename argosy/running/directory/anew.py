@@ -5,6 +5,7 @@ event names, and before anything else about the member. If the driver is killed 
 and the next driver moves the folder.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,19 +25,22 @@ def set_aside(directory: Path) -> Path | None:
     Returns None if no run is there. Raises RunError if the run is at work, or the directory cannot be renamed.
     """
     directory = directory.absolute()
-    if not (directory / "journal.jsonl").exists():
+    journal = directory / "journal.jsonl"
+    if not journal.exists():
         return None
     own_directory(directory)
-    place = _free(directory)
-    with Lock(directory / "run.lock"):
-        try:
-            directory.rename(place)
-        except OSError as error:
-            raise RunError(
-                f"{directory} cannot be moved to {place.name} to begin anew: {error.strerror}. Move it yourself, or choose "
-                "another directory."
-            ) from error
-    return place
+    with contextlib.suppress(FileNotFoundError), Lock(directory / "run.lock"):
+        place = _free(directory)
+        if journal.exists():  # another command may have moved it meanwhile
+            try:
+                directory.rename(place)
+            except OSError as error:
+                raise RunError(
+                    f"{directory} cannot be moved to {place.name} to begin anew: {error.strerror}. Move it yourself, or choose "
+                    "another directory."
+                ) from error
+            return place
+    return None
 
 
 def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: Path) -> BeganAnew | None:
