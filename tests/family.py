@@ -21,6 +21,7 @@ import signal, sys, argosy, studies
 from functools import partial
 
 signal.signal(signal.SIGINT, signal.{sigint})  # not what the shell of the tests has it, which ignores it in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
 slow = studies.member("slow", augment=partial(studies.dawdle_until, sys.argv[1] + ".go"))
 study = studies.study({length}, fleet=[*studies.members(), slow], epochs={epochs})
 argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
