@@ -244,7 +244,11 @@ class Watched(driving.Driver):
                 ends = math.ceil(
                     self.run.study.member(name).batch_size * self.run.per_epoch / self.run.lengths["train"]
                 )
-                most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends)
+                # The driver tells it only when its journal is on the disk, which takes longer than sections where flushes are slow.
+                given = self.outcome.scenario
+                section_seconds = min(given.row_ms) / 1e3 * given.length / given.per_epoch
+                flushing = int(2 * given.flush_seconds / section_seconds)
+                most = self.told.setdefault(name, sections + STEPS_AFTER_STOP * ends + flushing)
                 assert sections <= most, f"{name} was told to stop, and goes on"
 
     def _handle(self, worker: str, message: Any) -> None:
