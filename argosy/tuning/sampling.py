@@ -24,6 +24,7 @@ from typing import Any, Literal
 from argosy.bindings import called
 from argosy.disk.files import appending, lines_of, replacing
 from argosy.errors import RunError, StudyError
+from argosy.errors.checks import check_takes
 from argosy.errors.traces import mistakes_in
 from argosy.stopping import Mode
 from argosy.tuning.search import Store
@@ -401,8 +402,10 @@ class Sampling:
 
 
 def _check_sampler(sampler: Callable[..., Any], objectives: int) -> None:
-    made = called(sampler)
-    kind = made if isinstance(made, type) else type(sampler(seed=0))
+    kind = called(sampler)
+    if not isinstance(kind, type):
+        check_takes("sampler", sampler, 0, "a class of Optuna's samplers, or a function: seed -> sampler", ("seed",))
+        kind = type(sampler(seed=0))
     if objectives > 1 and issubclass(kind, optuna.samplers.CmaEsSampler):
         raise StudyError(
             "sampler: CmaEsSampler learns of one objective, and these are several; choose TPESampler, NSGAIISampler or GPSampler."

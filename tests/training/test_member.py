@@ -37,6 +37,7 @@ from argosy.training.choice.measure import NUMPY_RANDOM, PRIVATE, measuring
 from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
 from argosy.training.member import live as live_file
+from argosy.training.member.copied import LARGE
 from argosy.training.member.live import Best, LiveMember, build
 from argosy.training.programs.solo import Solo
 
@@ -645,6 +646,22 @@ def test_a_buffer_that_a_validation_moves_is_that_of_its_beginning_behind_a_file
         validate(solo)
         assert solo.live.end_section(1) == rows[epoch]
     assert outcome(solo.live) == outcome(undisturbed.live)
+
+
+def test_a_large_buffer_is_not_copied_for_each_validation() -> None:
+    def build() -> nn.Module:
+        network = Threshold()
+        network.register_buffer("table", torch.zeros(LARGE))
+        return network
+
+    solo = start(studies.member(model=build))
+    solo.live.begin_epoch(ORDERS, 0)
+    (block,) = blocks(ORDERS.epoch("val", 0), 30, arrays=(INPUTS[:30], TARGETS[:30]), split="val")
+    with solo.active(keep=True):
+        list(solo.evaluate(block))
+    weights = solo.live.state_dict()["model"]
+    assert weights["table"].data_ptr() == solo.live.model.table.data_ptr()
+    assert not torch.equal(weights["threshold"], solo.live.model.threshold)
 
 
 def unpruned() -> nn.Module:

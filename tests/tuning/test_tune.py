@@ -390,6 +390,10 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
         scheduler="hyper",
     )
     refused("scheduler 'random' has no number of trials of its own; give n_trials", scheduler="random", n_trials=None)
+    refused(
+        r"sampler is .*, which cannot be called with no arguments \(.*'seed'\)",
+        sampler=lambda: optuna.samplers.TPESampler(),
+    )
     refused("space must be a dictionary of Optuna distributions by name", space={})
     refused("space: 'lr' is 0.1; use a distribution of Optuna", space={"lr": 0.1})
     refused("parameters must be numbers, texts, bools or None; found none at all", space=lambda trial: None)

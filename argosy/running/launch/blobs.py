@@ -5,6 +5,7 @@ processes share one copy until one of them writes into its own.
 """
 
 import contextlib
+import functools
 import importlib
 import io
 import mmap
@@ -116,6 +117,7 @@ def _send_by_value_unless_imported(name: str) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
+@functools.cache  # it is asked for each class and function that is sent, with each member
 def _is_found(module: str, file: str) -> bool:
     """Return whether an import finds this file; a module may have been loaded from a path, or be the script of the process that started this one."""
     spec, package = _spec(module), _spec(module.partition(".")[0])

@@ -16,7 +16,7 @@ from argosy.study import Member
 from argosy.training.member.own import OwnOptimizers
 from argosy.training.optim.optimizer_list import OptimizerList
 
-__all__ = ["CALLED", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
+__all__ = ["CALLED", "LARGE", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
 """Fields of a member that are called as it trains, and may count, or draw."""

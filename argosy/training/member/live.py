@@ -39,7 +39,7 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
-from argosy.training.member.copied import copies_of, own_member, own_memory
+from argosy.training.member.copied import LARGE, copies_of, own_member, own_memory
 from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_functions
 from argosy.training.member.precision import LossScale, scale_of
 from argosy.training.member.randomness import Randomness
@@ -160,7 +160,7 @@ class LiveMember:
     _validating: Randomness | None = None
     """Random state of the validation that is under way, if any."""
     _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Copies of the buffers as they were when that began: behind a file it begins anew."""
+    """Copies of the buffers, but for `LARGE` ones, as they were when that began: behind a file it begins anew."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -255,7 +255,8 @@ class LiveMember:
         """Random state of the current validation: it begins as training's stands, and goes on over all blocks of the validation."""
         if self._validating is None:
             self._validating = self.randomness.aside()
-            self._unvalidated = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            small = [(name, b) for name, b in self.model.named_buffers() if b.numel() * b.itemsize <= LARGE]
+            self._unvalidated = {name: buffer.clone() for name, buffer in small}
         return self._validating
 
     def _validation(self) -> Validation:
