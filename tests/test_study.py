@@ -210,6 +210,15 @@ def test_what_is_meant_is_taken() -> None:
     assert study.names == {"mlp"}
 
 
+def test_a_list_of_the_class_of_each_sample_is_no_list_of_classes() -> None:
+    def labelled(length: int) -> studies.Vectors:
+        dataset = studies.Vectors(length)
+        dataset.classes = [number % 3 for number in range(length)]  # type: ignore[attr-defined]
+        return dataset
+
+    argosy.Data(train=labelled(10), val=labelled(6))
+
+
 def test_functions_and_classes_of_a_grid_stand_in_names_as_they_are_called() -> None:
     def build(loss: Any, lr: float) -> argosy.Member:
         return studies.member(loss=loss() if isinstance(loss, type) else loss, lr=lr)

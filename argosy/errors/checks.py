@@ -117,12 +117,19 @@ def check_factory(what: str, value: Any, kind: str) -> None:
 
 def check_same_classes(train: Any, val: Any) -> None:
     """Raise StudyError where two Datasets tell their classes, as folders of images do, and these are numbered otherwise."""
-    there, here = getattr(train, "classes", None), getattr(val, "classes", None)
-    if isinstance(there, list | tuple) and isinstance(here, list | tuple) and list(there) != list(here):
+    there, here = _class_names(train), _class_names(val)
+    if there and here and there != here:
         raise StudyError(
             f"Data.val has {len(here)} classes ({_some(here)}) and Data.train {len(there)} ({_some(there)}): the same number would mean another "
             "class. Give both the same, as with argosy.data.image_folder(..., classes=train.classes)."
         )
+
+
+def _class_names(dataset: Any) -> list[Any]:
+    """Return its ``classes``, where these are names: no two are alike, as they are where it holds the class of each sample."""
+    classes = getattr(dataset, "classes", None)
+    found = list(classes) if isinstance(classes, list | tuple) else []
+    return found if len({str(one) for one in found}) == len(found) else []
 
 
 def _some(classes: Any) -> str:
