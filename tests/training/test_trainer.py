@@ -37,6 +37,7 @@ from argosy.study import Study
 from argosy.training.device.devices import backend_of
 from argosy.training.member import checkpoint
 from argosy.training.member.files import Saving
+from argosy.training.trainer.program_instances import ProgramInstance
 from argosy.training.trainer.trainer import Trainer
 
 devices = late.devices
@@ -324,6 +325,25 @@ def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
     assert isinstance(said[-1], Paused)
     assert trainer.ready
     assert {event.member: event.checkpoint.position for event in events(said, Saved)} == {"even": 64, "odd": 0}
+
+
+def test_members_that_are_through_with_a_block_are_not_asked_again_at_each_interruption(
+    tmp_path: Path, said: list[Any], driver: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of thousands of small members are interrupted more often than there are members."""
+    names = [f"m{number}" for number in range(20)]
+    study = studies.study(LENGTH, fleet=[studies.member(name, batch_size=ROWS) for name in names])
+    trainer = make(study, tmp_path, said, driver, numerics="exact")
+    trainer.obey(assign(1, *names))
+    asked: list[str] = []
+    follow = ProgramInstance.follow
+    monkeypatch.setattr(ProgramInstance, "follow", lambda one, place: asked.extend(one.names) or follow(one, place))
+    driver.after = 0
+    trainer.take(next(stream(study)), 1)
+    while not trainer.ready:
+        trainer.go_on()
+    assert {assigned.samples for assigned in trainer.assigned.values()} == {ROWS}
+    assert len(asked) <= 2 * len(names), "once to step, and once more to find nothing left"
 
 
 def test_a_pause_leaves_the_blocks_of_a_later_assignment(

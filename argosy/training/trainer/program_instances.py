@@ -51,6 +51,8 @@ class ProgramInstance:
     """Most memory of its steps in the round, beyond its members' states; None where the device does not count it."""
     broke: bool = False
     """Whether its step has raised, and is left to other programs."""
+    through: Place | None = None
+    """Place of the last block of which it has made all steps."""
     watch: InputWatch = field(default_factory=InputWatch)
     together: bool = field(init=False)
     """Whether common code steps its members, so that its errors belong to no single one."""

@@ -90,7 +90,8 @@ class Stepping:
 
     def _advance(self, instance: ProgramInstance, block: Block, called: Callable[[], bool]) -> bool:
         """Step an instance on a block; False where batches are left, because it was `called` or other instances come first."""
-        if not instance.follow(block.place):
+        # Of thousands of members a command interrupts many passes: the next one is not to ask again those that have had their turn.
+        if instance.through is block.place or not instance.follow(block.place):
             return True
         trains = block.place.split == "train"
         shown = instance.watch.shown(block, apart=instance.assignment[0].live.backend.apart)
@@ -105,6 +106,7 @@ class Stepping:
             for name in [name for name in instance.names if name in self._assigned]:
                 self._guard(name, partial(instance.watch.refuse, name))
             return True
+        instance.through = block.place if through else None
         return through
 
     def _together(self, instance: ProgramInstance, steps: Callable[[], bool]) -> bool:
