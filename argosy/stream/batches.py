@@ -23,7 +23,7 @@ from argosy.stream.order import WORD, Digest, Hashes, Indices, Selection, runnin
 from argosy.stream.padding import batch_of
 from argosy.stream.trees import map_leaves
 
-__all__ = ["Batch", "Carried", "Cutter", "Elements", "InOrder", "sent"]
+__all__ = ["Batch", "Carried", "Cutter", "Elements", "Gathering", "InOrder", "sent"]
 
 FEW_BYTES = 1 << 20
 """Up to this much of a block a member's own elements are gathered at once."""
@@ -168,9 +168,9 @@ class InOrder(Cutter):
         super().__init__(
             selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
         )
-        self._open: _Gathering | None = None
+        self._open: Gathering | None = None
         if carried is not None:
-            self._open = _Gathering(position, self._end(position) - position, carried.leaves)
+            self._open = Gathering(position, self._end(position) - position, carried.leaves)
             self._open.add(carried)
 
     @property
@@ -229,9 +229,9 @@ class InOrder(Cutter):
         """Return the end of the batch that begins at element `first`."""
         return min(first + self.batch_size, self.length)
 
-    def _gathering(self, first: int, end: int, block: Block) -> "_Gathering":
+    def _gathering(self, first: int, end: int, block: Block) -> "Gathering":
         if self._open is None or self._open.first != first:
-            self._open = _Gathering(first, end - first, block.leaves)
+            self._open = Gathering(first, end - first, block.leaves)
         return self._open
 
 
@@ -314,15 +314,16 @@ class Elements:
         return Digest(rows, by_index, by_position)
 
 
-class _Gathering:
-    """A batch across blocks, in memory of its own."""
+class Gathering:
+    """Consecutive elements of a sequence from `first` on, out of several blocks, in memory of their own."""
 
     def __init__(self, first: int, size: int, like: Sequence[torch.Tensor]) -> None:
         self.first = first
-        self.leaves = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like]
-        self.sound = np.ones(size, np.bool_)
-        self.elements = 0
-        self.digest = Digest()
+        self.leaves: list[torch.Tensor] = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like]
+        self.sound: npt.NDArray[np.bool_] = np.ones(size, np.bool_)
+        self.elements: int = 0
+        """Elements that are there, broken samples among them; `digest` counts the others."""
+        self.digest: Digest = Digest()
 
     def add(self, piece: Carried) -> None:
         """Append a piece."""

@@ -15,11 +15,9 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from argosy.stream.batches import Batch, Carried, Cutter, Elements, sent
+from argosy.stream.batches import Batch, Carried, Cutter, Elements, Gathering, sent
 from argosy.stream.blocks import Block
 from argosy.stream.order import Digest, Indices, Selection, window_elements, window_order
 from argosy.stream.padding import Form, form_of, lengths_of, longest_of
@@ -152,15 +150,12 @@ class Window:
     def __init__(self, first: int, size: int, like: Block) -> None:
         self.first = first
         self.size = size
-        self.leaves: list[Tensor] = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like.leaves]
+        self.gathered: Gathering = Gathering(first, size, like.leaves)
         self.indices: Indices = np.empty(size, np.int64)
-        self.sound: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
         self.batches: list[Indices] = []
         """Elements of each batch, counted from `first`, ascending; set by `cut`."""
         self.stops: list[int] = []
         """Elements of the sequence up to the end of each batch."""
-        self._elements = 0
-        self._rows = 0
         self._row_of: Indices = np.empty(0, np.int64)
         """Row of each element's sample; of a broken one, any."""
         self._lengths: Mapping[int, Indices] = {}
@@ -168,30 +163,26 @@ class Window:
     @property
     def stop(self) -> int:
         """Element behind the last one that is there."""
-        return self.first + self._elements
+        return self.first + self.gathered.elements
 
     @property
     def complete(self) -> bool:
         """Whether all elements are there."""
-        return self._elements == self.size
+        return self.gathered.elements == self.size
 
     def add(self, piece: Carried, indices: Indices) -> None:
         """Append a piece."""
-        start, stop = self._elements, self._elements + piece.elements
-        rows = len(piece.leaves[0])
-        for target, leaf in zip(self.leaves, piece.leaves, strict=True):
-            target[self._rows : self._rows + rows].copy_(leaf)
-        self.indices[start:stop] = indices
-        self.sound[start:stop] = True if piece.sound is None else piece.sound
-        self._elements, self._rows = stop, self._rows + rows
+        start = self.gathered.elements
+        self.indices[start : start + piece.elements] = indices
+        self.gathered.add(piece)
 
     def cut(self, form: Form | None, batch_size: int, tokens: int | None) -> int:
         """Cut the window into batches, the longest samples last; returns their number. Waits for the device."""
-        lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(self.sound) - 1
+        held = self.gathered
+        lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(held.sound) - 1
         if form is not None:
-            leaves = [leaf[: self._rows] for leaf in self.leaves]
-            self._lengths = lengths_of(leaves, form)
-            lengths[self.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
+            self._lengths = lengths_of(held.carried().leaves, form)
+            lengths[held.sound] = np.max(list(self._lengths.values()), axis=0, initial=0)
         order = np.argsort(lengths, kind="stable")
         bounds = [0]
         for element, length in enumerate(lengths[order].tolist()):
@@ -209,16 +200,16 @@ class Window:
 
     def batch(self, number: int, tree: Structure) -> Batch:
         """Return one batch, broken samples left out."""
-        elements = self.batches[number]
-        sound = self.sound[elements]
+        elements, leaves = self.batches[number], self.gathered.leaves
+        sound = self.gathered.sound[elements]
         rows = self._row_of[elements[sound]]
-        chosen = sent(torch.from_numpy(rows), self.leaves[0].device)
+        chosen = sent(torch.from_numpy(rows), leaves[0].device)
         form = form_of(tree)
         if form is None:
-            data = unflatten([leaf.index_select(0, chosen) for leaf in self.leaves], tree)
+            data = unflatten([leaf.index_select(0, chosen) for leaf in leaves], tree)
         else:
             longest = longest_of({leaf: lengths[rows] for leaf, lengths in self._lengths.items()})
-            data = form.batch(self.leaves, longest, chosen)
+            data = form.batch(leaves, longest, chosen)
         places = self.first + elements
         digest = Digest.of(self.indices[elements[sound]], places[sound])
         return Batch(data, len(rows), digest, self.stops[number], None if sound.all() else sound, places)
