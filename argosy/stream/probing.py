@@ -4,7 +4,8 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from argosy.stream.padding import given
 from argosy.stream.samples import THROWN, Preparing, generator_states, refusal
 from argosy.stream.shards import Shards
 
-__all__ = ["Facts", "Sampler", "confirm", "fingerprint_of", "length_of", "probe"]
+__all__ = ["Facts", "confirm", "fingerprint_of", "length_of", "probe"]
 
 Leaves = list[torch.Tensor]
 
@@ -64,46 +65,31 @@ class Facts:
         return self.base or self.layout
 
 
-class Sampler(Protocol):
-    """Prepares samples as one epoch has them, and tells what was drawn for the last one."""
-
-    def __call__(self, index: int, /) -> Any:
-        """Return the sample, prepared as epoch 0 has it."""
-
-    def elsewhere(self, index: int) -> Any:
-        """Return the sample, prepared under another seed."""
-
-    @property
-    def then(self) -> Callable[[Any], Any] | None:
-        """What works on samples, where these are what it made of them."""
-
-    def drew(self, index: int) -> bool:
-        """Return whether a generator has moved since this sample was seeded."""
-
-
-def probe(dataset: Any, split: str, sample: Sampler, *, skip_errors: bool) -> Facts:
-    """Learn the facts of a Dataset.
+def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None) -> Facts:
+    """Learn the facts of a Dataset; with a `base`, of what `Data.then` makes of its samples, which have this layout.
 
     A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own. Where
     nothing was drawn for a sample, it is prepared under another seed the second time, and so are those of a stream that is not kept: its
     samples may draw nothing that shows.
     """
-    length = length_of(dataset, split)
+    dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
+    sample = partial(preparing.made, base)
     layout = _first_layout(sample, length, split, skip_errors=skip_errors)
     leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
-    elsewhere = _leaves_of(sample.elsewhere, split, layout, skip_errors=skip_errors)
+    elsewhere = _leaves_of(partial(sample, epoch=1), split, layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     first, drew, own = {}, {}, {}
     for index in probes:
-        first[index], drew[index] = leaves(index), sample.drew(index)
-        own[index] = states_of_own(given(dataset), sample.then)
+        first[index] = leaves(index)
+        drew[index] = base is not None or preparing.drew(index)  # what `then` draws is drawn in each epoch
+        own[index] = states_of_own(given(dataset), preparing.then)
     started = time.perf_counter()
-    stream = isinstance(dataset, Shards) and isinstance(sample, Preparing)  # not what `Data.then` makes of it
+    stream = isinstance(dataset, Shards) and base is None
     again, moved = {}, {}
     for index in reversed(probes):
         again[index] = leaves(index) if drew[index] and not stream else elsewhere(index)
         # Draws of one that is seeded for each index leave it where they left it before.
-        moved[index] = states_of_own(given(dataset), sample.then) != own[index]
+        moved[index] = states_of_own(given(dataset), preparing.then) != own[index]
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]
     for index in probes if any(moved.values()) else differ:
@@ -151,8 +137,9 @@ def _second_rows(shards: Shards, leaves: Callable[[int], Leaves]) -> tuple[Leave
     return read_on, leaves(index)
 
 
-def length_of(dataset: Any, split: str) -> int:
+def length_of(preparing: Preparing) -> int:
     """Return the number of samples of a Dataset; raises StudyError where there are none."""
+    dataset, split = preparing.dataset, preparing.split
     try:
         length = len(dataset)
     except THROWN as error:  # the user's code
@@ -167,10 +154,10 @@ def length_of(dataset: Any, split: str) -> int:
     return length
 
 
-def confirm(facts: Facts, dataset: Any, split: str, sample: Callable[[int], Any], *, skip_errors: bool) -> None:
+def confirm(facts: Facts, preparing: Preparing, *, skip_errors: bool) -> None:
     """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
-    leaves = _leaves_of(sample, split, facts.layout, skip_errors=skip_errors)
-    length = length_of(dataset, split)
+    dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
+    leaves = _leaves_of(partial(preparing.made, facts.base), split, facts.layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(

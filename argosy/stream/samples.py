@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from argosy.errors import StudyError
-from argosy.stream.blocks import Layout, Unfit
+from argosy.stream.blocks import Layout, Unfit, sample_leaves
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.witnesses import RECORDER
 from argosy.stream.order import sample_seed
@@ -48,10 +48,6 @@ class Preparing:
         """Return a context in which it is noted what the Dataset reads, where samples may outlive the run."""
         return RECORDER.watching() if self.watched else contextlib.nullcontext()
 
-    def elsewhere(self, index: int) -> Any:
-        """Return the sample under another seed."""
-        return self(index, epoch=1)
-
     def drew(self, index: int, epoch: int = 0) -> bool:
         """Return whether a generator has moved since it was seeded for this sample, about 15 us. Seeds them again.
 
@@ -67,6 +63,15 @@ class Preparing:
         seed_everything(sample_seed(self.seed, "then", epoch, index))
         # Copies, which may be written into: the sample is still to be kept.
         return self.then(unflatten([leaf.clone() for leaf in leaves], layout.tree))
+
+    def made(self, base: Layout | None, index: int, epoch: int = 0) -> Any:
+        """Return the Dataset's sample for this epoch; of one of layout `base`, if that is given, what `then` makes of it."""
+        sample = self(index, epoch)
+        if base is None:
+            return sample
+        leaves, tree = sample_leaves(sample)
+        base.check(leaves, tree)
+        return self.finished(leaves, base, index, epoch)
 
 
 def _drawn() -> tuple[float, float, float]:

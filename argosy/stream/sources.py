@@ -20,7 +20,7 @@ from argosy.stream.blocks import Block, Layout, sample_leaves
 from argosy.stream.content import digest_of_arrays, digest_of_labels, doubt
 from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.kept.cache import RowCache
-from argosy.stream.kept.proof import Finishing, Prover
+from argosy.stream.kept.proof import Prover
 from argosy.stream.kept.rows import Rows
 from argosy.stream.kept.spool import ReadOnce, Spool
 from argosy.stream.kept.witnesses import Roots, Witnesses
@@ -177,9 +177,7 @@ class DatasetSource(Source):
     @cached_property
     def preparing(self) -> Preparing:
         """How samples are prepared; the Dataset is opened on first use in the process that prepares them, or long before."""
-        preparing = self.open_preparing(self.heartbeat)
-        preparing.heartbeat = self.heartbeat
-        return preparing
+        return self.open_preparing(self.heartbeat)
 
     @property
     def parallel(self) -> bool:
@@ -465,7 +463,7 @@ def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heart
         shards = Shards(spool.stream, lengths, heartbeat.beat)
         preparing = _preparing(shards, spool.split, data, seed=seed, heartbeat=heartbeat)
         with heartbeat.busy(_doing(spool.split), opaque=True):
-            facts = probe(shards, spool.split, preparing, skip_errors=prover.skip_errors)
+            facts = probe(preparing, skip_errors=prover.skip_errors)
             facts = replace(prover.finished(preparing, facts), shards=lengths, keeping=READ_AGAIN)
         shards.close()
     return told(spool, spool.split, facts, data, seed=seed, heartbeat=heartbeat)
@@ -496,11 +494,7 @@ def reopened(
         if isinstance(dataset, ReadOnce):
             return preparing
         with heartbeat.busy(_doing(split), opaque=True):
-            if facts.base is None:
-                sample: Callable[[int], Any] = preparing
-            else:
-                sample = Finishing(preparing, facts.base)
-            confirm(facts, dataset, split, sample, skip_errors=skip_errors)
+            confirm(facts, preparing, skip_errors=skip_errors)
         return preparing
 
     return DatasetSource(split, facts, open_own, skip_errors=skip_errors, heartbeat=heartbeat)

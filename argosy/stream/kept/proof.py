@@ -4,7 +4,7 @@ Whatever a key says, samples of kept rows are prepared again at each opening and
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from argosy.stream.probing import Facts, length_of, probe
 from argosy.stream.samples import THROWN, Preparing
 from argosy.stream.trees import unflatten
 
-__all__ = ["Finishing", "Prover"]
+__all__ = ["Prover"]
 
 PROVED = 3
 """Samples that are prepared again at each opening."""
@@ -58,8 +58,7 @@ class Prover:
         """Return the facts of a split after `Data.then`, where there is that, from those of the Dataset's own samples."""
         if preparing.then is None:
             return facts
-        finishing = Finishing(preparing, facts.layout)
-        finished = probe(preparing.dataset, preparing.split, finishing, skip_errors=self.skip_errors)
+        finished = probe(preparing, skip_errors=self.skip_errors, base=facts.layout)
         return replace(
             finished, gathers=facts.gathers, location=facts.location, base=facts.layout, keeping=facts.keeping
         )
@@ -80,7 +79,7 @@ class Prover:
             return _in_memory(self._probed(preparing), key.name, str(error))
 
     def _kept(self, preparing: Preparing, cache: RowCache, key: Key) -> Facts:
-        found = cache.look_up(key, length_of(preparing.dataset, preparing.split))
+        found = cache.look_up(key, length_of(preparing))
         why = self._proved(preparing, cache, key, found) if isinstance(found, Entry) else found
         if isinstance(why, Facts):
             return why
@@ -140,35 +139,7 @@ class Prover:
         )
 
     def _probed(self, preparing: Preparing) -> Facts:
-        return probe(preparing.dataset, preparing.split, preparing, skip_errors=self.skip_errors)
-
-
-@dataclass(frozen=True, slots=True)
-class Finishing:
-    """Samples after `Data.then`."""
-
-    preparing: Preparing
-    layout: Layout
-
-    def __call__(self, index: int) -> Any:
-        return self._finished(index, self.preparing, 0)
-
-    @property
-    def then(self) -> Callable[[Any], Any] | None:
-        """Implement `Sampler.then`."""
-        return self.preparing.then
-
-    def elsewhere(self, index: int) -> Any:
-        return self._finished(index, self.preparing.elsewhere, 1)
-
-    def drew(self, index: int) -> bool:
-        """Return True: what `then` draws is drawn in each epoch."""
-        return True
-
-    def _finished(self, index: int, prepare: Callable[[int], Any], epoch: int) -> Any:
-        leaves, tree = sample_leaves(prepare(index))
-        self.layout.check(leaves, tree)
-        return self.preparing.finished(leaves, self.layout, index, epoch)
+        return probe(preparing, skip_errors=self.skip_errors)
 
 
 def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
