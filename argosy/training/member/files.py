@@ -7,10 +7,10 @@ died. The newest two stay, and the files that hold the best weights of each of t
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from argosy.disk.files import make_folder
 from argosy.protocol.events import Checkpoint
@@ -23,15 +23,13 @@ SHARE = 0.005
 """Share of the time that saving at the ends of sections may take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
-    """Files to write for one member; its state is the last."""
+class Draft(NamedTuple):
+    """Files to write for one member."""
 
     saved: Checkpoint
     """The checkpoint, without checksums."""
-    items: tuple[tuple[Mapping[str, Any], Path], ...]
-    best_is_current: bool
-    """Whether the state is itself that of the best section."""
+    items: Sequence[tuple[Mapping[str, Any], Path]]
+    """Weights of the best section, where they are to be written and are not those of the state; then the state."""
 
 
 class KeptFiles:
@@ -87,8 +85,7 @@ class Files:
         state = checkpoint.plain(live.state_dict(carried=carried))
         items = [(state, self.folder / file)]
         best = newest.best if newest else None
-        current = live.best_is_current
-        if current:
+        if live.best_is_current:
             best = file
         elif (weights := live.best_state()) is not None:
             best = _file_of_best(weights)
@@ -105,12 +102,12 @@ class Files:
             best_sha256=newest.best_sha256 if newest else None,
         )
         live.best_is_saved()
-        return Draft(saved=saved, items=tuple(items), best_is_current=current)
+        return Draft(saved, items)
 
     def written(self, draft: Draft, sums: Sequence[str]) -> Checkpoint:
         """Note a written draft with its checksums; returns the checkpoint to be journaled."""
         saved = replace(draft.saved, sha256=sums[-1])
-        if draft.best_is_current or len(sums) > 1:
+        if saved.best == saved.file or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
         self.newest, self.own = saved, True
         self.kept.add(saved)

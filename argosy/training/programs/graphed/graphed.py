@@ -69,6 +69,8 @@ class Graphed:
             self._evaluation = Evaluation(program, recorder, list(whole.parameter_buffer.buffers.values()))
         self._lockstep: Lockstep | None = None
         """The lockstep made as a whole step and not finished."""
+        self._before: Any = None
+        """Snapshot from before the step begun; None after it."""
         self._totals = torch.empty(0)
         """Loss sums of that lockstep ``[members]``."""
         self._apart = False
@@ -116,7 +118,7 @@ class Graphed:
     def begin(self, batch: Any) -> None:
         """Begin the step, or make it as a whole, which moves the weights here."""
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
-        self._whole.remember()
+        self._before = self._whole.mark()
         if lockstep is None:
             self._static_inputs.doubt()
             self._whole.made.tell()
@@ -134,7 +136,7 @@ class Graphed:
         lockstep, self._lockstep = self._lockstep, None
         if lockstep is None:
             samples = self._program.finish()
-            self._whole.forget()
+            self._before = None
             return samples
         for kernel in self._whole.kernels:
             kernel.note_step()
@@ -144,14 +146,14 @@ class Graphed:
             self._whole.draws.advance()
         self._whole.follow()
         samples = self._whole.made.add(lockstep, self._totals)
-        self._whole.forget()
+        self._before = None
         self._move_schedules()
         return samples
 
     def undo(self) -> None:
         """Undo a step after its `begin` has raised."""
-        self._lockstep = None
-        self._whole.undo()
+        self._whole.undo(self._before)
+        self._lockstep = self._before = None
 
     def evaluate(self, block: Block) -> Iterator[None]:
         """Evaluate as the wrapped program does."""

@@ -30,7 +30,6 @@ class OfSeveral:
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
         self.made: Made = program.made
-        self._before: Sequence[Mark] = ()
         drops = any(drops_out(live.model) for live in program.members)
         states = [live.randomness for live in program.members]
         self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
@@ -40,18 +39,14 @@ class OfSeveral:
         """Return the batches if equally long."""
         return None if length_of(batch) is None else batch
 
-    def remember(self) -> None:
-        """Save each member's random state."""
-        self._before = self._program.marks()
+    def mark(self) -> Sequence[Mark]:
+        """Return each member's random state."""
+        return self._program.marks()
 
-    def forget(self) -> None:
-        """Drop the saved random states."""
-        self._before = ()
-
-    def undo(self) -> None:
+    def undo(self, to: Sequence[Mark] | None) -> None:
         """Implement `Whole.undo`."""
-        if self._before:
-            self._program.go_back(self._before)
+        if to is not None:
+            self._program.go_back(to)
         self._program.undo()  # for a lockstep that was not whole, its own marks are right
 
     def watch(self) -> EffectCheck:

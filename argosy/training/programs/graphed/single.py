@@ -42,9 +42,6 @@ class Single:
         self.made: Made = Made([solo.live])
         """Turns that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
-        self._before: Mark | None = None
-        self._statistics: Statistics | None = None
-        """Statistics of the average before the step, where they are computed."""
 
     @classmethod
     def of(cls, solo: Solo) -> "Single":
@@ -63,24 +60,21 @@ class Single:
         """Return the batch, unless it is empty."""
         return (batch,) if batch.rows else None
 
-    def remember(self) -> None:
-        """Save the generators' state."""
-        self._before = self._live.randomness.here()
+    def mark(self) -> tuple[Mark, Statistics | None]:
+        """Return the generators' state, and the statistics of an average that computes some."""
+        average = self._live.average
+        statistics = average.statistics() if average is not None and average.recomputes else None
+        return self._live.randomness.here(), statistics
 
-    def forget(self) -> None:
-        """Drop the saved random state, and statistics."""
-        self._before = self._statistics = None
-
-    def undo(self) -> None:
+    def undo(self, to: tuple[Mark, Statistics | None] | None) -> None:
         """Implement `Whole.undo`."""
         self._solo.drop_gradients()
         for table, name, buffer in self._held:
             table[name] = buffer  # a step may have assigned another tensor
-        if self._before is not None:
-            self._live.randomness.go_back(self._before)
-        if self._live.average is not None and self._statistics is not None:
-            self._live.average.go_back(self._statistics)
-        self.forget()
+        if to is not None:
+            self._live.randomness.go_back(to[0])
+            if self._live.average is not None and to[1] is not None:
+                self._live.average.go_back(to[1])
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Check labels and augment the batch."""
@@ -88,9 +82,7 @@ class Single:
         assert batch is not None
         self._solo.check_ahead()
         data = self._solo.augmented(batch.data)
-        if self._live.average is not None and self._live.average.recomputes:
-            self._statistics = self._live.average.statistics()
-            self._solo.recompute(data, batch.rows)
+        self._solo.recompute(data, batch.rows)
         return PackInputs(data, batch.rows, apart=False)
 
     def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:

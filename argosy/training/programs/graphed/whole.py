@@ -92,14 +92,11 @@ class Whole(Protocol):
     def lockstep(self, batch: Any) -> Lockstep | None:
         """Return each member's batch from what the program cut; None where they are not stepped as a whole."""
 
-    def remember(self) -> None:
-        """Save the members' random states, for `undo`."""
+    def mark(self) -> Any:
+        """Return a snapshot of the members' random states, and of what else `undo` has to restore."""
 
-    def forget(self) -> None:
-        """Drop the saved random states, once the lockstep is made."""
-
-    def undo(self) -> None:
-        """Restore the saved random states, and drop the gradients."""
+    def undo(self, to: Any) -> None:
+        """Return to a snapshot, None for none, and drop the gradients."""
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
         """Return the members' samples, augmented and checked; statistics of averages follow them."""
