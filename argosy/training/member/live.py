@@ -141,7 +141,6 @@ class LiveMember:
     val_cutter: Cutter | None = None
     order: Indices | None = None
     """Order of the current epoch."""
-    _val_order: Indices | None = None
     _orders: Orders = field(init=False, repr=False)
     _stream_epoch: int = 0
     _carried: Carried | None = None
@@ -180,54 +179,48 @@ class LiveMember:
 
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
         """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
-        member, carried, self._carried = self.member, self._carried, None
+        carried, self._carried = self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
             self.keep_best()
             self.average.end_epoch(self.epoch - 1)
         self.order = orders.epoch("train", stream_epoch)
         self._orders, self._stream_epoch = orders, stream_epoch
-        selection = self._selection("train", member.subset, orders)
-        if orders.by_length:
-            self.cutter = self._by_length("train", selection, member.batch_size, position)
-        else:
-            self.cutter = InOrder(
-                selection=selection,
-                order=self.order,
-                batch_size=member.batch_size,
-                drop_last=member.drop_last,
-                position=position,
-                carried=carried,
-            )
-        if "val" in orders.lengths:
-            self._val_order = orders.epoch("val", stream_epoch)
-            self._selection("val", member.val_subset, orders)
+        self.cutter = self._cutter("train", self.member.batch_size, position, carried)
         self.begin_section()
 
     def begin_section(self) -> None:
         """Prepare the validation at the end of the coming section."""
         self.begin_validation()
-        if self._val_order is not None:
-            selection, size = self._selections["val"], self.member.eval_batch_size or self.member.batch_size
-            if self._orders.by_length:
-                self.val_cutter = self._by_length("val", selection, size)
-            else:
-                self.val_cutter = InOrder(selection=selection, order=self._val_order, batch_size=size, drop_last=False)
+        if "val" in self._orders.lengths:
+            self.val_cutter = self._cutter("val", self.member.eval_batch_size or self.member.batch_size)
         self.model.train()
 
-    def _by_length(self, split: str, selection: Selection, size: int, position: int = 0) -> ByLength:
-        """Return a cutter of batches of like length; it shares windows with those of members that see the same."""
-        orders, epoch, trains, tokens = self._orders, self._stream_epoch, split == "train", self.member.batch_tokens
-        drop_last = trains and self.member.drop_last
+    def _cutter(self, split: str, size: int, position: int = 0, carried: Carried | None = None) -> Cutter:
+        """Return a cutter of the epoch; of batches of like length, it shares windows with those of members that see the same."""
+        member, orders, epoch, trains = self.member, self._orders, self._stream_epoch, split == "train"
+        if split not in self._selections:
+            subset = member.subset if trains else member.val_subset
+            self._selections[split] = Selection.of(subset, orders.lengths[split])
+        selection, order, drop_last = self._selections[split], orders.epoch(split, epoch), trains and member.drop_last
+        if not orders.by_length:
+            return InOrder(
+                selection=selection,
+                order=order,
+                batch_size=size,
+                drop_last=drop_last,
+                position=position,
+                carried=carried,
+            )
         alike = selection.multiplicity is None
         return ByLength(
             selection=selection,
-            order=orders.epoch(split, epoch),
+            order=order,
             batch_size=size,
             drop_last=drop_last,
-            tokens=tokens,
+            tokens=member.batch_tokens,
             drawn=(orders.seed, epoch) if trains else None,
             position=position,
-            windows=orders.windows(split, epoch, size, tokens, drop_last) if alike else None,
+            windows=orders.windows(split, epoch, size, member.batch_tokens, drop_last) if alike else None,
         )
 
     @property
@@ -238,11 +231,6 @@ class LiveMember:
             return ()
         size = min(member.eval_batch_size or member.batch_size, selection.length)
         return size, selection.length % max(size, 1)
-
-    def _selection(self, split: str, subset: Sequence[int] | None, orders: Orders) -> Selection:
-        if split not in self._selections:
-            self._selections[split] = Selection.of(subset, orders.lengths[split])
-        return self._selections[split]
 
     def begin_validation(self) -> None:
         """Drop what was validated, for another validation."""
