@@ -13,7 +13,7 @@ from argosy.stream.order import Digest
 from argosy.study import Member, accuracy
 from argosy.training.device.devices import backend_of
 from argosy.training.member.validation import Validation
-from argosy.training.programs.fused.validated import Validated
+from argosy.training.programs.fused.recorded import Validated
 
 MEMBERS, CLASSES, BACKEND = 3, 4, backend_of("cpu:0")
 DRAW = torch.Generator().manual_seed(0)

@@ -28,8 +28,7 @@ from argosy.training.member.validation import Validation
 from argosy.training.programs.fused.device_draws import DeviceDraws, States
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep, length_of, locksteps, shared
-from argosy.training.programs.fused.made import Made
-from argosy.training.programs.fused.validated import Validated
+from argosy.training.programs.fused.recorded import Made, Validated
 from argosy.training.programs.program import OwnFaults
 from argosy.training.programs.solo import Solo
 

@@ -17,7 +17,7 @@ from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.lockstep import Lockstep, length_of
-from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.recorded import Made
 from argosy.training.programs.fused.several import ProgramOfSeveral, there
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 

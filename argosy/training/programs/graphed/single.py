@@ -20,7 +20,7 @@ from argosy.training.optim.parameter_buffer import ParameterBuffer
 from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.recorded import Made
 from argosy.training.programs.graphed.whole import EffectCheck, all_have_gradients
 from argosy.training.programs.solo import Solo
 

@@ -14,7 +14,7 @@ from argosy.training.optim.kernels import Numbers, Settings, Steps
 from argosy.training.programs.fused.device_draws import DeviceDraws
 from argosy.training.programs.fused.forward import PackInputs
 from argosy.training.programs.fused.lockstep import Lockstep
-from argosy.training.programs.fused.made import Made
+from argosy.training.programs.fused.recorded import Made
 
 __all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
 

@@ -1,0 +1,122 @@
+"""Steps and validations that all members of a program have made, recorded in each member later, all at once.
+
+Recording each lockstep for each member takes as long as a step of many small networks. A metric is called once for all members where it is
+Argosy's accuracy, which is of each sample by itself: called for each member, the sums of a batch take many small networks longer than their pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from argosy.stream.batches import Batch
+from argosy.stream.order import Digest
+from argosy.study import accuracy
+from argosy.training.device.devices import Backend, DeviceEvent
+from argosy.training.member.live import LiveMember
+from argosy.training.member.tally import totals_of
+from argosy.training.member.validation import Validation
+from argosy.training.programs.fused.lockstep import Lockstep
+
+__all__ = ["Made", "Validated"]
+
+Sums = tuple[Tensor, ...]
+"""Sums over a batch of each of some members, each float64 ``[members]``."""
+
+
+class Made:
+    """Turns of these members, by row. Positions move at once; steps, samples, digests and losses with `tell`."""
+
+    def __init__(self, lives: Sequence[LiveMember]) -> None:
+        self._lives = lives
+        self._untold: list[tuple[Any, Sums]] = []
+        """Locksteps in which no batch is None, and loss sums."""
+
+    def add(self, lockstep: Lockstep, totals: Tensor) -> int:
+        """Add a lockstep with a batch for each member, and their loss sums, float64 ``[members]``; returns its samples."""
+        self._untold.append((lockstep, (totals,)))
+        samples = 0
+        for live, batch in zip(self._lives, lockstep, strict=True):
+            assert batch is not None and live.cutter is not None
+            samples += batch.rows
+            if live.cutter.position < batch.stop:  # members may share one
+                live.cutter.commit(batch)
+        return samples
+
+    def tell(self) -> None:
+        """Record in the members what they have made since the last call."""
+        untold, self._untold = self._untold, []
+        if untold:
+            told = _told(untold, self._lives[0].backend)
+            for live, (count, rows, digest, (totals,), event) in zip(self._lives, told, strict=True):
+                live.commit_several(count, rows, digest, totals, event)
+
+
+class Validated:
+    """Sums that no validation knows of yet."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._untold: dict[tuple[int, ...], tuple[Sequence[Validation], list[tuple[Sequence[Batch], Sums]]]] = {}
+        """By the validations that they are of, losses and right answers of batches."""
+
+    def add(self, into: Sequence[Validation], batches: Sequence[Batch], losses: Tensor, output: object) -> bool:
+        """Add a batch of each, equally long; False, with nothing added, where each has to add its own.
+
+        Losses are ``[validations, samples, …]`` or means, the output ``[validations, samples, classes, …]``.
+        """
+        if losses.dim() > 2 or not all(one.adds_up for one in into):
+            return False
+        found = None
+        if any(one.member.metrics for one in into):
+            try:
+                found = _right(batches, output)
+            except Exception:  # boundary to a member's output: its own call words the error for that member
+                return False
+            if found is None:
+                return False
+        totals = totals_of(losses, batches[0].rows)
+        right = totals if found is None else totals_of(found, batches[0].rows)  # whatever it is, without a metric
+        self._untold.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
+        return True
+
+    def tell(self) -> None:
+        """Record in the validations what was added since the last call."""
+        untold, self._untold = self._untold, {}
+        for into, several in untold.values():
+            told = _told(several, self._backend)
+            for one, (_, rows, digest, (losses, right), event) in zip(into, told, strict=True):
+                one.bring(rows, digest, losses, right, event)
+
+
+def _told(
+    untold: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
+) -> Iterator[tuple[int, int, Digest, Tensor, DeviceEvent]]:
+    """Yield, of each member, the number of its batches, their samples and digest, and its sums ``[sums, batches]``, on their way to the host.
+
+    Samples and digest are computed once for members that share their batches.
+    """
+    columns = zip(*(sums for _, sums in untold), strict=True)
+    found, event = backend.fetch(torch.stack([torch.stack(column, 1) for column in columns], 1))
+    known: dict[tuple[int, ...], tuple[int, Digest]] = {}
+    for own, sums in zip(zip(*(batches for batches, _ in untold), strict=True), found, strict=True):
+        key = tuple(map(id, own))
+        if key not in known:
+            digest = Digest()
+            for batch in own:
+                digest = digest.plus(batch.digest)
+            known[key] = sum(batch.rows for batch in own), digest
+        yield len(own), *known[key], sums, event
+
+
+def _right(batches: Sequence[Batch], output: object) -> Tensor | None:
+    """Return whether each answer is right ``[validations, samples]``; None where a sample has several, or is no pair of tensors."""
+    targets = [batch.data[1] for batch in batches]
+    if not isinstance(output, Tensor) or not all(isinstance(own, Tensor) and own.dim() == 1 for own in targets):
+        return None
+    first = targets[0]
+    shared = all(own is first for own in targets)
+    target = first.expand(len(targets), *first.shape) if shared else torch.stack(targets)
+    found: Tensor = accuracy(output.flatten(0, 1), target.flatten())
+    return found.view(len(targets), -1)
