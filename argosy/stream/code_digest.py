@@ -309,7 +309,7 @@ class _Text:
         assert self.whole is not None
         paths = [atom for atom in atoms if type(atom) is str and atom.startswith(os.sep)]
         if len(paths) <= FEW_PATHS:
-            self.whole.named.update(dict.fromkeys(path for path in paths if _is_file(path)))
+            self.whole.named.update(dict.fromkeys(path for path in paths if os.path.isfile(path)))  # noqa: PTH113
         if paths:
             self.whole.paths.setdefault(os.path.commonpath([min(paths), max(paths)]))
         return self.whole.text(values)
@@ -561,10 +561,6 @@ def _imported(name: str, package: str | None) -> types.ModuleType | None:
     except Exception as error:  # whatever the user's module raises
         raise Opaque(f"the module {name}, which cannot be imported,") from error
     return sys.modules.get(name)
-
-
-def _is_file(text: str) -> bool:
-    return os.path.isfile(text)  # noqa: PTH113  # of each path among the values
 
 
 def _module_of(value: Any) -> str | None:

@@ -63,7 +63,8 @@ def padded(sample: Any, ragged: Any) -> Any:
         if not isinstance(sample, Mapping) or not ragged.keys() <= sample.keys():
             raise _unlike(sample, ragged)
         found = {key: padded(value, ragged.get(key)) for key, value in sample.items()}
-        masks = {one.mask: Mask(found[key].length) for key, one in ragged.items() if _has_mask(one)}
+        lengths = {key: one for key, one in ragged.items() if isinstance(one, Ragged)}
+        masks = {one.mask: Mask(found[key].length) for key, one in lengths.items() if one.mask is not None}
         if twice := sorted(masks.keys() & found.keys()):
             raise Unfit(
                 f"has {twice[0]!r}, which Data.ragged gives as mask= as well. Leave out the mask=, and give {twice[0]!r} an argosy.Ragged of its "
@@ -86,10 +87,6 @@ def unpadded(sample: Any) -> Any:
         parts = [unpadded(value) for value in sample]
         return type(sample)(*parts) if hasattr(sample, "_fields") else type(sample)(parts)
     return sample
-
-
-def _has_mask(one: Any) -> bool:
-    return isinstance(one, Ragged) and one.mask is not None
 
 
 def _padded_leaf(leaf: Any, ragged: Ragged) -> Padded:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from argosy.training.trainer.merged import Begin, Move, next_move, order_of
+from argosy.training.trainer.merged import Begin, Move, next_move
 
 LENGTH = 60
 
@@ -85,7 +85,7 @@ class World:
             if not device.blocks:
                 return False
             device.at_hand, device.left = device.blocks[0], device.whole
-            device.begins = order_of(b for m in device.splits for b in self.of_block(m, device.at_hand))
+            device.begins = sorted(b for m in device.splits for b in self.of_block(m, device.at_hand))
         here = {member.name for member in device.splits}
         device.begins = [begin for begin in device.begins if begin.member in here]
         ends = (device.at_hand + 1) * self.block >= LENGTH

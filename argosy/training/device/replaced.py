@@ -46,8 +46,9 @@ def replaced() -> dict[str, str]:
     """
     # What a library adds to torch, torch itself never calls. Sources are read for the few names alone that are not torch's.
     found = {name: home for name, home in _not_of_torch() if name not in HARMLESS and _names(name)}
-    for key in filter(_computes, torch.library._impls):
-        if not _is_torchs(home := _kernel(key)):
+    for key in torch.library._impls:
+        # The kernel of an operator of torch's own that may decide a value, as aten/relu/CPU.
+        if key.startswith("aten/") and not key.endswith(NO_VALUES) and not _is_torchs(home := _kernel(key)):
             found[f"torch.ops.{key.replace('/', '.')}"] = home
     return {name: _travelling(home) for name, home in found.items()}
 
@@ -119,11 +120,6 @@ def _travelling(home: str) -> str:
 def _is_torchs(home: str) -> bool:
     # A namedtuple's methods are compiled in a module of no such name.
     return home.partition(".")[0] in TORCHS or home.startswith("namedtuple_")
-
-
-def _computes(key: str) -> bool:
-    """Whether this is the kernel of an operator of torch's own that may decide a value: ``aten/relu/CPU``."""
-    return key.startswith("aten/") and not key.endswith(NO_VALUES)
 
 
 def _kernel(key: str) -> str:

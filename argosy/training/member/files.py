@@ -67,8 +67,6 @@ class Files:
         self.newest = resumed
         self.own: bool = resumed is not None and not inherited
         """Whether `newest` was written for this member: that of a clone's source has other hyper-parameters."""
-        self.proved: bool = resumed is not None
-        """Whether a file of this member was read back: the first one proves that all later ones can be."""
         self.kept: KeptFiles = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
@@ -109,11 +107,12 @@ class Files:
         saved = replace(draft.saved, sha256=sums[-1])
         if saved.best == saved.file or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
+        if self.newest is None:
+            checkpoint.load(
+                self.folder / saved.file, saved.sha256
+            )  # the first one proves that all later ones can be read
         self.newest, self.own = saved, True
         self.kept.add(saved)
-        if not self.proved:
-            checkpoint.load(self.folder / saved.file, saved.sha256)
-            self.proved = True
         return saved
 
     def save_best(self, live: LiveMember) -> Checkpoint | None:

@@ -41,7 +41,7 @@ from argosy.training.member.checks import (
 )
 from argosy.training.member.copied import LARGE, copies_of, own_member, own_memory
 from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_functions
-from argosy.training.member.precision import LossScale, scale_of
+from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
 from argosy.training.member.snapshots import Snapshots, unstacked
@@ -166,7 +166,8 @@ class LiveMember:
         self._frozen, self._named = _frozen(self.model), _named(self.model)
         self._names = frozenset(self.model.state_dict())
         self.train = Tally(self.backend)
-        self.loss_scale, rule = scale_of(self.member), self.member.average
+        self.loss_scale = LossScale(self.member.name) if self.member.precision == "float16" else None
+        rule = self.member.average
         self.average = None if rule is None else RunningAverage(rule, self.model, thaws=self.member.step is not None)
         self.begin_validation()
 
@@ -326,10 +327,15 @@ class LiveMember:
             self.train, self.cutter = Tally(self.backend), None
         return metrics
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether its schedule is stepped with every batch."""
+        return self.schedule is not None and self.member.schedule_per == "step"
+
     def move_schedule(self, objective: float) -> None:
         """Step the schedule at an epoch's end, unless it is stepped with every batch. Sections before the last do not: weights would
         depend on their number."""
-        if self.schedule is None or self.member.schedule_per == "step":
+        if self.schedule is None or self.scheduled:
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
             self.schedule.step(objective)

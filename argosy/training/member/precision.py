@@ -18,7 +18,7 @@ from argosy.errors import StudyError
 from argosy.stream.batches import sent
 from argosy.study import Member
 
-__all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "scale_of", "widened"]
+__all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "widened"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST = 2.0**16
@@ -75,11 +75,6 @@ class LossScale:
                 f"{self.value * 2:g}, and each time its step was left out. Give it precision='bfloat16', or look in its network "
                 "and loss for what divides by nothing."
             )
-
-
-def scale_of(member: Member) -> LossScale | None:
-    """Return a member's initial loss scale; None in precisions that need none."""
-    return LossScale(member.name) if member.precision == "float16" else None
 
 
 class LossScales:

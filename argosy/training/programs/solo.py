@@ -113,7 +113,7 @@ class Solo:
         else:
             self._move_unless_overflowed(live.loss_scale)
         self.drop_gradients()
-        if live.schedule is not None and live.member.schedule_per == "step":
+        if live.scheduled:
             live.schedule.step()
 
     def drop_gradients(self) -> None:

@@ -14,14 +14,14 @@ b is finite: it begins b. Forming a group waits only until the other ranks are a
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from argosy.stream.blocks import Block
 from argosy.training.programs.shard.shard import Shard
 
-__all__ = ["Begin", "Move", "moves", "next_move", "order_of"]
+__all__ = ["Begin", "Move", "moves", "next_move"]
 
 
 class Begin(NamedTuple):
@@ -41,11 +41,6 @@ class Move(Enum):
     FINISH = "finish a split member"
     WHOLE = "make a step of a whole member"
     WAIT = "wait for other devices"
-
-
-def order_of(begins: Iterable[Begin]) -> list[Begin]:
-    """Return a block's begins in every device's order."""
-    return sorted(begins)
 
 
 def next_move(
@@ -71,7 +66,7 @@ def moves(splits: Mapping[str, Shard], block: Block, whole: Callable[[], bool]) 
 
     Members may leave `splits` meanwhile. After an interruption, a new call yields the rest of the block's moves.
     """
-    begins = deque(order_of(Begin(element, s.number, name) for name, s in splits.items() for element in s.ahead(block)))
+    begins = deque(sorted(Begin(element, s.number, name) for name, s in splits.items() for element in s.ahead(block)))
     while True:
         while begins and begins[0].member not in splits:
             begins.popleft()

@@ -119,8 +119,7 @@ class Grouped(ProgramOfSeveral):
         for weight, gradient in self._gradients[row]:
             weight.grad = gradient
         moves = moves_of(live.optimizer) if live.one_pass else None
-        by_step = live.schedule is not None and live.member.schedule_per == "step"
-        if moves is None or live.member.clip_grad_norm is not None or by_step:
+        if moves is None or live.member.clip_grad_norm is not None or live.scheduled:
             with self._states[row].active():
                 self._solos[row].move()
         else:

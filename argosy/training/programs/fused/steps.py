@@ -53,11 +53,7 @@ class FusedSteps:
         self._in_order = [pieces[name] for name, _ in lives[0].model.named_parameters() if name in pieces]
         self._even = True
         """Whether all weights of a member have made equally many steps, as kernels require."""
-        self._watched = {
-            row
-            for row, live in enumerate(lives)
-            if live.loss_scale is not None or (live.schedule is not None and live.member.schedule_per == "step")
-        }
+        self._watched = {row for row, live in enumerate(lives) if live.scheduled or live.loss_scale is not None}
         """Rows of members with a loss scale, or a schedule per step."""
 
     @property
@@ -93,7 +89,7 @@ class FusedSteps:
                     self._step_itself(row, part.gradients[row], part.idle)
                 if live.loss_scale is not None:
                     live.loss_scale.follow(overflowed=row in part.overflowed)
-                if live.schedule is not None and live.member.schedule_per == "step":
+                if live.scheduled:
                     live.schedule.step()
             except Exception as error:  # boundary between a member's code and ours
                 faults[live.member.name] = error

@@ -56,9 +56,7 @@ class Graphed:
         self._whole = whole
         self._recorder = recorder
         self.members: tuple[LiveMember, ...] = program.members
-        self._scheduled = [
-            live for live in self.members if live.schedule is not None and live.member.schedule_per == "step"
-        ]
+        self._scheduled = [live for live in self.members if live.scheduled]
         self._static_inputs = StaticInputs(whole.kernels, whole.parameter_buffer.weights)
         self._warm = 0
         self._replayed: Replayed[Tensor] | None = None
