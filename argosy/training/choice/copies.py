@@ -17,7 +17,7 @@ from argosy.training.device.equivalence import nudge
 from argosy.training.member.live import LiveMember
 from argosy.training.member.precision import dtype_of
 
-__all__ = ["ShownBatch", "cut_anew", "filled", "trial_of", "unwarned"]
+__all__ = ["ShownBatch", "cut_anew", "doubled", "filled", "trial_of", "unwarned"]
 
 
 @contextlib.contextmanager
@@ -48,6 +48,11 @@ def _make_double(live: LiveMember) -> None:
                 state[name] = value.double()
 
 
+def doubled(leaf: torch.Tensor) -> torch.Tensor:
+    """Return numbers in float64, and whole ones as they are."""
+    return leaf.double() if leaf.is_floating_point() else leaf
+
+
 def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
     """Let each copy cut batches of this length out of the block, from its beginning; `apart`, each other ones."""
     order = np.arange(block.place.rows, dtype=np.int64)
@@ -65,7 +70,7 @@ def filled(block: Block, rows: int, *, double: bool = False, different: int | No
     sound = np.resize(block.sound.nonzero()[0][:different], rows)
     index = torch.from_numpy(sound)
     leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
-    leaves = tuple(leaf.double() if double and leaf.is_floating_point() else leaf for leaf in leaves)
+    leaves = tuple(map(doubled, leaves)) if double else leaves
     place, labels = replace(block.place, start=0, rows=rows), None if block.labels is None else block.labels[sound]
     return Block(place, block.tree, leaves, block.indices[sound], block.sound[sound], labels)
 

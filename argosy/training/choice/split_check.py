@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from argosy.errors.traces import reason_of
 from argosy.stream.trees import flatten, map_leaves
-from argosy.training.choice.copies import trial_of
+from argosy.training.choice.copies import doubled, trial_of
 from argosy.training.device.equivalence import DOUBLE, Compared, difference, rounding, size_of
 from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.fingerprint import behaviour, has_hooks
@@ -44,7 +44,7 @@ def why_whole(live: LiveMember, data: Any, rows: int) -> str:
         return "its batch is one sample"
     reason = ""
     for double in (True, False):
-        given = map_leaves(_doubled, data) if double else data
+        given = map_leaves(doubled, data) if double else data
         try:
             whole = _tried(live, given, (0, rows), double=double)
             moved = None if double else _tried(live, given, (0, rows), double=False, nudged=True)
@@ -122,7 +122,3 @@ def _derived(one: Tried, other: Tried) -> Iterator[Compared]:
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
-
-
-def _doubled(leaf: Tensor) -> Tensor:
-    return leaf.double() if leaf.is_floating_point() else leaf

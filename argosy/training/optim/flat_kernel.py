@@ -24,6 +24,7 @@ from argosy.training.optim.kernels import (
     Settings,
     Steps,
     adopt,
+    mark_as_called,
     orthogonal,
     parts_of,
     settings_of,
@@ -96,7 +97,6 @@ class FlatKernel:
         count = sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
         self._steps = torch.zeros(count)
         """Steps that each weight has made."""
-        self._begun = False
         self._rows: list[RowOfNumbers] = []
         owners = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32)
         number = 0
@@ -118,6 +118,7 @@ class FlatKernel:
         kernels = kernels_of(memory.weights.device)
         if kernels is None or any(map(steps_differ, optimizers)):
             return None
+        mark_as_called(optimizers)
         return cls(optimizers, memory, kernels)
 
     @property
@@ -166,12 +167,8 @@ class FlatKernel:
             in_branches([partial(_orthogonally, run, own) for run in self._runs])
 
     def note_step(self) -> None:
-        """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
+        """Do the host's part of a step."""
         self._steps.add_(1)
-        if not self._begun:
-            self._begun = True
-            for optimizer in self._optimizers:
-                optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def dissolve(self) -> None:
         """Give the optimizers' states memory of their own."""

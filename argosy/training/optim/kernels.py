@@ -40,6 +40,7 @@ __all__ = [
     "adopt",
     "is_unusual",
     "kind_of",
+    "mark_as_called",
     "orthogonal",
     "parts_of",
     "settings_of",
@@ -135,7 +136,6 @@ class Kernel:
         self._optimizers = optimizers
         self.rows = rows
         self._tiles = tuple(tiles)
-        self._stepped = False
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], parameter_buffer: ParameterBuffer, first: int) -> "Kernel | None":
@@ -167,6 +167,7 @@ class Kernel:
                         state=state,
                     )
                 )
+        mark_as_called(optimizers)
         return cls(optimizers, rows, tiles)
 
     def ready(self, gradients: Tensor) -> Move | None:
@@ -217,14 +218,10 @@ class Kernel:
             RULES[tile.kind].move(tile, gradients[:, tile.columns], own)()
 
     def note_step(self) -> None:
-        """Do the host's part of a step. Without `_opt_called`, schedules would warn that they were called too early."""
+        """Do the host's part of a step."""
         for tile in self._tiles:
             if "step" in tile.state:
                 tile.state["step"].add_(1)
-        if not self._stepped:
-            self._stepped = True
-            for optimizer in self._optimizers:
-                optimizer._opt_called = True  # type: ignore[attr-defined]
 
     @property
     def allocates(self) -> bool:
@@ -522,6 +519,12 @@ def _counts_on_device(group: dict[str, Any]) -> bool:
 
 def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
     return kind is AdamW or bool(group.get("decoupled_weight_decay"))
+
+
+def mark_as_called(optimizers: Sequence[Optimizer]) -> None:
+    """Let schedules find that these optimizers make steps, though their own `step` is not called: else they would warn of it."""
+    for optimizer in optimizers:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def steps_differ(optimizer: Optimizer) -> bool:

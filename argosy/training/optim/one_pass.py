@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from argosy.training.optim.kernels import adam_numbers, is_unusual, sgd_numbers
+from argosy.training.optim.kernels import adam_numbers, is_unusual, mark_as_called, sgd_numbers
 from argosy.training.optim.optimizer_list import OptimizerList
 
 __all__ = ["move_along", "moves_of", "one_pass", "takes_one_pass"]
@@ -43,7 +43,7 @@ def one_pass(optimizer: Optimizer) -> bool:
         for part in optimizer.parts:
             if not (type(part) in RULES and one_pass(part)):
                 part.step()
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
+        mark_as_called([optimizer])
         return True
     moves = moves_of(optimizer)
     if moves is None:
@@ -77,7 +77,7 @@ def move_along(optimizer: Optimizer, moves: Sequence[Move]) -> None:
     """Make a step of `moves_of`."""
     for move in moves:
         move()
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules check it
+    mark_as_called([optimizer])
 
 
 def _dense(gradient: Tensor) -> bool:

@@ -198,6 +198,10 @@ class ProgramOfSeveral(ABC):
         for state, mark in zip(self._states, marks, strict=True):
             state.go_back(mark)
 
+    def drew_since(self, marks: Sequence[Mark]) -> bool:
+        """Whether one of these states has been drawn from on the host since such snapshots."""
+        return any(one[0] is not other[0] for one, other in zip(marks, self.marks(), strict=True))
+
     @contextlib.contextmanager
     def drawing(self, draws: DeviceDraws | None) -> Iterator[None]:
         """Draw the members' dropout masks on the device inside, if `draws` are given."""

@@ -107,7 +107,7 @@ class Evaluation:
                 self._made(data)
                 with self._recorder.strict():
                     self._made(data)
-            drawn = any(one[0] is not other[0] for one, other in zip(marks, self._program.marks(), strict=True))
+            drawn = self._program.drew_since(marks)
         finally:
             self._recorder.join()
             self._program.go_back(marks)

@@ -55,7 +55,7 @@ class OfSeveral:
 
         def again() -> None:
             # Each draws from its own state, which the host puts into the generator; a replay does not repeat that.
-            if any(one[0] is not other[0] for one, other in zip(before, self._program.marks(), strict=True)):
+            if self._program.drew_since(before):
                 raise Uncaptured("its members draw random numbers, each of them from a state of its own")
 
         return again
