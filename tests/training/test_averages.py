@@ -434,9 +434,9 @@ def test_of_networks_that_have_the_bits_of_alone_it_has_them_too(model: Any, one
     fleet[1] = replace(fleet[1], average=other)
     admission = packs.admission(fleet)
     (names,) = admission.packs
-    assert admission.lengths[names] is not None
+    assert admission.packs[names] is not None
     lives = [packs.live(one) for one in fleet]
-    rows = packs.train(Fused.of(lives, lengths=admission.lengths[names]), 3, dtype=torch.float32)
+    rows = packs.train(Fused.of(lives, lengths=admission.packs[names]), 3, dtype=torch.float32)
     wanted, others = packs.alone(fleet, 3, dtype=torch.float32)
     assert packs.difference([packs.state(live) for live in lives], [packs.state(live) for live in wanted]) == 0.0
     assert packs.difference(rows, others) == 0.0

@@ -113,7 +113,7 @@ def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> BatchL
     order = packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0)
     (block,) = packs.blocks(order, packs.TRAIN, arrays=packs.samples(torch.float32)[0])
     admission = admit(lives, block)
-    (lengths,) = admission.lengths.values()
+    (lengths,) = (*admission.packs.values(), *admission.unlike.values())
     fused = Fused.of(lives, lengths=lengths)
     found = packs.train(fused, epochs, dtype=torch.float32, **how)
     fused.release()
@@ -232,7 +232,7 @@ def test_a_pass_that_rounds_otherwise_is_no_promise() -> None:
         lambda: nn.Sequential(pictures(), nn.Conv2d(1, 6, 3), nn.Conv2d(6, 6, 3), nn.Flatten(), nn.Linear(96, 10)),
     ):
         lives = [packs.live(member(name, model), exact=False) for name in "ab"]
-        assert list(admit(lives, block).lengths.values()) == [None]
+        assert list(admit(lives, block).packs.values()) == [None]
 
 
 def test_the_test_would_see_another_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ EXACT = {
 @pytest.mark.parametrize("kind", EXACT)
 def test_exact(kind: str) -> None:
     found = admission(pack(EXACT[kind]))
-    assert (found.packs, dict(found.alone)) == ((("m0", "m1", "m2"),), {})
+    assert (tuple(found.packs), dict(found.alone)) == ((("m0", "m1", "m2"),), {})
 
 
 class Noting(nn.Module):
@@ -359,7 +359,7 @@ REFUSED = {
 def test_refused(kind: str) -> None:
     model, reason = REFUSED[kind]
     found = admission(pack(model))
-    assert found.packs == () and found.alone.keys() == {"m0", "m1", "m2"}
+    assert tuple(found.packs) == () and found.alone.keys() == {"m0", "m1", "m2"}
     assert all(words.startswith(reason) or reason in words for words in found.alone.values()), found.alone
 
 
@@ -374,5 +374,5 @@ def test_the_rate_of_a_dropout_of_ones_own_parts_members() -> None:
     """Four are tried, and what the fifth has of its own would be seen by nobody."""
     networks = [through(partial(Shrinking, rate)) for rate in (0.1, 0.1, 0.1, 0.1, 0.2)]
     found = admission([packs.member(f"m{n}", model=model, dtype=torch.float32) for n, model in enumerate(networks)])
-    assert found.packs == (("m0", "m1", "m2", "m3"),)
+    assert tuple(found.packs) == (("m0", "m1", "m2", "m3"),)
     assert "differs in 'p' of layer 'part'" in found.alone["m4"]

@@ -39,16 +39,15 @@ class Admitted:
 class Admission:
     """Result of the equivalence check."""
 
-    packs: tuple[tuple[str, ...], ...]
-    """Members that may be fused; single ones where `single` was given."""
-    unlike: tuple[tuple[str, ...], ...]
-    """Unlike members that may be one program."""
+    packs: Mapping[tuple[str, ...], BatchLengths | None]
+    """Members that may be fused; single ones where `single` was given. Of each such program the batches that are made as one with the bits
+    of alone; None where they are equal up to rounding."""
+    unlike: Mapping[tuple[str, ...], BatchLengths | None]
+    """Unlike members that may be one program, likewise."""
     alone: Mapping[str, str]
     """The other members, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
-    lengths: Mapping[tuple[str, ...], BatchLengths | None]
-    """For each of these programs, the batches that are made as one with the bits of alone; None where they are equal up to rounding."""
 
 
 def admit(
@@ -68,14 +67,12 @@ def admit(
     """
     admitted = Admitted() if admitted is None else admitted
     alike, reasons = _by_fingerprint(lives)
-    packs, unlike = list[tuple[str, ...]](), list[tuple[str, ...]]()
-    lengths: dict[tuple[str, ...], BatchLengths | None] = {}
+    packs, unlike = (dict[tuple[str, ...], BatchLengths | None]() for _ in range(2))
     failed: dict[tuple[str, ...], str] = {}
     for several in () if single else _unlike(alike, before or {}):
         names, tried = _names(several), _grouped(several, block, admitted.grouped)
         if tried.reason is None:
-            unlike.append(names)
-            lengths[names] = tried.lengths
+            unlike[names] = tried.lengths
         else:
             failed[names] = tried.reason
     alike = _without({name for names in unlike for name in names}, alike)
@@ -90,14 +87,13 @@ def admit(
             continue
         tried = _fused(fingerprint, pack, block, admitted.fused)
         if tried.reason is None:
-            packs.append(names)
-            lengths[names] = tried.lengths
+            packs[names] = tried.lengths
             continue
         if len(pack) > 1:
             reasons |= dict.fromkeys(names, tried.reason)
         if tried.failed:
             failed[names] = tried.reason
-    return Admission(packs=tuple(packs), unlike=tuple(unlike), alone=reasons, failed=failed, lengths=lengths)
+    return Admission(packs=packs, unlike=unlike, alone=reasons, failed=failed)
 
 
 def _names(lives: Iterable[LiveMember]) -> tuple[str, ...]:

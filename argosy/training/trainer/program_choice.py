@@ -106,15 +106,15 @@ class ProgramChoice:
                 lives, block, self._admitted, single=compiles, pairs=pairs, before=_unlike_before(instances)
             )
         self._check_device("its members were tried as one program")
-        for names in (*admission.packs, *admission.unlike):
+        for names, lengths in (*admission.packs.items(), *admission.unlike.items()):
             members = [instance for instance in instances if instance.names[0] in names]
             alike = names in admission.packs
             known = next((instance.fusion_group for instance in members if instance.fusion_group is not None), None)
             bytes_each = max(weight_bytes(instance.assignment[0].live) for instance in members)
-            fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=admission.lengths[names])
+            fusion_group = known or FusionGroup(alike=alike, weight_bytes=bytes_each, lengths=lengths)
             fusion_group.kinds = self._kinds_of(members[:1] if alike else members, alike=alike)
             if not alike:
-                fusion_group.lengths = admission.lengths[names]
+                fusion_group.lengths = lengths
             for instance in members:
                 instance.fusion_group = fusion_group
             self._take_over(fusion_group)
