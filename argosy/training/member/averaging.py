@@ -47,13 +47,10 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
     loss = member.loss
     if loss is None:
         return False
-    check_pairs(member, "loss", loss, output, target, rows)
-
-    def value(pair: Any) -> Any:
-        return loss(*pair)
-
-    told = _check_sum(member, "loss", value, (output, target), rows)
-    return check_halves(member, "loss", value, (output, target), rows) and told
+    given = member, "loss", lambda pair: loss(*pair), (output, target), rows
+    check_pairs(*given)
+    told = _check_sum(*given)
+    return check_halves(*given) and told
 
 
 def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
@@ -138,14 +135,13 @@ def refusing_broadcasts(member: Member, *, tells: bool = True) -> Iterator[None]
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def check_pairs(
-    member: Member, what: str, function: Callable[[Any, Any], Any], output: Any, target: Any, rows: int
-) -> None:
-    """Raise StudyError for a loss or metric of a network's output that compares each output with all targets, by their shapes."""
+def check_pairs(member: Member, what: str, value: Value, pair: tuple[Any, Any], rows: int) -> None:
+    """Raise StudyError for a loss or metric of (output, target) that compares each output with all targets, by their shapes."""
+    output, target = pair
     tensors = isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel()
     # Outputs of an untrained network may be so much alike that no order matters; targets in their place are not.
     like = [target.reshape(output.shape).to(output.dtype)] if tensors else []
-    if any(_broadcasts(function, outputs, target, rows) for outputs in (output, *like)):
+    if any(_broadcasts(value, outputs, target, rows) for outputs in (output, *like)):
         column = isinstance(target, Tensor) and target.shape == (rows, 1)
         other = "target[:, 0]" if column else "output[:, 0], or target[:, None]"
         advice = same_shape(output.shape, target.shape) if tensors else other
@@ -156,7 +152,7 @@ def check_step(member: Member, what: str, value: Value, samples: Any, rows: int)
     """Check an own step or validation as `_check_sum` and `check_halves` do, and that its targets, all leaves but the first, do not
     broadcast; returns whether its mean over batches depends on their sizes, None where that cannot be told. Raises StudyError."""
     (first, *rest), tree = flatten(samples)
-    if rest and _broadcasts(lambda first, rest: value(unflatten([first, *rest], tree)), first, rest, rows):
+    if rest and _broadcasts(lambda pair: value(unflatten([pair[0], *pair[1]], tree)), first, rest, rows):
         raise StudyError(
             f"member {member.name!r}: its {what} is given {_shapes(rest)} and compares each output with the targets of other samples as "
             "well, since their shapes differ. Give both one shape, as target.reshape_as(output)."
@@ -165,38 +161,33 @@ def check_step(member: Member, what: str, value: Value, samples: Any, rows: int)
     return check_halves(member, what, value, samples, rows) if told else None
 
 
-def _broadcasts(function: Callable[[Any, Any], Any], output: Any, target: Any, rows: int) -> bool:
-    """Whether a value is the same for targets in any order, and for targets of another shape is not.
+def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
+    """Whether a value of (output, target) is the same for targets in any order, and for targets of another shape is not.
 
-    A function that makes shapes alike depends on the order as it is, and one that compares samples on purpose in no shape. Of one that draws
+    One that makes shapes alike depends on the order as it is, and one that compares samples on purpose in no shape. Of one that draws
     random numbers it cannot be told.
     """
     few = list(range(min(PAIRED, rows)))
     outputs = _taken(output, rows, few)
     targets = [_taken(target, rows, few[turn:] + few[:turn]) for turn in range(min(4, len(few)))]
-
-    def one() -> float:
-        return _mean_of(lambda pair: function(*pair), (outputs, targets[0]))
-
-    once = one()
-    if once != one() or _ordered(function, outputs, targets, lambda leaf: leaf) is not False:
+    pair = outputs, targets[0]
+    once = _mean_of(value, pair)
+    if once != _mean_of(value, pair) or _ordered(value, outputs, targets, lambda leaf: leaf) is not False:
         return False
     # The last: of one that its calls move, as by a threshold that follows them, it cannot be told either.
-    return any(_ordered(function, outputs, targets, shaped) for shaped in SHAPES) and once == one()
+    return any(_ordered(value, outputs, targets, shaped) for shaped in SHAPES) and once == _mean_of(value, pair)
 
 
-def _ordered(
-    function: Callable[[Any, Any], Any], outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]
-) -> bool | None:
+def _ordered(value: Value, outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]) -> bool | None:
     """Return whether a value depends on the order of targets in this shape; None where it is none."""
     first = math.nan
     for number, one in enumerate(targets):
-        value = _mean_of(lambda pair: function(*pair), (outputs, map_leaves(partial(_of_rows, shaped), one)))
-        if not math.isfinite(value):
+        found = _mean_of(value, (outputs, map_leaves(partial(_of_rows, shaped), one)))
+        if not math.isfinite(found):
             return None
-        if number and not _close(first, value):
+        if number and not _close(first, found):
             return True
-        first = value
+        first = found
     return False
 
 

@@ -118,20 +118,17 @@ class Validation:
     def check(self, rows: int, output: Any, target: Any) -> None:
         """Raise StudyError for a metric that compares samples of the first batch, because of shapes, that do not belong together."""
         for name, metric in self.member.metrics.items():
-            self._check(name, partial(self._once, name, metric), rows, output, target)
+            given = self.member, f"metric {name!r}", partial(self._once, name, metric), (output, target), rows
+            check_pairs(*given)
+            if name in self._per_sample:
+                check_halves(*given)
 
-    def _check(self, name: str, metric: Callable[[Any, Any], Any], rows: int, output: Any, target: Any) -> None:
-        what = f"metric {name!r}"
-        check_pairs(self.member, what, metric, output, target, rows)
-        if name in self._per_sample:
-            check_halves(self.member, what, lambda pair: metric(*pair), (output, target), rows)
-
-    def _once(self, name: str, metric: Any, output: Any, target: Any) -> torch.Tensor | None:
-        """Return a metric's value over one batch, whatever its kind."""
+    def _once(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
+        """Return a metric's value over one batch of (output, target), whatever its kind."""
         if name not in self._states:
-            return _tensor(metric(output, target))
+            return _tensor(metric(*pair))
         state = self._state(name, metric)
-        state.update(output, target)
+        state.update(*pair)
         return _tensor(state.compute())
 
     # ---- kinds
