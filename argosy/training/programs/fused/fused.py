@@ -55,8 +55,6 @@ class Fused(ProgramOfSeveral):
         self._compilation = compilation
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
-        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
-        """Gradients of the members' mean losses, each times a share of the batch."""
         self._part: Part | None = None
         """Gradients of the lockstep begun, where it is one pass."""
         self._buffers: dict[str, Tensor] = {}
@@ -139,7 +137,6 @@ class Fused(ProgramOfSeveral):
 
     def _dissolve(self) -> None:
         self._part, self._buffers = None, {}
-        self._shares.clear()
         self._steps.release()
         if self._averages is not None:
             self._averages.dissolve()
@@ -239,10 +236,9 @@ class Fused(ProgramOfSeveral):
         losses = self._values(data)[0]
         if self._scales is not None:
             losses = widened(losses)
-        key = losses.shape, losses.dtype, share
-        if key not in self._shares:
-            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
-        shares = self._shares[key] if self._scales is None else self._scales.times(self._shares[key])
+        shares = self._share(losses, share)
+        if self._scales is not None:
+            shares = self._scales.times(shares)
         leaves = tuple(self.parameter_buffer.named[piece.name] for piece in self.parameter_buffer.pieces)
         # The core of `torch.autograd.grad`, without its checks, which take a twentieth of a small pack's step.
         return losses, _engine_run_backward((losses,), (shares,), False, False, leaves, True, accumulate_grad=False)

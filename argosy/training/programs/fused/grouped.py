@@ -68,8 +68,6 @@ class Grouped(ProgramOfSeveral):
         """Steps that may be made again and again, as they are nothing but kernels on the same tensors."""
         self._totals: Tensor | None = None
         """Loss sums of the lockstep begun, where it is one pass."""
-        self._shares: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-        """Gradients of the members' mean losses."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
@@ -94,10 +92,7 @@ class Grouped(ProgramOfSeveral):
         self._foreseen.check_output(outputs[0])
         leaf = outputs.detach().requires_grad_()
         losses = losses_of(self.members[0].member.loss, leaf, data, self._states)
-        key = losses.shape, losses.dtype
-        if key not in self._shares:
-            self._shares[key] = torch.full_like(losses, len(losses) / losses.numel())
-        (slopes,) = torch.autograd.grad(losses, leaf, self._shares[key])
+        (slopes,) = torch.autograd.grad(losses, leaf, self._share(losses))
         with torch.no_grad():
             self.waves.backward(data.tree[0], slopes, in_branches)
         return totals_of(losses.detach(), data.samples)
@@ -149,7 +144,6 @@ class Grouped(ProgramOfSeveral):
 
     def _dissolve(self) -> None:
         self._totals, self._gradients, self._moves = None, [], {}
-        self._shares.clear()
         self.waves.dissolve()
 
 

@@ -63,6 +63,7 @@ class ProgramOfSeveral(ABC):
         self._before: Sequence[Mark] | None = None
         """Random states before that lockstep."""
         self._foreseen = Foreseen(self.members)
+        self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
         """Each member's part of the time."""
         self._faults: dict[str, Exception] = {}
@@ -185,6 +186,7 @@ class ProgramOfSeveral(ABC):
             live.cutter, live.val_cutter = deepcopy(live.cutter), deepcopy(live.val_cutter)
         self._lockstep, self._before = (), None
         self._foreseen.clear()
+        self._shares.clear()
         self._dissolve()
 
     # ---- a lockstep
@@ -225,6 +227,13 @@ class ProgramOfSeveral(ABC):
     def _found(self, data: PackInputs) -> tuple[Tensor, Any]:
         """Do as `evaluated`, in the way that is set."""
         return self.evaluated(data) if self.evaluation is None else self.evaluation(data)
+
+    def _share(self, losses: Tensor, share: float = 1.0) -> Tensor:
+        """Return the gradient of the members' mean losses ``[members, …]``, each times this share of the batch; kept for further batches."""
+        key = losses.shape, losses.dtype, share
+        if key not in self._shares:
+            self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
+        return self._shares[key]
 
     def _augmented(self, row: int, data: Any) -> Any:
         augment = self.members[row].member.augment
