@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from argosy.disk.files import append_descriptor
@@ -40,8 +40,26 @@ LOG = "-wal"
 ABSENT = "absent"
 """Content of a file that was looked for and is not there."""
 DIGITS = 32
-PLACE = {"variable": 2, "file": 3, "folder": 3}
-"""By kind of note, how many of its entries say what it is of. The last two are the state, and the content where it was read."""
+
+
+class Note(NamedTuple):
+    """What samples were seen to read, as it was then."""
+
+    kind: Literal["variable", "file", "folder"]
+    root: int
+    """Number of the root that it lies in; -1 for none."""
+    name: str
+    """Its place there, or the whole path; of a variable its name."""
+    state: Any
+    """Of a file size, times and inode, but [] while its times say little; of others a digest."""
+    content: str | None
+    """Digest of a file, where it was read."""
+
+    @classmethod
+    def parsed(cls, line: str) -> "Note":
+        """Return a note from its line; raises ValueError or TypeError for others."""
+        kind, *found = json.loads(line)
+        return cls(kind, *(found if len(found) == 4 else (-1, *found)))  # earlier ones of variables have no root
 
 
 @dataclass(slots=True)
@@ -53,14 +71,14 @@ class Roots:
 
     folders: Sequence[str]
 
-    def within(self, path: str) -> list[Any]:
+    def within(self, path: str) -> tuple[int, str]:
         """Return the number of the root that holds a path and the place in it; -1 and the path itself where none does."""
         if not path.startswith(os.sep):
-            return [len(self.folders) - 1, path]
+            return len(self.folders) - 1, path
         for number, root in enumerate(self.folders[:-1]):
             if path == root or path.startswith(f"{root.rstrip(os.sep)}{os.sep}"):
-                return [number, path[len(root) :].lstrip(os.sep)]
-        return [-1, path]
+                return number, path[len(root) :].lstrip(os.sep)
+        return -1, path
 
     def path(self, number: int, name: str) -> str:
         """Return the path that `within` has taken apart."""
@@ -157,7 +175,7 @@ class Witnesses:
             if kind == "variable" or _counts(name)
         )
 
-    def write(self, notes: Iterable[list[Any] | None]) -> None:
+    def write(self, notes: Iterable[Note | None]) -> None:
         """Append such notes."""
         text = "".join(f"{json.dumps(note)}\n" for note in notes if note is not None)
         if text:
@@ -165,58 +183,58 @@ class Witnesses:
                 file.write(text.encode(errors="surrogateescape"))
 
 
-def fresh_record(paths: Collection[str], roots: Roots) -> list[list[Any] | None]:
+def fresh_record(paths: Collection[str], roots: Roots) -> list[Note | None]:
     """Return notes of files that a Dataset names or maps."""
     return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _counts(path)]
 
 
 def stale(path: Path, roots: Roots) -> str:
     """Return what has changed since the notes were written, in words; empty where nothing has."""
-    notes: dict[str, list[Any]] = {}
+    notes: dict[tuple[Any, ...], Note] = {}
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(errors="surrogateescape").splitlines():
             try:
-                note = json.loads(line)
-            except ValueError:
+                note = Note.parsed(line)
+            except (ValueError, TypeError):
                 return "the notes of what was read are damaged"
-            key = json.dumps(note[: PLACE[note[0]]])
+            key = note.kind, note.root, note.name
             before = notes.get(key, note)
             if not _same(before, note):
-                return f"{note[PLACE[note[0]] - 1]} changed while samples were prepared"
-            notes[key] = note if note[-1] is not None else before
+                return f"{note.name} changed while samples were prepared"
+            notes[key] = note if note.content is not None else before
     moved = []
     for note in notes.values():
         now = _now(note, roots)
-        if now is None or (now[-1] == ABSENT != note[-1]):
-            return f"{roots.path(note[1], note[2])} is gone"
-        if now[-2] != note[-2] or now[-2] == []:
-            if note[-1] is None or now[-1] is None or note[-1] != now[-1]:
+        if now is None or (now.content == ABSENT != note.content):
+            return f"{roots.path(note.root, note.name)} is gone"
+        if now.state != note.state or now.state == []:
+            if note.content is None or note.content != now.content:
                 return _changed(note, roots)
-            moved.append([*note[:-2], *now[-2:]])
+            moved.append(note._replace(state=now.state, content=now.content))
     Witnesses(path, roots).write(moved)
     return ""
 
 
-def _now(note: list[Any], roots: Roots) -> list[Any] | None:
+def _now(note: Note, roots: Roots) -> Note | None:
     """Return the note as it would be written now; a file is read only where it is another one, or was written to."""
-    if note[0] == "variable":
-        return _of_variable(note[1])
-    path = roots.path(note[1], note[2])
+    if note.kind == "variable":
+        return _of_variable(note.name)
+    path = roots.path(note.root, note.name)
     now = _of_path(path, roots, read=False)
-    return now if now is None or now[-2] == note[-2] or note[-1] is None else _of_path(path, roots)
+    return now if now is None or now.state == note.state or note.content is None else _of_path(path, roots)
 
 
-def _changed(note: list[Any], roots: Roots) -> str:
-    if note[0] == "variable":
-        return f"the environment variable {note[1]} has another value"
-    return f"{roots.path(note[1], note[2])} has changed"
+def _changed(note: Note, roots: Roots) -> str:
+    if note.kind == "variable":
+        return f"the environment variable {note.name} has another value"
+    return f"{roots.path(note.root, note.name)} has changed"
 
 
-def _same(before: list[Any], note: list[Any]) -> bool:
+def _same(before: Note, note: Note) -> bool:
     """Return whether two notes are of the same content."""
-    if before[-1] is None or note[-1] is None:
-        return before[-2] == note[-2] or [] in (before[-2], note[-2])
-    return bool(before[-1] == note[-1])
+    if before.content is None or note.content is None:
+        return before.state == note.state or [] in (before.state, note.state)
+    return before.content == note.content
 
 
 def _counts(path: str) -> bool:
@@ -233,29 +251,30 @@ def _installed_folder(folder: str) -> bool:
     return is_installed(Path(folder))
 
 
-def _of_variable(name: str) -> list[Any]:
-    return ["variable", name, _digest((os.environ.get(name) or "").encode(errors="surrogateescape")), None]
+def _of_variable(name: str) -> Note:
+    value = (os.environ.get(name) or "").encode(errors="surrogateescape")
+    return Note("variable", -1, name, _digest(value), None)
 
 
-def _of_path(path: str, roots: Roots, *, read: bool = True) -> list[Any] | None:
-    """Return a note [kind, root, place, state, content]; None for what is neither a file nor a folder."""
+def _of_path(path: str, roots: Roots, *, read: bool = True) -> Note | None:
+    """Return a note of a path; None for what is neither a file nor a folder."""
     place = roots.within(path)
     path = roots.path(*place)
     try:
         found = os.stat(path)  # noqa: PTH116  # of each file that a sample is made of
         if stat.S_ISDIR(found.st_mode):
             names = "\0".join(sorted(os.listdir(path)))  # noqa: PTH208
-            return ["folder", *place, _digest(names.encode(errors="surrogateescape")), None]
+            return Note("folder", *place, _digest(names.encode(errors="surrogateescape")), None)
         if not stat.S_ISREG(found.st_mode):
             return None
         if path.endswith(LOG) and found.st_size == 0:
-            return ["file", *place, None, ABSENT]
+            return Note("file", *place, None, ABSENT)
         read = read and found.st_size <= LARGEST
         young = read and time.time() - found.st_ctime < YOUNG_SECONDS
         state = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-        return ["file", *place, [] if young else state, _read(path) if read else None]
+        return Note("file", *place, [] if young else state, _read(path) if read else None)
     except (FileNotFoundError, NotADirectoryError):
-        return ["file", *place, None, ABSENT]
+        return Note("file", *place, None, ABSENT)
     except OSError:
         return None
 
