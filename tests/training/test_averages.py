@@ -1,5 +1,6 @@
 """Averages of weights: what torch's AveragedModel keeps, in every program, beside raw weights that do not depend on them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -341,11 +342,21 @@ def test_behind_captured_steps_statistics_are_those_of_alone(count: int, device:
         assert packs.difference(one.average.state_dict(), other.average.state_dict()) <= 1e-9
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_step_that_is_made_again_measures_its_batch_once(several: bool) -> None:
-    fleet = [packs.member(f"m{n}", model=ResNet, average=LastK(2)) for n in range(1 + several)]
+@pytest.mark.usefixtures("replayable")
+@pytest.mark.parametrize(
+    ("of", "count"),
+    [
+        (Fused.of, 1),
+        (Fused.of, 2),
+        (lambda lives: Graphed.of(Solo(*lives)), 1),
+        (lambda lives: Graphed.of(Fused.of(lives)), 2),
+    ],
+    ids=["one", "two", "one captured", "two captured"],
+)
+def test_a_step_that_is_made_again_measures_its_batch_once(of: Callable[[list[LiveMember]], Any], count: int) -> None:
+    fleet = [packs.member(f"m{n}", model=ResNet, average=LastK(2)) for n in range(count)]
     lives = [packs.live(one) for one in fleet]
-    program = Fused.of(lives)
+    program = of(lives)
     packs.train(program, 1)
     arrays, val = packs.samples()
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
