@@ -26,7 +26,7 @@ from argosy.training.trainer import program_choice, program_instances
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.guard import Guard, Poisoned
 from argosy.training.trainer.program_choice import PAIRS, ProgramChoice
-from argosy.training.trainer.program_instances import ProgramInstance
+from argosy.training.trainer.program_instances import ProgramInstance, Round
 
 devices = late.devices
 ORDERS = Orders(0, {"train": packs.TRAIN})
@@ -139,7 +139,7 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
     fusion.note_assigned()
     fusion.form_groups(block)
     (instance,) = instances
-    assert instance.steps_left is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
+    assert instance.round is None and instance.fusion_group is not None and instance.fusion_group.lengths is None
     assert [assigned.name for assigned in instance.assignment] == ["a", "b", "c"]
     for assigned, state in zip(instance.assignment, before, strict=True):
         assert packs.difference(assigned.live.state_dict(), state) == 0
@@ -154,9 +154,9 @@ def test_a_round_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pyte
     for seconds in (60.0, 0.0):
         monkeypatch.setattr(program_instances, "ROUND_SECONDS", seconds)
         instance = ProgramInstance.of([assigned(tmp_path, "a", 5)])
-        instance.begin_round(measures=True)
+        instance.round = timed = Round()
         assert not instance.step(block, lambda: False) and instance.rests
-        made.append((instance.assignment[0].live.steps, instance.in_round))
+        made.append((instance.assignment[0].live.steps, timed.samples))
     assert made == [(8, 16), (1, 2)]
 
 

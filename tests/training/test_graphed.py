@@ -49,7 +49,7 @@ from argosy.training.programs.graphed import evaluation
 from argosy.training.programs.graphed.graphed import ALIKE, Graphed, refusal, together
 from argosy.training.programs.solo import Solo
 from argosy.training.trainer.program_choice import ProgramChoice
-from argosy.training.trainer.program_instances import ProgramInstance
+from argosy.training.trainer.program_instances import ProgramInstance, Round
 from argosy.training.trainer.stepping import Stepping
 
 replayable = replays.replayable
@@ -685,7 +685,7 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Cpu, "memory_in_use", lambda _: 1000)
     monkeypatch.setattr(Cpu, "peak_memory", lambda _: 1100)
     (one,) = on("cpu:0", [SINGLES["sgd"]])
-    instance = ProgramInstance(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), steps_left=100)
+    instance = ProgramInstance(program=Graphed.of(Solo(one)), assignment=(SimpleNamespace(live=one),), round=Round(100))
     (arrays, _) = samples()
     orders = Orders(0, {"train": len(arrays[0])})
     one.begin_epoch(orders, 0)
@@ -693,7 +693,7 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
     assert instance.kept_bytes == 0
     instance.step(block, lambda: False)
     assert instance.kept_bytes > 100
-    assert instance.need == 100 + instance.kept_bytes
+    assert instance.round is not None and instance.round.need == 100 + instance.kept_bytes
 
 
 def test_a_first_replay_is_compared_in_little_memory() -> None:

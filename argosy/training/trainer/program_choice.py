@@ -23,7 +23,7 @@ from argosy.training.member.live import LiveMember
 from argosy.training.programs.fused.compiled import Compilation
 from argosy.training.programs.graphed.graphed import refusal
 from argosy.training.trainer.assigned import AssignedMember
-from argosy.training.trainer.program_instances import ProgramInstance
+from argosy.training.trainer.program_instances import ProgramInstance, Round
 
 __all__ = ["ProgramChoice", "weight_bytes"]
 
@@ -196,12 +196,11 @@ class ProgramChoice:
                 self._tell([name for instance in instances for name in instance.names], "compiled", compilation.refused)
                 fusion_group.refuse("compiled", compilation.refused)
             count = sum(len(instance.assignment) for instance in instances)
-            under_way = [instance for instance in instances if instance.steps_left is not None]
-            if fusion_group.asks(count) and not (under_way and all(instance.steps_left for instance in under_way)):
-                if under_way:
-                    seconds = sum(instance.seconds for instance in under_way)
-                    samples = sum(instance.in_round for instance in under_way)
-                    needs = [instance.need for instance in under_way if instance.need is not None]
+            rounds = [instance.round for instance in instances if instance.round is not None]
+            if fusion_group.asks(count) and not (rounds and all(one.steps_left for one in rounds)):
+                if rounds:
+                    seconds, samples = sum(one.seconds for one in rounds), sum(one.samples for one in rounds)
+                    needs = [one.need for one in rounds if one.need is not None]
                     fusion_group.note(seconds, samples, max(needs, default=None))
                 self._go_on(fusion_group, count, block)
 
@@ -221,7 +220,7 @@ class ProgramChoice:
         else:
             fusion_group.refuse(fusion_group.now.kind, error)
         for instance in self._of(fusion_group):
-            instance.begin_round(measures=False)
+            instance.round = None
 
     def failed(self, name: str) -> None:
         """Allow fused programs again: a member that failed alone may have been why its group's program raised."""
@@ -252,7 +251,7 @@ class ProgramChoice:
             fusion_group.go_on_with(wanted)
         instances, measures = self._of(fusion_group), fusion_group.now != wanted or fusion_group.measures(count)
         for instance in instances:
-            instance.begin_round(measures=measures and fusion_group.now == wanted)
+            instance.round = Round() if measures and fusion_group.now == wanted else None
         if not measures:
             fusion_group.settled_for = count
             if {ALONE, TWO} <= fusion_group.costs.keys():

@@ -4,7 +4,6 @@ An instance follows the stream as one: its members are in the same section of th
 members come or go, or change programs, new instances replace theirs.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,18 @@ from argosy.training.programs.shard.shard import Shard
 from argosy.training.trainer.assigned import AssignedMember
 from argosy.training.trainer.watch import InputWatch
 
-__all__ = ["ProgramInstance"]
+__all__ = ["ProgramInstance", "Round"]
+
+
+@dataclass(slots=True)
+class Round:
+    """Steps of an instance that are timed, before it waits for the other instances of its fusion group."""
+
+    steps_left: int = STEPS
+    seconds: float = 0.0
+    samples: int = 0
+    need: int | None = None
+    """Most bytes that a step took per member, beyond the members' states; None where the device does not count them."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -41,14 +51,8 @@ class ProgramInstance:
     """Kind of its program."""
     samples: int = 0
     """Samples stepped on since it was made, summed over its members."""
-    steps_left: int | None = None
-    """Steps left in a timed round, before the other instances of its fusion group have made as many; None without limit."""
-    seconds: float = 0.0
-    """Duration of its steps in the round."""
-    in_round: int = 0
-    """Samples stepped on in those steps."""
-    step_bytes: int | None = None
-    """Most memory of its steps in the round, beyond its members' states; None where the device does not count it."""
+    round: Round | None = None
+    """The timed round that it is in; without one, it makes all steps of a block."""
     broke: bool = False
     """Whether its step has raised, and is left to other programs."""
     through: Place | None = None
@@ -96,7 +100,7 @@ class ProgramInstance:
     @property
     def rests(self) -> bool:
         """Whether it makes no further step in this pass."""
-        return self.broke or self.steps_left == 0
+        return self.broke or (self.round is not None and not self.round.steps_left)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,50 +119,44 @@ class ProgramInstance:
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:
         """Run the steps that a training block completes; False where it was `called` after one, or has no steps left."""
-        if self.steps_left is None:
+        timed = self.round
+        if timed is None:
             return self._step(block, called)
-        if self.steps_left == 0:
+        if not timed.steps_left:
             return False
         backend, before = self.assignment[0].live.backend, self.samples
         backend.synchronize()
         backend.reset_peak()
         held, started = backend.memory_in_use(), time.perf_counter()
-        through = self._step(block, called)
+        until = started + ROUND_SECONDS - timed.seconds
+
+        def over() -> bool:
+            timed.steps_left = 0 if time.perf_counter() > until else timed.steps_left - 1
+            return called() or not timed.steps_left
+
+        through = self._step(block, over)
         backend.synchronize()
-        self.seconds += time.perf_counter() - started
-        self.in_round += self.samples - before
+        timed.seconds += time.perf_counter() - started
+        timed.samples += self.samples - before
         if held is not None:
-            self.step_bytes = max(self.step_bytes or 0, (backend.peak_memory() or 0) - held + self.kept_bytes)
+            taken = (backend.peak_memory() or 0) - held + self.kept_bytes
+            timed.need = max(timed.need or 0, -(-taken // len(self.assignment)))
         return through
 
-    def _step(self, block: Block, called: Callable[[], bool]) -> bool:
-        program, made, wanted, long = self.program, 0, False, False
-        until = time.perf_counter() + ROUND_SECONDS - self.seconds
-        with program.active():
-            for batch in itertools.islice(program.cut(block), self.steps_left):
-                program.begin(batch)
-                self.samples += program.finish()
-                made += 1
-                long = self.steps_left is not None and time.perf_counter() > until
-                if (wanted := called()) or long:
-                    break
-        if self.steps_left is not None:
-            self.steps_left = 0 if long else self.steps_left - made
-        return not wanted and self.steps_left != 0
-
-    def begin_round(self, *, measures: bool) -> None:
-        """Begin a round that is timed for some steps, or has no limit."""
-        self.steps_left, self.seconds, self.in_round, self.step_bytes = STEPS if measures else None, 0.0, 0, None
+    def _step(self, block: Block, over: Callable[[], bool]) -> bool:
+        """Run steps until it is `over` after one; returns whether they were all that the block completes."""
+        with self.program.active():
+            for batch in self.program.cut(block):
+                self.program.begin(batch)
+                self.samples += self.program.finish()
+                if over():
+                    return False
+        return True
 
     @property
     def kept_bytes(self) -> int:
         """Device memory that its captured steps keep."""
         return self.program.memory_bytes if isinstance(self.program, Graphed) else 0
-
-    @property
-    def need(self) -> int | None:
-        """Bytes that a step took per member in the round."""
-        return None if self.step_bytes is None else -(-self.step_bytes // len(self.assignment))
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
         """Evaluate on the batches of a block of validation samples; False where it was `called` after one."""
