@@ -4,7 +4,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -73,10 +72,8 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     samples may draw nothing that shows.
     """
     dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
-    sample = partial(preparing.made, base)
-    layout = _first_layout(sample, length, split, skip_errors=skip_errors)
-    leaves = _leaves_of(sample, split, layout, skip_errors=skip_errors)
-    elsewhere = _leaves_of(partial(sample, epoch=1), split, layout, skip_errors=skip_errors)
+    layout = _first_layout(preparing, base, length, skip_errors=skip_errors)
+    leaves = _leaves_of(preparing, base, layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     first, drew, own = {}, {}, {}
     for index in probes:
@@ -87,7 +84,7 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     stream = isinstance(dataset, Shards) and base is None
     again, moved = {}, {}
     for index in reversed(probes):
-        again[index] = leaves(index) if drew[index] and not stream else elsewhere(index)
+        again[index] = leaves(index, epoch=0 if drew[index] and not stream else 1)
         # Draws of one that is seeded for each index leave it where they left it before.
         moved[index] = states_of_own(given(dataset), preparing.then) != own[index]
     seconds = (time.perf_counter() - started) / len(probes)
@@ -125,7 +122,7 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     )
 
 
-def _second_rows(shards: Shards, leaves: Callable[[int], Leaves]) -> tuple[Leaves, Leaves]:
+def _second_rows(shards: Shards, leaves: Callable[..., Leaves]) -> tuple[Leaves, Leaves]:
     """Return the second sample of a shard, when that is read on and when reading begins there; nothing where it cannot."""
     index = shards.second
     if index is None:
@@ -157,7 +154,7 @@ def length_of(preparing: Preparing) -> int:
 def confirm(facts: Facts, preparing: Preparing, *, skip_errors: bool) -> None:
     """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
     dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
-    leaves = _leaves_of(partial(preparing.made, facts.base), split, facts.layout, skip_errors=skip_errors)
+    leaves = _leaves_of(preparing, facts.base, facts.layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
     if length != facts.length or fingerprint_of([leaves(probes[0]), leaves(probes[-1])]) != facts.fingerprint:
         raise StudyError(
@@ -181,33 +178,33 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
 
 
 def _leaves_of(
-    sample: Callable[[int], Any], split: str, layout: Layout, *, skip_errors: bool
-) -> Callable[[int], Leaves]:
-    """Return a function index -> leaves of a sample; none for one that raises and may be skipped."""
+    preparing: Preparing, base: Layout | None, layout: Layout, *, skip_errors: bool
+) -> Callable[..., Leaves]:
+    """Return a function (index, epoch=0) -> leaves of a sample; none for one that raises and may be skipped."""
 
-    def leaves(index: int) -> Leaves:
+    def leaves(index: int, epoch: int = 0) -> Leaves:
         try:
-            found, tree = sample_leaves(sample(index))
+            found, tree = sample_leaves(preparing.made(base, index, epoch))
             layout.check(found, tree)
             return [leaf.clone() for leaf in found]  # a Dataset may write into what it returned, when it is asked again
         except THROWN as error:  # the user's code: the run's contract decides what it does to the run
             if not skip_errors:
-                raise refusal(error, split, index) from error
+                raise refusal(error, preparing.split, index) from error
             return []
 
     return leaves
 
 
-def _first_layout(sample: Callable[[int], Any], length: int, split: str, *, skip_errors: bool) -> Layout:
+def _first_layout(preparing: Preparing, base: Layout | None, length: int, *, skip_errors: bool) -> Layout:
     for index in range(length):
         try:
-            return Layout.of(sample(index))
+            return Layout.of(preparing.made(base, index))
         except THROWN as error:  # as above
             if not skip_errors:
-                raise refusal(error, split, index) from error
+                raise refusal(error, preparing.split, index) from error
             last = error
     raise StudyError(
-        f"Data.{split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Mend the "
+        f"Data.{preparing.split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Mend the "
         "dataset."
     ) from last
 
