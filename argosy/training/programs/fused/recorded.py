@@ -92,15 +92,16 @@ class Validated:
 
 def _told(
     untold: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
-) -> Iterator[tuple[int, int, Digest, Tensor, DeviceEvent]]:
-    """Yield, of each member, the number of its batches, their samples and digest, and its sums ``[sums, batches]``, on their way to the host.
+) -> Iterator[tuple[int, int, Digest, Sums, DeviceEvent]]:
+    """Yield, of each member, the number of its batches, their samples and digest, and its sums, each ``[batches]``, on their way to the host.
 
     Samples and digest are computed once for members that share their batches.
     """
-    columns = zip(*(sums for _, sums in untold), strict=True)
-    found, event = backend.fetch(torch.stack([torch.stack(column, 1) for column in columns], 1))
+    columns = [torch.stack(column, 1) for column in zip(*(sums for _, sums in untold), strict=True)]
+    found, event = backend.fetch(torch.stack(columns))
+    by_member = zip(*map(Tensor.unbind, found.unbind()), strict=True)
     known: dict[tuple[int, ...], tuple[int, Digest]] = {}
-    for own, sums in zip(zip(*(batches for batches, _ in untold), strict=True), found, strict=True):
+    for own, sums in zip(zip(*(batches for batches, _ in untold), strict=True), by_member, strict=True):
         key = tuple(map(id, own))
         if key not in known:
             digest = Digest()
