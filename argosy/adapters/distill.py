@@ -58,13 +58,18 @@ def distill(
 
     Raises:
         StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
-            outputs are, for training samples that the teacher has not answered to, for inputs that cannot be mixed.
+            outputs are, for training samples that the teacher has not answered to, for inputs that cannot be mixed, and for a run of students.
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
     if weight > 1:
         raise StudyError(f"distill: weight is {weight}; it must be at most 1, the whole of the loss.")
     study: Study = report.networks().known_study()
+    if isinstance(study.data.train, Taught):
+        raise StudyError(
+            "distill: the report is of students, whose samples have a teacher's answers beside their targets. Give the report of their teachers' run, and "
+            "a student as teacher=, as in argosy.distill(teachers, into=member, teacher=students.best())."
+        )
     members = [into] if isinstance(into, Member) else [*into]
     kinds = {kind_of(member) for member in members}
     if len(kinds) != 1 or None in kinds:

@@ -60,10 +60,11 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
             return unflatten([torch.cat(part)[:rows] for part in parts], made[0][1])
         found = found or f"returned a tensor of shape {wrong[0]}"
     others = ", ".join(str(size) for size in dict.fromkeys(sizes) if size != rows)
+    given = ", ".join(f"{[*leaf.shape[1:]]} of {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
     raise RunError(
         f"a network {found} for a batch of {rows} samples{others and f', and takes none of {others} either, by which members are validated'}. "
-        "Let it take inputs as Data.on_device returns them, not as a step of its member makes them, and return one row for each sample in eval(), or "
-        "call report.member(name).load() on batches of its own."
+        f"Each was {given}: give samples in the shapes and dtypes of the study's. Let it take inputs as Data.on_device returns them, not as a step of its member "
+        "makes them, and return one row for each sample in eval(), or call report.member(name).load() on batches of its own."
     ) from cause
 
 

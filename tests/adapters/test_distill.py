@@ -49,6 +49,17 @@ def taught(tmp_path: Path, kind: str) -> argosy.Report:
     return argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
 
 
+def test_a_student_of_a_student_learns_from_the_teachers_run(tmp_path: Path) -> None:
+    teachers = taught(tmp_path, "arrays")
+    study = argosy.distill(teachers, member("student"), stop=argosy.MaxEpochs(1))
+    students = argosy.train(study, directory=tmp_path / "students", launcher="inline", quiet=True)
+    with pytest.raises(argosy.ArgosyError, match=r"teacher=students\.best\(\)"):
+        argosy.distill(students, member("next"), teacher="student")
+    study = argosy.distill(teachers, member("next"), teacher=students.best(), stop=argosy.MaxEpochs(1))
+    report = argosy.train(study, directory=tmp_path / "next", launcher="inline", quiet=True)
+    assert report.best().status == "done"
+
+
 @pytest.mark.parametrize("kind", ["arrays", "datasets", "halved"])
 def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Path, kind: str) -> None:
     teachers = taught(tmp_path, kind)

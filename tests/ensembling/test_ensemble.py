@@ -784,6 +784,10 @@ def test_a_network_that_takes_no_batch_of_the_study_is_one_sentence(tmp_path: Pa
             argosy.ArgosyError, match=rf"a network {why} for a batch of 14 samples, and takes none of 32 either"
         ):
             report.predict(X[:14], network)
+    with pytest.raises(
+        argosy.ArgosyError, match=r"Each was \[64\] of float64: give samples in the shapes and dtypes of"
+    ):
+        report.predict(X[:14].numpy().astype("float64"))
 
 
 def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: Path) -> None:

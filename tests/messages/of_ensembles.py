@@ -237,6 +237,9 @@ CASES = {
     "a student that learns from its teacher alone and more": lambda: taught(weight=2),
     "a student whose loss does not tell what it says": lambda: taught(into=member(loss=summed, metrics={})),
     "a student of samples that the teacher could not be asked about": taught_what_raises,
+    "a student of students": lambda: argosy.distill(
+        argosy.train(taught(), directory="runs/y", launcher="inline", quiet=True), into=member("student")
+    ),
     "a student of samples of three parts": lambda: taught(
         argosy.Data(train=Threes(40), val=Threes(40), on_device=first_two)
     ).data.train[0],
