@@ -45,7 +45,7 @@ class Report:
 
     rows: tuple[MemberResult, ...]
     """Members by their best value of the objective, ties in the order of the study; then those that failed or diverged,
-    and last those without a finished section."""
+    those without a finished section, and last those that the study has left out."""
     objective: str
     directory: Path
     status: str
