@@ -12,6 +12,7 @@ import studies
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import SGD
 
 from argosy.errors import StudyError
 from argosy.stream.own_generators import names_random
@@ -88,6 +89,23 @@ class Noisy(nn.CrossEntropyLoss):
         return super().forward(input, target) * float(NUMPY.random())
 
 
+class Langevin(SGD):
+    """Adds noise to its steps."""
+
+    def __init__(self, weights: Any, generator: torch.Generator) -> None:
+        super().__init__(weights, lr=0.1)
+        self.generator = generator
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for weight in self.param_groups[0]["params"]:
+            weight.data += 0.01 * torch.randn(weight.shape, generator=self.generator)
+
+
+def resampled(output: Tensor, target: Tensor) -> float:
+    return float((output.argmax(1) == target)[torch.from_numpy(NUMPY.integers(len(target), size=len(target)))].sum())
+
+
 @pytest.mark.parametrize(
     ("field", "value", "kind"),
     [
@@ -114,6 +132,37 @@ def test_a_generator_in_a_pass_is_refused() -> None:
         StudyError, match=r"member 'a': its layer Dropping has a generator of its own, a numpy Generator\."
     ):
         built(studies.member("a", model=lambda: nn.Sequential(Dropping())))
+
+
+@pytest.mark.parametrize("optimizer", [lambda weights: Langevin(weights, TORCH), partial(Langevin, generator=TORCH)])
+def test_a_generator_of_an_optimizer_is_refused(optimizer: Any) -> None:
+    with pytest.raises(
+        StudyError, match=r"member 'a': its optimizer Langevin has a generator of its own, a torch.* Generator\."
+    ):
+        built(studies.member("a", optimizer=optimizer))
+
+
+def blurred(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(noisy(batch)[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"metrics": {"share": resampled}}, "metric 'share'"),
+        (
+            {
+                "step": lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
+                "validate": blurred,
+                "metrics": {},
+            },
+            "validate",
+        ),
+    ],
+)
+def test_a_generator_in_a_validation_is_refused(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(StudyError, match=rf"member 'a': its {what} has a generator of its own, a numpy Generator\."):
+        built(studies.member("a", **fields))
 
 
 def drawing(batch: Any) -> Any:

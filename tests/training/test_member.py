@@ -329,6 +329,68 @@ def test_after_a_step_no_gradients_are_left() -> None:
     assert all(parameter.grad is None for parameter in solo.live.model.parameters())
 
 
+class ScheduleFree(SGD):
+    """Trains other weights than those that count: these are the mean of its steps."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights, lr=0.5)
+        self.param_groups[0].update(trains=False, steps=0)
+
+    def train(self, mode: bool = True) -> None:
+        group = self.param_groups[0]
+        for weight in group["params"] if group["trains"] is not mode and group["steps"] else ():
+            weight.data.lerp_(self.state[weight]["z"], 0.1 if mode else 1 - 1 / 0.9)
+        group["trains"] = mode
+
+    def eval(self) -> None:
+        self.train(False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        group = self.param_groups[0]
+        assert group["trains"]
+        group["steps"] += 1
+        for weight in group["params"]:
+            z = self.state[weight].setdefault("z", weight.clone())
+            weight.lerp_(z, 1 / group["steps"]).add_(weight.grad, alpha=-0.5 * (1 - 0.9 * (1 - 1 / group["steps"])))
+            z.sub_(weight.grad, alpha=0.5)
+
+
+def schedule_free_step(network: Any, batch: Any, optimizers: Any) -> Any:
+    optimizers["one"].zero_grad()
+    loss = nn.functional.cross_entropy(network(batch[0]), batch[1])
+    loss.backward()
+    optimizers["one"].step()
+    return loss
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"optimizer": ScheduleFree},
+        {
+            "optimizer": None,
+            "optimizers": lambda network: {"one": ScheduleFree(network.parameters())},
+            "step": schedule_free_step,
+            "validate": lambda network, batch: nn.functional.cross_entropy(network(batch[0]), batch[1]),
+            "metrics": {},
+        },
+    ],
+    ids=["usual step", "own step"],
+)
+def test_validations_are_of_the_weights_of_an_optimizers_own_eval(kinds: dict[str, Any]) -> None:
+    solo = start(studies.member(model=partial(nn.Linear, 12, 10), batch_size=50, **kinds))
+    network = copy.deepcopy(solo.live.model)
+    optimizer, losses = ScheduleFree(network.parameters()), []
+    for epoch in range(2):
+        optimizer.train()
+        for indices in ORDERS.epoch("train", epoch).reshape(2, 50):
+            schedule_free_step(network, (INPUTS[indices], TARGETS[indices]), {"one": optimizer})
+        optimizer.eval()
+        losses.append(nn.functional.cross_entropy(network(INPUTS[:30]), TARGETS[:30]).item())
+    assert [row["val_loss"] for row in run(solo, 2)] == pytest.approx(losses, abs=1e-6)
+
+
 class Counting(SGD):
     """An optimizer with a way of its own to drop gradients."""
 
@@ -1061,6 +1123,20 @@ class Slow(SGD):
         self.steps += 1
 
 
+class Listing(SGD):
+    """Keeps a mean of gradients in a dict that is no state."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, lr)
+        self.means: dict[int, torch.Tensor] = {}
+
+    def step(self, closure: Any = None) -> None:
+        for number, weight in enumerate(self.param_groups[0]["params"]):
+            self.means[number] = 0.9 * self.means.get(number, 0.0) + weight.grad
+            weight.grad = self.means[number]
+        super().step()
+
+
 class Telling(Slow):
     """Saves them."""
 
@@ -1117,6 +1193,7 @@ class Tempered(nn.CrossEntropyLoss):
     ("fields", "words"),
     [
         ({"optimizer": partial(Slow, lr=0.1)}, "steps change 'steps' of its optimizer Slow"),
+        ({"optimizer": partial(Listing, lr=0.1)}, "steps change 'means' of its optimizer Listing"),
         ({"optimizer": partial(Telling, lr=0.1)}, ""),
         (
             {"optimizer": partial(Around, saves=False, lr=0.1, momentum=0.9)},

@@ -123,6 +123,9 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
     """Yield tokens of the numbers, arrays and leaf tensors that an object holds, but for those `saved`, by id."""
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
+    if isinstance(holder, torch.optim.Optimizer):  # optimizers within are `_unsaved_inside`
+        others = {key: value for key, value in held.items() if not isinstance(value, torch.optim.Optimizer)}
+        held = {key: value for key, value in others.items() if key not in ("param_groups", "state", "defaults")}
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
@@ -130,7 +133,7 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
         for hook in holder._forward_pre_hooks.values():  # each pass computes it anew, as torch.nn.utils.weight_norm
             held.pop(getattr(hook, "name", None), None)
     for key, value in held.items():
-        found = [token(leaf) for leaf in _state_in(value, saved, deep=what != "optimizer")]
+        found = [token(leaf) for leaf in _state_in(value, saved)]
         if found:
             yield key, found
 
@@ -149,7 +152,7 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _versions(value: Any) -> list[Any]:
     """Return what changes with the tensors, arrays and networks in a value, which may be large."""
-    found = [one for one in _state_in(value, (), deep=True) if isinstance(one, torch.Tensor | str)]
+    found = [one for one in _state_in(value, ()) if isinstance(one, torch.Tensor | str)]
     weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
     return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
 
@@ -159,8 +162,8 @@ def _sum(leaf: torch.Tensor) -> str:
     return "" if leaf.is_meta or not leaf.is_floating_point() else repr(leaf.detach().sum(dtype=torch.float64).item())
 
 
-def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any]:
-    """Yield a number, or a leaf tensor that is not among those `saved`; `deep`, also those in lists, dicts and deques, as in a buffer of earlier
+def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
+    """Yield a number, or a leaf tensor that is not among those `saved`; also those in lists, dicts and deques, as in a buffer of earlier
     samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
     For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text; for a value that is an iterator,
     another text each time.
@@ -179,12 +182,12 @@ def _state_in(value: Any, saved: Collection[int], *, deep: bool) -> Iterator[Any
                     yield f"{one.shape} {zlib.crc32(one.tobytes())}"
             elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
                 yield f"turn {next(ASKED)}"  # as of a loader: it does not show where it is
-            elif deep and isinstance(one, list | tuple | deque | dict):
+            elif isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
-            elif deep and isinstance(one, nn.Module):
+            elif isinstance(one, nn.Module):
                 held = [leaf for leaf in one.state_dict(keep_vars=True).values() if isinstance(leaf, torch.Tensor)]
                 yield from [_sum(leaf) for leaf in held if id(leaf) not in saved]
-            elif deep and not isinstance(one, type | FunctionType | ModuleType):
+            elif not isinstance(one, type | FunctionType | ModuleType):
                 todo += getattr(one, "__dict__", {}).values()
 
 

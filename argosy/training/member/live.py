@@ -39,7 +39,7 @@ from argosy.training.member.checks import (
     check_schedule,
     registering,
 )
-from argosy.training.member.copied import LARGE, copies_of, own_member, own_memory
+from argosy.training.member.copied import CALLED, LARGE, copies_of, optimizers_of, own_member, own_memory
 from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_functions
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
@@ -521,7 +521,8 @@ def build(
 
     With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
-    check_generators(member, [(name, getattr(member, name)) for name in ("model", "loss", "augment", "step")])
+    check_generators(member, [(name, getattr(member, name)) for name in ("model", *CALLED)])
+    check_generators(member, [(f"metric {name!r}", metric) for name, metric in member.metrics.items()])
     seed = seed_of(member, study_seed)
     randomness = Randomness.seeded(seed, backend)
     own = own_member(member, {})
@@ -534,6 +535,7 @@ def build(
         )
         model = model.to(backend.device)
         optimizer, schedule = _optimizer(own, model, mode) if member.optimizers is None else own_optimizers(own, model)
+        check_generators(member, [(f"optimizer {type(one).__name__}", one) for one in optimizers_of(optimizer)])
     with randomness.active(keep=True):
         check_own(member, model, registered, member.model)
         own_memory(model, member.model)

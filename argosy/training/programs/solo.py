@@ -27,6 +27,7 @@ from argosy.training.member.checks import (
     modes_of,
     wants_classes,
 )
+from argosy.training.member.copied import optimizers_of
 from argosy.training.member.foreseen import Foreseen
 from argosy.training.member.live import LiveMember
 from argosy.training.member.mistakes import explain_forward, explain_lone_sample, explain_loss
@@ -54,6 +55,8 @@ class Solo:
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
         """Weights in no optimizer; `zero_grad` does not drop their gradients."""
+        self._moded = [one for one in optimizers_of(live.optimizer) if hasattr(one, "train") and hasattr(one, "eval")]
+        """Schedule-free optimizers, which train other weights than those that are validated and saved."""
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
@@ -94,6 +97,8 @@ class Solo:
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
         """Run the backward pass of `rows` samples of a batch `of` so many, weighted by their share; returns losses per sample."""
         with contextlib.nullcontext() if self.live.steps else large_outside():
+            for optimizer in self._moded:
+                optimizer.train()
             data = self.augmented(data)
             self.recompute(data, rows)
             return self.differentiated(data, rows, of=of)
@@ -108,10 +113,14 @@ class Solo:
     def move(self) -> None:
         """Step along the gradients, unless they overflowed, drop them, and step a schedule per step."""
         live = self.live
+        for optimizer in self._moded:
+            optimizer.train()  # on a device without samples of this batch
         if live.loss_scale is None:
             self._move()
         else:
             self._move_unless_overflowed(live.loss_scale)
+        for optimizer in self._moded:
+            optimizer.eval()
         self.drop_gradients()
         if live.scheduled:
             live.schedule.step()
