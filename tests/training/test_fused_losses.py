@@ -1,14 +1,21 @@
 """Losses of members that are one program: each kind is exact, or refused with its reason."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import packs
 import pytest
 import torch
+from blocks import blocks
 from packs import admission, pack
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torch.nn import functional
+
+from argosy.stream.schedule import Orders
+from argosy.training.choice.admission import admit
 
 
 def one_hot(target: Tensor, like: Tensor) -> Tensor:
@@ -83,3 +90,31 @@ def test_a_loss_that_looks_at_values_is_refused() -> None:
     found = admission(pack(packs.mlp, loss=likely))
     assert tuple(found.packs) == ()
     assert all(words.startswith("as one program it raises") for words in found.alone.values())
+
+
+class Returning(nn.Module):
+    """An MLP that returns something else beside, or around, its output."""
+
+    def __init__(self, how: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.how = packs.mlp(), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.inner(x))
+
+
+def of_output(output: Any, target: Tensor) -> Tensor:
+    if isinstance(output, Categorical):
+        return -output.log_prob(target)
+    return functional.cross_entropy(output[0], target, reduction="none")
+
+
+@pytest.mark.parametrize("how", [lambda output: (output, None), lambda output: Categorical(logits=output)])
+def test_networks_that_return_no_tensors_are_refused(how: Any) -> None:
+    lives = [packs.live(member) for member in pack(partial(Returning, how), loss=of_output, metrics={})]
+    for live in lives:
+        live.begin_epoch(Orders(0, {"train": 24, "val": 24}), 0)
+    (block,) = blocks(np.arange(24), 24, arrays=packs.samples(torch.float32)[0])
+    found = admit(lives, block)
+    assert all("which is no tensor" in words for words in found.alone.values())
+    assert (found.packs, found.failed) == ((), {})

@@ -25,6 +25,7 @@ from argosy.training.programs.fused.fingerprint import behaviour
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped
 from argosy.training.programs.fused.several import ProgramOfSeveral
+from argosy.training.programs.program import UnfitProgram
 from argosy.training.programs.solo import Solo
 
 __all__ = ["Attempt", "apart", "attempted"]
@@ -137,6 +138,8 @@ def _attempt(
             if train and not (exact or double):
                 share = _rounding(lives, mine, filled(block, length + own), length, apart=own)
             reason = next((words for one, other in pairs for words in _differences(one, other, share)), None)
+        except UnfitProgram as unfit:
+            return Attempt(reason=str(unfit))
         except Exception as error:  # the same boundary
             return Attempt.of("as one program it", error, len(lives))
         if reason is None:
@@ -154,10 +157,6 @@ def _attempt(
 
 def _copies(lives: Sequence[LiveMember], *, double: bool = False, nudged: bool = False) -> list[LiveMember]:
     return [trial_of(live, double=double, nudged=nudged) for live in lives]
-
-
-class UnfitProgram(Exception):  # noqa: N818
-    """A member that, by its behaviour alone, cannot be fused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from argosy.stream.blocks import Block
 from argosy.training.member.live import LiveMember
 
-__all__ = ["OwnFaults", "Program", "Together"]
+__all__ = ["OwnFaults", "Program", "Together", "UnfitProgram"]
 
 
 class OwnFaults(Exception):  # noqa: N818
@@ -30,6 +30,10 @@ class OwnFaults(Exception):  # noqa: N818
         super().__init__(", ".join(errors))
         self.errors = errors
         """Errors by member."""
+
+
+class UnfitProgram(Exception):  # noqa: N818
+    """A member that, by its behaviour alone, cannot be fused."""
 
 
 Cut = TypeVar("Cut")

@@ -22,6 +22,7 @@ from argosy.training.programs.fused.device_draws import States
 from argosy.training.programs.fused.draws import OwnDraws, own_rates
 from argosy.training.programs.fused.layers import Layers
 from argosy.training.programs.fused.vectorised import vectorised
+from argosy.training.programs.program import UnfitProgram
 from argosy.training.programs.solo import cross_entropy, pair_of
 
 __all__ = ["PackInputs", "Forward", "losses_of"]
@@ -125,6 +126,9 @@ class Forward:
                 self._hold(self._own)
             moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
             parts, tree = flatten(output)
+            for part in parts:
+                if not isinstance(part, Tensor):  # as a distribution, whose tensors would be those of all members
+                    raise UnfitProgram(f"its network returns {type(part).__name__}, which is no tensor")
             made_as[:] = [tree]
             return (*losses, *parts, *(found[name] for name in moved))
 
