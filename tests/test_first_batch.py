@@ -226,6 +226,21 @@ def test_a_step_that_each_call_moves_is_taken_where_it_grows_by_itself(seed: int
     )
 
 
+def denoising(network: nn.Module, seed: int, batch: Any) -> Tensor:
+    """A diffusion model's loss by the times and the noise of a fixed seed, as it is validated by."""
+    generator, (x,) = torch.Generator().manual_seed(seed), batch
+    noise, time = torch.randn(x.shape, generator=generator), torch.rand(len(x), 1, generator=generator)
+    return (network((1 - time) * x + time * noise) - noise).square().mean()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_value_that_goes_by_places_in_the_batch_is_taken_where_it_grows_by_chance(seed: int) -> None:
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for one in range(20):
+            check_step(member(step=step), "validate", partial(denoising, nn.Tanh(), one), (x,), 16)
+
+
 def mining(model: nn.Module, batch: Any) -> Tensor:
     """Draws the negative of each sample among those of other classes, of which there have to be some."""
     others = batch[1][:, None] != batch[1]

@@ -27,6 +27,8 @@ PAIRED = 8
 """Samples that are compared in several orders."""
 TOLERANCE = 1e-3
 """Relative difference up to which values count as equal."""
+TURNED = 1e-4
+"""The same of values of one batch in two orders."""
 DRAWN = 0.1
 """The same of values that draw random numbers."""
 ROUNDED = 1e-2
@@ -58,11 +60,15 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
 
     A few samples are given twice, four and six times over: a mean stays, a sum grows by as much each time, a root of one by a power of
     their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and so is a sum over pairs by the number of
-    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a variational autoencoder, or that each
-    call moves, as by a memory of targets, it is told where these decide little; it cannot be told of one that takes no such batch.
+    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a variational autoencoder, that each
+    call moves, as by a memory of targets, or that goes by places in the batch, as a diffusion model's by noise of a fixed seed, it is told where
+    these decide little; it cannot be told of one that takes no such batch.
     """
-    some = _taken(samples, rows, range(min(PAIRED, rows)))
-    drawn = _mean_of(value, some) != _mean_of(value, some)
+    numbers = range(min(PAIRED, rows))
+    some = _taken(samples, rows, numbers)
+    first = _mean_of(value, some)
+    turned = _mean_of(value, _taken(samples, rows, numbers[::-1]))
+    drawn = first != _mean_of(value, some) or not _close(first, turned, TURNED)
     few = list(range(max(1, min(SAMPLES, rows // 4))))
     found = [_mean_of(value, _taken(samples, rows, few * times)) for times in TIMES]
     once, twice, thrice = found
