@@ -201,6 +201,12 @@ class Highest:
         return torch.tensor(self.value, dtype=torch.float64)
 
 
+def one_cycle(optimizer: optim.Optimizer) -> lr_scheduler.OneCycleLR:
+    """One that moves the momentum too, of an optimizer that has any."""
+    moves = not optimizer.defaults.keys().isdisjoint({"momentum", "betas"})
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=500, cycle_momentum=moves)
+
+
 OPTIMIZERS: tuple[Callable[..., Any], ...] = (
     partial(optim.SGD, lr=0.05),
     partial(optim.SGD, lr=0.05, momentum=0.9),
@@ -225,7 +231,7 @@ SCHEDULES: tuple[tuple[Callable[..., Any] | None, str], ...] = (
     (partial(lr_scheduler.ExponentialLR, gamma=0.9), "step"),
     (partial(lr_scheduler.CosineAnnealingLR, T_max=5), "step"),
     (partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2), "epoch"),
-    (partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=500), "step"),
+    (one_cycle, "step"),
     (partial(lr_scheduler.LinearLR, start_factor=0.2, total_iters=4), "step"),
     (partial(lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5), "epoch"),
     (partial(lr_scheduler.LambdaLR, lr_lambda=lambda number: 1 / (1 + number)), "epoch"),
