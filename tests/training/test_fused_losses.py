@@ -117,4 +117,4 @@ def test_networks_that_return_no_tensors_are_refused(how: Any) -> None:
     (block,) = blocks(np.arange(24), 24, arrays=packs.samples(torch.float32)[0])
     found = admit(lives, block)
     assert all("which is no tensor" in words for words in found.alone.values())
-    assert (found.packs, found.failed) == ((), {})
+    assert (found.packs, found.failed) == ({}, {})
