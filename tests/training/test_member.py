@@ -1,6 +1,7 @@
 """A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
 
 import copy
+import enum
 import itertools
 import math
 import random
@@ -1547,20 +1548,40 @@ def is_bias(weight: torch.Tensor) -> bool:
     return weight.ndim == 1
 
 
+class Grafting(enum.Enum):
+    """A setting as Shampoo has it."""
+
+    SLOW = "slow"
+
+
 class Filtering(SGD):
-    """It asks a function of its groups which weights decay, as LARS does in Barlow Twins and VICReg."""
+    """It asks a function of its groups which weights decay, as LARS does in Barlow Twins and VICReg, and has a setting that is an enum."""
 
     def __init__(self, weights: Any) -> None:
-        super().__init__([{"params": list(weights), "fixed": is_bias}], lr=0.05, momentum=0.9)
+        super().__init__([{"params": list(weights), "fixed": is_bias, "how": Grafting.SLOW}], lr=0.05, momentum=0.9)
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for weight in filter(group["fixed"], group["params"]):
-                weight.grad.mul_(0.1)
+                weight.grad.mul_({Grafting.SLOW: 0.1}[group["how"]])
         super().step()
 
 
-@pytest.mark.parametrize("how", [{"model": Holding}, {"model": Growing}, {"optimizer": Filtering}])
+class Rateless(torch.optim.Optimizer):
+    """One without a rate in its groups."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad.sign(), alpha=0.01)
+
+
+@pytest.mark.parametrize(
+    "how", [{"model": Holding}, {"model": Growing}, {"optimizer": Filtering}, {"optimizer": Rateless}]
+)
 def test_what_was_filled_or_has_functions_goes_on_behind_a_file(tmp_path: Path, how: Any) -> None:
     member = studies.member(**how)
     solo, again = start(member), start(member)

@@ -40,7 +40,7 @@ from argosy.training.member.checks import (
     registering,
 )
 from argosy.training.member.copied import CALLED, LARGE, copies_of, optimizers_of, own_member, own_memory
-from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_functions
+from argosy.training.member.own import own_optimizers, restore, set_state, state_of, without_given
 from argosy.training.member.precision import LossScale
 from argosy.training.member.randomness import Randomness
 from argosy.training.member.running_average import RunningAverage
@@ -346,7 +346,9 @@ class LiveMember:
         metrics = {"train_loss": self.train.means(["loss"])["loss"]}
         if self.val_cutter is not None:
             metrics.update({f"val_{name}": value for name, value in self.val.values().items()})
-        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        group = self.optimizer.param_groups[0]
+        if "lr" in group:  # some optimizers choose it themselves
+            metrics["lr"] = float(group["lr"])
         return metrics
 
     def _choose(self, metrics: dict[str, float]) -> None:
@@ -462,7 +464,7 @@ class LiveMember:
         return {
             "model": weights,
             "turned": sorted(self._frozen ^ _frozen(self.model)),
-            "optimizer": without_functions(self.optimizer.state_dict()),
+            "optimizer": without_given(self.optimizer.state_dict()),
             "schedule": None if self.schedule is None else state_of(self.schedule),
             "random": self.randomness.state_dict(),
             "loss_scale": None if self.loss_scale is None else (self.loss_scale.value, self.loss_scale.steps),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from types import FunctionType
 from typing import Any
 
@@ -13,7 +14,10 @@ from argosy.errors import StudyError
 from argosy.study import Member
 from argosy.training.member.checks import check_stepped
 
-__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_functions"]
+__all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_given"]
+
+GIVEN = (FunctionType, Enum)
+"""Settings in an optimizer's groups that no file can hold and its factory gives again, as the filters of LARS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +97,11 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     Torch casts all state but ``step`` to its weight's dtype: values that NAdam and ASGD keep in float32 beside float64 weights
     would round otherwise from then on.
     """
-    functions = [{k: v for k, v in group.items() if isinstance(v, FunctionType)} for group in optimizer.param_groups]
+    given = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     if not isinstance(optimizer, OwnOptimizers):
         optimizer._opt_called = True  # before the file was written: a schedule that is stepped first would warn
-    for group, own in zip(optimizer.param_groups, functions, strict=True):
+    for group, own in zip(optimizer.param_groups, given, strict=True):
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         for weight, number in zip(group["params"], saved["params"], strict=True):
@@ -107,13 +111,13 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
                     held[name] = value.to(held[name].device, copy=True)
 
 
-def without_functions(state: Any) -> Any:
-    """Return an optimizer's state without functions in its groups, as filters of LARS, which no file can hold and its factory gives again."""
+def without_given(state: Any) -> Any:
+    """Return an optimizer's state without what is `GIVEN` in its groups."""
     if isinstance(state, list):
-        return [without_functions(item) for item in state]
+        return [without_given(item) for item in state]
     if not isinstance(state, dict):
         return state
-    return {key: without_functions(item) for key, item in state.items() if not isinstance(item, FunctionType)}
+    return {key: without_given(item) for key, item in state.items() if not isinstance(item, GIVEN)}
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
