@@ -7,6 +7,7 @@ import resource
 import time
 import zipfile
 from collections import Counter, OrderedDict, namedtuple
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,17 @@ def test_plain_values_open_without_code(tmp_path: Path) -> None:
 def test_what_could_not_be_opened_again_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"state\['optimizer'\]\[1\]\['hook'\] is a builtins\.function"):
         plain({"optimizer": [1, {"hook": lambda: None}]})
+
+
+class Norm(IntEnum):
+    """A number that only its class can make."""
+
+    SIGN = 1
+
+
+def test_a_number_of_a_class_of_its_own_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"state\['schedule'\]\['norm'\] is a test_checkpoint\.Norm; "):
+        plain({"schedule": {"norm": Norm.SIGN}})
 
 
 def test_links_and_files_that_stay(tmp_path: Path) -> None:

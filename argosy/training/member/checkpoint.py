@@ -186,8 +186,6 @@ class _Walk:
         if isinstance(value, list | tuple | set):
             kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
             return kind(self.plain(item, (where, number)) for number, item in enumerate(value))
-        if isinstance(value, tuple(SCALARS)):
-            return value
         raise CheckpointError(
             f"{_words(where)} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds tensors, "
             "numbers, strings and containers of them. Keep such objects out of state_dict()."
