@@ -130,6 +130,14 @@ def growing(model: Any, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
+class Around(torch.optim.Optimizer):
+    """One around another, as many write it."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = SGD(parameters, lr=0.1)
+        self.param_groups = self.inner.param_groups
+
+
 class Decaying:
     """A schedule of one's own."""
 
@@ -183,6 +191,7 @@ CASES = {
     "a generator of one's own in an augmentation": lambda: tried(augment=shifted),
     "an optimizer factory that returns no optimizer": lambda: tried(optimizer=lambda parameters: {}),
     "an optimizer that needs a closure": lambda: tried(optimizer=LBFGS),
+    "an optimizer without torch's own beginning": lambda: tried(optimizer=Around),
     "an optimizer of another network": lambda: tried(optimizer=lambda _: SGD(NETWORK.parameters(), lr=0.1)),
     "a schedule of another optimizer": lambda: tried(schedule=lambda _: StepLR(OPTIMIZER, step_size=3)),
     "a schedule that cannot be saved": lambda: tried(schedule=lambda optimizer: Decaying()),

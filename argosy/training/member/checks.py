@@ -101,6 +101,11 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
             "torch.optim.Optimizer over the parameters that it is given, or a list of several."
         )
+    if not hasattr(optimizer, "defaults"):
+        raise StudyError(
+            f"member {member.name!r}: {type(optimizer).__name__} never calls the __init__ of torch's Optimizer, without which it can be neither copied nor "
+            "saved. Make super().__init__(parameters, defaults) the first line of its own, also where it is around another optimizer, as Lookahead."
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(
