@@ -22,6 +22,14 @@ OLDER = studies.Mlp()
 OTHER = SGD(OLDER.parameters(), lr=0.1)
 
 
+class Around(torch.optim.Optimizer):
+    """One around another, as many write it: without the `__init__` of torch's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = SGD(parameters, lr=0.1)
+        self.param_groups = self.inner.param_groups
+
+
 class OnOlder(nn.Module):
     """Its own last layer, on a network that others may train as well."""
 
@@ -58,6 +66,13 @@ def beyond(batch: Any) -> Any:
     return batch[0], batch[1] + 1
 
 
+def moving(model: nn.Module, batch: Any, optimizers: Any) -> Tensor:
+    found = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    found.backward()
+    optimizers["all"].step()
+    return found
+
+
 def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
     member, linear = studies.member, partial(nn.Linear, 12, 10)
     reasons = refused(
@@ -67,6 +82,15 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
         lazy=member("lazy", model=lambda: nn.Sequential(nn.LazyLinear(10))),
         no_network=member("no_network", model=lambda: "resnet"),
         foreign=member("foreign", model=linear, optimizer=lambda _: SGD(OLDER.parameters(), lr=0.1)),
+        around=member("around", model=linear, optimizer=Around),
+        several=member(
+            "several",
+            model=linear,
+            optimizer=None,
+            optimizers=lambda model: {"all": Around(model.parameters())},
+            step=moving,
+            validate=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        ),
         closure=member("closure", model=linear, optimizer=LBFGS),
         no_optimizer=member("no_optimizer", model=linear, optimizer=list),
         other=member("other", model=linear, schedule=lambda _: StepLR(OTHER, 1)),
@@ -78,6 +102,8 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
     assert "0.weight, 0.bias of its network have no shape yet" in reasons["lazy"]
     assert "its model factory returned str; it must return a torch.nn.Module" in reasons["no_network"]
     assert "its optimizer holds 6 parameters that are not its network's" in reasons["foreign"]
+    assert "Around never calls the __init__ of torch's Optimizer" in reasons["around"]
+    assert "Around never calls the __init__ of torch's Optimizer" in reasons["several"]
     assert "LBFGS.step needs a closure" in reasons["closure"]
     assert "its optimizer factory returned list" in reasons["no_optimizer"]
     assert "its schedule is that of another optimizer" in reasons["other"]

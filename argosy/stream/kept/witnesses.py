@@ -58,8 +58,7 @@ class Note(NamedTuple):
     @classmethod
     def parsed(cls, line: str) -> "Note":
         """Return a note from its line; raises ValueError or TypeError for others."""
-        kind, *found = json.loads(line)
-        return cls(kind, *(found if len(found) == 4 else (-1, *found)))  # earlier ones of variables have no root
+        return cls(*json.loads(line))
 
 
 @dataclass(slots=True)

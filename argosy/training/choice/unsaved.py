@@ -124,8 +124,8 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
     held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
     if isinstance(holder, torch.optim.Optimizer):  # optimizers within are `_unsaved_inside`
-        others = {key: value for key, value in held.items() if not isinstance(value, torch.optim.Optimizer)}
-        held = {key: value for key, value in others.items() if key not in ("param_groups", "state", "defaults")}
+        in_file = "param_groups", "state", "defaults"
+        held = {k: v for k, v in held.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)}
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers

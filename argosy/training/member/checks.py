@@ -21,6 +21,7 @@ from argosy.training.member.running_average import norms_of
 
 __all__ = [
     "check_average_of",
+    "check_begun",
     "check_differentiated",
     "check_generators",
     "check_gradients",
@@ -94,6 +95,15 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
         )
 
 
+def check_begun(member: Member, optimizer: torch.optim.Optimizer) -> None:
+    """Raise StudyError for an optimizer that has left out what torch's own `__init__` makes."""
+    if not hasattr(optimizer, "defaults"):
+        raise StudyError(
+            f"member {member.name!r}: {type(optimizer).__name__} never calls the __init__ of torch's Optimizer, without which it can be neither copied nor "
+            "saved. Make super().__init__(parameters, defaults) the first line of its own, also where it is around another optimizer, as Lookahead."
+        )
+
+
 def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
     """Raise StudyError for an optimizer that is none of torch's, needs a closure, or holds parameters of another network."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -101,11 +111,7 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
             "torch.optim.Optimizer over the parameters that it is given, or a list of several."
         )
-    if not hasattr(optimizer, "defaults"):
-        raise StudyError(
-            f"member {member.name!r}: {type(optimizer).__name__} never calls the __init__ of torch's Optimizer, without which it can be neither copied nor "
-            "saved. Make super().__init__(parameters, defaults) the first line of its own, also where it is around another optimizer, as Lookahead."
-        )
+    check_begun(member, optimizer)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise StudyError(

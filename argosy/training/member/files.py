@@ -107,10 +107,8 @@ class Files:
         saved = replace(draft.saved, sha256=sums[-1])
         if saved.best == saved.file or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
-        if self.newest is None:
-            checkpoint.load(
-                self.folder / saved.file, saved.sha256
-            )  # the first one proves that all later ones can be read
+        if self.newest is None:  # the first one proves that all later ones can be read
+            checkpoint.load(self.folder / saved.file, saved.sha256)
         self.newest, self.own = saved, True
         self.kept.add(saved)
         return saved

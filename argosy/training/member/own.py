@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from argosy.errors import StudyError
 from argosy.study import Member
-from argosy.training.member.checks import check_stepped
+from argosy.training.member.checks import check_begun, check_stepped
 
 __all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_given"]
 
@@ -139,6 +139,7 @@ def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, Own
 def _check_own(member: Member, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
     own = set(map(id, model.parameters()))
     for name, optimizer in optimizers.items():
+        check_begun(member, optimizer)
         foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
         if foreign:
             raise StudyError(
