@@ -1,4 +1,4 @@
-"""The stages as functions: `train`, `tune`, `plan`, `load`, each a few lines over what the folders do."""
+"""The entry points `train`, `tune`, `plan`, `profile` and `load`, each a few lines over the packages that do the work."""
 
 import contextlib
 import functools
@@ -66,7 +66,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def ray_cluster(address: str | None = None) -> Launcher:
-    """Return `argosy.Ray` at an address; raises RunError where Ray is not installed."""
+    """Return an `argosy.Ray` launcher for an address; raises RunError if Ray is not installed."""
     try:
         from argosy.running.hosts.ray_cluster import Ray  # imports ray
     except ModuleNotFoundError as error:
@@ -113,13 +113,15 @@ def train(
 ) -> Report:
     """Train every member of a study on one shared stream; the same call on the same directory resumes.
 
-    By default the directory is ``runs/`` and the name of the script, ``runs/argosy`` in a notebook. With ``fresh=True`` the run
-    begins anew, and what was in the directory is kept beside it; with names, as ``fresh=["mlp"]``, these members do.
-    A script prints the report at the end, unless it is `quiet`; a notebook shows what its cell returns.
-    With `progress`, a bar shows how far the run is, below what a script prints or as the output of a notebook's cell; `view` is
-    anything else that watches. Trackers, as ``["tensorboard"]``, get all figures; they are named in `argosy.tracking`.
-    Raises StudyError, PlanError and RunError for what the caller must change, WorkerError where a process was lost. For each member that failed or diverged a MemberFailed warning says why, while
-    the others are trained to the end; with `raise_on_failure` a MemberError then names them all.
+    The directory is ``runs/`` and the name of the script by default, ``runs/argosy`` in a notebook. With ``fresh=True`` the run starts over,
+    and the old directory is kept beside the new one; with names, such as ``fresh=["mlp"]``, only these members start over.
+
+    A script prints the report at the end unless `quiet` is set; a notebook displays the return value of its cell. With `progress`, a progress
+    bar is shown; `view` is any other observer. Trackers, such as ``["tensorboard"]``, receive all metrics; `argosy.tracking` lists them.
+
+    Raises StudyError, PlanError and RunError for errors that the caller has to correct, and WorkerError if a process was lost. A member that
+    fails or diverges causes a MemberFailed warning with the reason, and the others are trained to the end; with `raise_on_failure` a
+    MemberError then names all of them.
     """
     settings = Settings(
         devices=devices,
@@ -156,16 +158,16 @@ def train(
 
 
 def _script() -> str:
-    """Return the name of the program's file; ``argosy`` where it has none, as in a notebook."""
+    """Return the name of the script, or ``argosy`` if there is none, as in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(file or "argosy")
     return path.resolve().parent.name if path.stem == "__main__" else path.stem
 
 
 def _tell(report: Report | SearchReport, *, quiet: bool) -> None:
-    """Print the report of a script's run; an interpreter and a notebook show what a call returns."""
+    """Print the report if a script is running; interactive interpreters and notebooks display the return value themselves."""
     if not quiet and hasattr(sys.modules["__main__"], "__file__"):
-        with contextlib.suppress(DiskError):  # a log without room is no reason to lose what the call returns
+        with contextlib.suppress(DiskError):  # a full disk under the log must not lose the return value
             write(f"{report}")
 
 
@@ -200,8 +202,8 @@ def run(
     view: View | None,
     trackers: Sequence[Tracker | str] = (),
 ) -> Report:
-    """Do what `train` does, with its settings as a value; the `fresh` members begin anew. Neither a view nor a tracker can hold it up."""
-    directory = directory.absolute()  # what the study runs may change the folder that this process is in
+    """Run `train` with its settings as one value. The `fresh` members start over. Neither a view nor a tracker can delay the run."""
+    directory = directory.absolute()  # the study's code may change the working directory
     with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
         with _claimed(directory, settings, launcher) as (lock, journal):
             state = RunState.of(read_journal(directory))
@@ -211,20 +213,20 @@ def run(
             cluster = launcher.discover(settings)
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             drive(job, cluster, launcher.open(job), journal, state, watching, anew=anew)
-        report = load(directory, study=study, compares=False)  # it is what was trained
+        report = load(directory, study=study, compares=False)  # the study is the one that was trained
         watching.ended(report, report.leader)
     return report
 
 
 def _watched(view: View | None, trackers: Sequence[Tracker | str], directory: Path) -> View:
-    """Return the view, and trackers beside it, none of which can disturb another one."""
+    """Return the view combined with the trackers; none of them can disturb another."""
     watching = Silent() if view is None else Apart(view)
     return Tracked(watching, named(trackers), directory / "workers") if trackers else watching
 
 
 @contextlib.contextmanager
 def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterator[tuple[Lock, Journal]]:
-    """Claim a run directory for one driver alone."""
+    """Claim a run directory for this driver exclusively."""
     open_what_is_closed()
     own_directory(directory)
     with (
@@ -238,7 +240,7 @@ def _claimed(directory: Path, settings: Settings, launcher: Launcher) -> Iterato
 
 
 def _of_a_search(tune: C) -> C:
-    """Let a `Search` stand for the keywords that it has; those that are given beside it replace its own."""
+    """Let `tune` accept a `Search` in place of its keywords; keywords given beside it override those of the search."""
 
     @functools.wraps(tune)
     def unfolded(build: Any, *values: Any, **keywords: Any) -> Any:
@@ -285,14 +287,15 @@ def tune(
     view: View | None = None,
     **settings: Any,
 ) -> SearchReport:
-    """Search for the best parameters: every trial is a member of one fleet, on one shared stream; needs the extra ``tune``.
+    """Search for the best hyper-parameters: every trial is a member of one fleet, on one shared stream. Needs the extra ``tune``.
 
-    What is searched is described in `argosy.Search`, and given by its keywords or as one: ``argosy.tune(search)``, where keywords
-    replace those of the search, as in ``argosy.tune(search, n_trials=60)``. `settings` are those of `argosy.train`. The same call on the
-    same directory, by default ``runs/`` and the name of the script with ``-search``, goes on, and with more `n_trials` or
-    `max_epochs` further than before; with `fresh` it begins anew, and what was there is kept. Optuna's storage is a file in the
-    directory, or at any URL that Optuna knows, under `study_name`. A script prints the report, unless it is `quiet`. Raises what `train` raises; of trials that failed or diverged
-    one MemberFailed warning names the first.
+    The keywords that describe the search are documented in `argosy.Search`. They can also be given as one value, ``argosy.tune(search)``;
+    keywords beside it, as in ``argosy.tune(search, n_trials=60)``, override it. `settings` are those of `argosy.train`.
+
+    The same call on the same directory resumes, and with a larger `n_trials` or `max_epochs` continues further. The directory is ``runs/``
+    and the name of the script with ``-search`` by default. With `fresh` the search starts over, and the old directory is kept. Optuna's
+    storage is a file in the directory, or at `storage`, any URL that Optuna supports, under `study_name`. A script prints the report unless
+    `quiet` is set. Raises what `train` raises; if trials fail or diverge, one MemberFailed warning names the first of them.
     """
     if not isinstance(fresh, bool):
         raise StudyError(
@@ -340,7 +343,7 @@ def run_search(
     view: View | None,
     trackers: Sequence[Tracker | str] = (),
 ) -> SearchReport:
-    """Do what `tune` does, with its arguments as values."""
+    """Run `tune` with its arguments as values."""
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
     if settings.retry_failed:
@@ -351,7 +354,7 @@ def run_search(
         raise StudyError(
             f"packs={search.packs!r} decides which trials train together, and so does policy={settings.policy!r}; give one of them."
         )
-    directory = directory.absolute()  # what is searched may change the folder that this process is in
+    directory = directory.absolute()  # the user's code may change the working directory
     with Hooked(_watched(view, trackers, directory), settings, directory) as watching:
         with _claimed(directory, settings, launcher) as (lock, journal):
             events = read_journal(directory)
@@ -368,8 +371,8 @@ def run_search(
             ]
             study = tuner.study
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            # What is refused must not have been journaled: to undo the change would be refused then. Trials alone are checked:
-            # members that the user added come later.
+            # Check before anything is journaled: once a refused change is in the journal, undoing it would be refused too.
+            # Only trials are checked here; members that the user adds come later.
             trials = {name: one for name, one in state.members.items() if name in study.names}
             Identity(directory, trials, job.process_state, of_search=True).check(study)
             tuner.show(directory, store)
@@ -395,10 +398,10 @@ def run_search(
 
 @known_keywords("argosy.plan")
 def plan(study: Study, *, settings: Settings | None = None, launcher: Launcher | None = None) -> Plan:
-    """Measure the members on this machine and say which would share which device at which pace, without training.
+    """Measure the members on this machine and return which of them would share which device at which pace, without training.
 
-    It is the plan with which a run of the same study and settings begins. Members that wait, and those that others leave behind, are placed
-    while it goes on.
+    A run of the same study and settings starts with this plan. Members that wait, and members left behind when others stop, are placed
+    during the run.
     """
     with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
         return first_plan(*measured)
@@ -413,8 +416,8 @@ def profile(
 ) -> Costs:
     """Measure what members and preparation cost, without training.
 
-    With `node_devices`, members are measured as by FLEET (48 batches, the last 20 count), and groups of up to M_t devices
-    as well: by the steps of one of their shards here, and an all-reduce at the speed of a usual link.
+    With `node_devices`, members are measured as in FLEET §6.1 (48 batches, of which the last 20 count), and groups of up to M_t devices
+    too: the steps of one shard are measured here, and the all-reduce is computed for the bandwidth of a typical link.
     """
     with _only_measured(study, settings or Settings(), launcher or Processes()) as measured:
         return measure(*measured, node_devices=node_devices)

@@ -1,4 +1,4 @@
-"""Averages of a member's weights over its training, by their rules. Values only; nothing here averages or imports torch."""
+"""Rules for averaging a member's weights during training. Plain values; nothing here averages or imports torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,11 @@ __all__ = ["EMA", "SWA", "Average", "LastK", "check_average"]
 @described
 @dataclass(frozen=True, slots=True)
 class EMA:
-    """Average over all steps, of which a step counts `decay` times as much as the next one: after each of them the average moves by
-    ``1 - decay`` of its way to the weights (Polyak and Juditsky 1992; `torch.optim.swa_utils.get_ema_multi_avg_fn`)."""
+    """Exponential moving average of the weights: after each step, ``average += (1 - decay) * (weights - average)`` (Polyak and Juditsky
+    1992; `torch.optim.swa_utils.get_ema_multi_avg_fn`)."""
 
     decay: float = 0.999
-    """Share of the average that a step leaves as it is, below 1; as 0.999, for the last thousand steps or so."""
+    """Share of the old average that a step keeps, below 1; 0.999 averages roughly the last thousand steps."""
 
     def __post_init__(self) -> None:
         check_number("EMA: decay", self.decay, above=0)
@@ -31,10 +31,10 @@ class EMA:
 @described
 @dataclass(frozen=True, slots=True)
 class SWA:
-    """Mean of the weights at the ends of all epochs from one on (stochastic weight averaging, Izmailov et al. 2018)."""
+    """Stochastic weight averaging: mean of the weights at the end of every epoch from `from_epoch` on (Izmailov et al. 2018)."""
 
     from_epoch: int
-    """First epoch whose weights count, from 1."""
+    """First epoch that is averaged, counted from 1."""
 
     def __post_init__(self) -> None:
         check_whole("SWA: from_epoch", self.from_epoch, least=1)
@@ -44,11 +44,11 @@ class SWA:
 @described
 @dataclass(frozen=True, slots=True)
 class LastK:
-    """Mean of the weights at the ends of the last `epochs` epochs, or of all while there are fewer (latest weight averaging, Kaddour
-    2022). The weights of each are kept, on the member's device and in its checkpoints."""
+    """Latest weight averaging: mean of the weights at the end of the last `epochs` epochs, or of all if there are fewer (Kaddour 2022). The
+    weights of each of these epochs are kept on the member's device and in its checkpoints."""
 
     epochs: int = 5
-    """Number of epochs."""
+    """Number of epochs that are averaged."""
 
     def __post_init__(self) -> None:
         check_whole("LastK: epochs", self.epochs, least=1)
@@ -58,7 +58,7 @@ Average = EMA | SWA | LastK
 
 
 def check_average(what: str, rule: Any) -> None:
-    """Raise StudyError for anything but a rule of an average."""
+    """Raise StudyError unless the value is an averaging rule."""
     if not isinstance(rule, Average):
         raise StudyError(
             f"{what} is {shown(rule)}; it must be argosy.EMA(0.999), argosy.SWA(from_epoch=10) or argosy.LastK(5)."

@@ -1,4 +1,4 @@
-"""What of a sample is of unlike length: declared once, for all samples of a study."""
+"""Declaration of the tensors of a sample that vary in length."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,21 +16,21 @@ __all__ = ["Ragged", "check_ragged"]
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ragged:
-    """A tensor of each sample, of which the first dimension is another in each: tokens ``[length]``, boxes ``[length, 4]``.
+    """A tensor whose first dimension differs between samples, such as tokens ``[length]`` or boxes ``[length, 4]``.
 
-    It stands in `Data.ragged` where that tensor stands in a sample. A batch has it as one tensor, ``[batch, longest, …]``.
+    In `Data.ragged` it takes the place that the tensor has in a sample. In a batch it is one padded tensor, ``[batch, longest, …]``.
 
     >>> {"input_ids": Ragged(512, mask="attention_mask"), "labels": Ragged(512, pad=-100)}["labels"].pad
     -100
     """
 
     max_length: int = field(kw_only=False)
-    """Most that a sample may have; a longer one is an error."""
+    """Largest length that a sample may have; a longer sample is an error."""
     pad: float = 0
-    """What fills a shorter sample up to the longest of its batch."""
+    """Value that pads shorter samples to the longest of their batch."""
     mask: str | None = None
-    """In samples that are dicts: the name of another entry, int64 ``[batch, longest]``, that is 1 where a sample is and 0 where it was
-    filled up."""
+    """For samples that are dicts: name of a mask that is added to each batch, int64 ``[batch, longest]``, with 1 for values and 0 for
+    padding."""
 
     def __post_init__(self) -> None:
         check_whole("Ragged.max_length", self.max_length, least=1)
@@ -42,7 +42,7 @@ class Ragged:
 
 
 def check_ragged(ragged: Any) -> int:
-    """Return the length of the longest sample that these allow; raises StudyError unless they are a tree like a sample."""
+    """Return the largest length that `ragged` allows; raises StudyError unless it is a tree shaped like a sample."""
     found = list(_ragged_in(ragged, named=False))
     if not found:
         raise StudyError(
@@ -53,7 +53,7 @@ def check_ragged(ragged: Any) -> int:
 
 
 def _ragged_in(ragged: Any, *, named: bool) -> Iterator[Ragged]:
-    """Yield each Ragged of a tree; `named` ones stand in a dict."""
+    """Yield each Ragged of a tree; `named` says whether the tree is an entry of a dict."""
     if isinstance(ragged, Mapping):
         for one in ragged.values():
             if isinstance(one, Ragged) and one.mask in ragged:

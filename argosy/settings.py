@@ -1,4 +1,4 @@
-"""How a study is run: every keyword of `argosy.train` but the study itself, and every flag of ``argosy run``."""
+"""How a study is run: the settings that are keywords of `argosy.train` and flags of ``argosy run``."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
@@ -13,7 +13,7 @@ __all__ = ["Settings", "Sharing"]
 Sharing = Literal["auto", "none", "local", "all-shared", "single-broadcast", "multi-broadcast"]
 
 MOST = {"nodes": 120, "loader_workers": 1023}
-"""Each node's ring has two slots for each node, a gigabyte for so many. A heartbeat has slots for so many loader workers."""
+"""Largest values. A node's ring has two slots for each node, a gigabyte for 120; a heartbeat has slots for 1,023 loader workers."""
 LEAST = {
     "nodes": 1,
     "loader_workers": 0,
@@ -23,14 +23,14 @@ LEAST = {
     "cores": 1,
     "preparing_nodes": 1,
 }
-"""Least values of settings that are counts."""
+"""Smallest values of settings that are counts."""
 
 
 T = TypeVar("T")
 
 
 def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
-    """Return a field with its text for the command line."""
+    """Return a dataclass field with its help text for the command line."""
     return field(default=default, metadata={"help": help, "several_nodes": several_nodes})
 
 
@@ -38,68 +38,73 @@ def _setting(default: T, help: str, *, several_nodes: bool = False) -> T:
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings of a run; none changes a member's result but by rounding. Each is a keyword and a flag, with its text for ``--help``."""
+    """Settings of a run. None of them changes a member's result beyond rounding, except `threads`. Each is a keyword and a command-line flag."""
 
-    devices: str | None = _setting(None, "cpu:2 for two CPU slots, cuda:0,1 for two GPUs; by default all there are.")
+    devices: str | None = _setting(None, "cpu:2 for two CPU slots, cuda:0,1 for two GPUs; all devices by default.")
     policy: str = _setting("balanced", "balanced: all members share one stream. solo: a pipeline for each.")
     nodes: int = _setting(
         1,
-        "Nodes with so many devices each; with launcher processes all of them are on this machine.",
+        "Number of nodes, each with these devices; with launcher processes all of them are on this machine.",
         several_nodes=True,
     )
     sharing: Sharing = _setting(  # noqa: RUF009  # a field, with an immutable default
         "auto",
-        "How nodes share the stream: a pipeline of SC'18; local, once per node; none, for each member; auto, which measures.",
+        "How nodes share the stream: a pipeline of SC'18; local: each node prepares it; none: each member does; auto: measure.",
         several_nodes=True,
     )
     preparing_nodes: int | None = _setting(
-        None, "Nodes that prepare in single-broadcast and multi-broadcast; by default one and all.", several_nodes=True
+        None,
+        "Nodes that prepare samples in single-broadcast (default 1) and multi-broadcast (default all).",
+        several_nodes=True,
     )
     packing: Literal["auto", "interleaved"] = _setting(
         "auto",
-        "interleaved: members of one device are stepped one after another, also where one program would be faster.",
+        "interleaved: step the members of a device one after another, even if one program would be faster.",
     )
     numerics: Literal["equivalent", "exact"] = _setting(
         "equivalent",
-        "exact: every step is a plain loop's, on a CPU to the bit; else what is faster may differ by rounding.",
+        "exact: every step has the bits of a plain loop on a CPU; equivalent: faster steps may differ by rounding.",
     )
     like: str | None = _setting(
         None,
-        "Directory of a run whose choices of programs and devices are taken, instead of measuring: for the same bits.",
+        "Directory of a run whose choice of programs and devices is reused instead of measured, for identical bits.",
     )
     compile: bool = _setting(
         False,
-        "Let torch compile each architecture, half a minute on a CPU, and use that where it is measured to be faster.",
+        "Compile each architecture with torch, about half a minute on a CPU, and use the result if it is measured to be faster.",
     )
     time_limit: float | None = _setting(
-        None, "Seconds after which all is saved and the run ends; the same command goes on."
+        None, "Seconds after which the run saves everything and ends; the same command resumes it."
     )
     loader_workers: int | None = _setting(
         None,
-        "Processes that prepare samples on each node; by default as many as cores, or fewer that are enough.",
+        "Processes that prepare samples on each node; by default one per core, or fewer if these suffice.",
     )
-    cores: int | None = _setting(None, "Cores that the whole run may use; by default all.")
+    cores: int | None = _setting(None, "Number of CPU cores that the whole run may use; all by default.")
     block_size: int | None = _setting(
-        None, "Samples per block of the stream; by default about 4 MiB, of 64 to 4096 samples."
+        None, "Samples per block of the stream; by default about 4 MiB, between 64 and 4096 samples."
     )
     keep_bytes: int | None = _setting(
-        None, "Bytes of disk for prepared samples of all runs (argosy cache); by default a fifth of what is free."
+        None,
+        "Disk space in bytes for the prepared samples of all runs (argosy cache); by default a fifth of the free space.",
     )
     checkpoint_seconds: float = _setting(
-        300.0, "Longest training time between two files of a member: the most that a crash repeats."
+        300.0, "Longest training time between two checkpoints of a member: the most that is repeated after a crash."
     )
     hang_seconds: float = _setting(
-        120.0, "Time without any progress after which a worker counts as lost; slow steps and samples are progress."
+        120.0,
+        "Seconds without any progress after which a worker counts as lost; slow steps and samples count as progress.",
     )
-    threads: int = _setting(1, "CPU threads of each CPU device; they belong to a member's result.")
+    threads: int = _setting(1, "CPU threads of each CPU device; results depend on it by rounding.")
     retry_failed: bool = _setting(
         False,
-        "Let members that failed in an earlier run go on from their newest files, now that the study is mended.",
+        "Let members that failed in an earlier run continue from their latest checkpoints, now that the study is corrected.",
     )
     on_end: str | None = _setting(
-        None, "Shell command for the end of the run, 60 s at most; facts are in its environment (argosy guide hooks)."
+        None,
+        "Shell command to run at the end, for at most 60 s; its environment describes the run (argosy guide hooks).",
     )
-    on_diverged: str | None = _setting(None, "The same for each member that diverges, while the run goes on.")
+    on_diverged: str | None = _setting(None, "Likewise for each member that diverges, during the run.")
 
     def __post_init__(self) -> None:
         check_choice("sharing", self.sharing, get_args(Sharing))
@@ -138,7 +143,7 @@ class Settings:
             if (getattr(self, name) or 0) > most:
                 raise StudyError(f"{name} is {getattr(self, name)}; a run can have up to {most}. Give at most as many.")
         check_number("checkpoint_seconds", self.checkpoint_seconds, least=0.0)
-        # Nothing shows progress in no time at all: every worker would count as lost.
+        # With 0 seconds every worker would count as lost at once.
         check_number("hang_seconds", self.hang_seconds, above=0.0)
         if self.time_limit is not None:
             check_number("time_limit", self.time_limit, least=0.0)

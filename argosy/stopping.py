@@ -1,4 +1,4 @@
-"""When a member has trained enough: rules over its history, pure, combined with ``|`` and ``&``."""
+"""Stopping rules: pure functions of a member's history, combined with ``|`` and ``&``."""
 
 import math
 import re
@@ -28,48 +28,48 @@ __all__ = [
 ]
 
 History = Sequence[Mapping[str, float]]
-"""One row per finished section: its metrics, ``seconds`` of its training, and the member's totals up to its end: ``epochs``
-(0.25, 0.5, …), optimizer ``steps`` and training ``samples``."""
+"""One row per finished section: its metrics, its training time in ``seconds``, and the member's totals so far: ``epochs`` (0.25, 0.5, …),
+optimizer ``steps`` and training ``samples``."""
 SLACK = 1e-9
-"""Tolerance of a number of epochs: five thirds, and one and two thirds, are not the same floating-point number."""
+"""Tolerance when numbers of epochs are compared, since 5/3 and 1 + 2/3 differ as floating-point numbers."""
 Mode = Literal["min", "max"]
 LOWER_IS_BETTER = {
     *("loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "nll", "logloss"),
     *("perplexity", "ppl", "wer", "cer", "brier"),
 }
-"""Words of the names of metrics, in lower case."""
+"""Words in names of metrics that are minimised, in lower case."""
 HIGHER_IS_BETTER = {
     *("accuracy", "acc", "precision", "recall", "sensitivity", "specificity", "f1", "auc", "auroc", "auprc"),
     *("dice", "iou", "miou", "kappa", "mcc", "r2", "psnr", "ssim", "bleu"),
 }
 LARGEST_HOLDOUT = 0.9
-"""Largest share of the validation samples that an ensemble may not be chosen on."""
+"""Largest allowed value of `EnsemblePlateau.holdout`."""
 TURNED_ROUND = {"neg", "negative", "inverse"}
-"""Words as in sklearn's neg_mean_squared_error, which does not tell the direction either."""
+"""Words that may reverse the direction, as in scikit-learn's neg_mean_squared_error; such names are ambiguous."""
 
 
 class Stop(ABC):
-    """A stopping rule: a function of the member's own history and of nothing else, asked at the end of each section."""
+    """A stopping rule: a function of the member's own history alone, evaluated at the end of each section."""
 
     @abstractmethod
     def reason(self, history: History) -> str | None:
-        """Return why the member stops after its last section, or None to go on, as every rule says before the first one."""
+        """Return why the member stops after its last section, or None if it continues. With an empty history every rule returns None."""
 
     @property
     def max_epochs(self) -> float | None:
-        """An upper bound of the epochs; None where the rule knows none."""
+        """Upper bound of the number of epochs; None if the rule has none."""
         return None
 
     def certain(self, history: History, sections: int) -> int:
-        """Return how many sections, of so many an epoch, come for sure before the rule can stop the member: at least 1.
+        """Return how many more sections the member trains at least before the rule can stop it: at least 1. An epoch has `sections` sections.
 
-        No process has to wait for an answer before these are over.
+        The driver does not have to evaluate the rule before these are over.
         """
         return 1
 
     @property
     def watches(self) -> frozenset[str]:
-        """Columns of the history that the rule reads and that a member may not report."""
+        """History columns that the rule reads and that some members may not report."""
         return frozenset()
 
     def __or__(self, other: "Stop") -> "Stop":
@@ -82,77 +82,77 @@ class Stop(ABC):
 @known_keywords("argosy.MaxEpochs")
 @dataclass(frozen=True, slots=True)
 class MaxEpochs(Stop):
-    """Stop after so many epochs; 0.25 is the first quarter of one, where it ends a section."""
+    """Stop after a number of epochs; fractions such as 0.25 take effect at the end of a section."""
 
     epochs: float
-    """Passes over the member's training samples."""
+    """Number of passes over the member's training samples."""
 
     def __post_init__(self) -> None:
         check_number("MaxEpochs: epochs", self.epochs, above=0)
 
     def reason(self, history: History) -> str | None:
-        """Return a reason when so many epochs are over."""
+        """Return a reason once this many epochs are finished."""
         return f"{self.epochs:g} epochs" if _epochs(history) >= self.epochs - SLACK else None
 
     @property
     def max_epochs(self) -> float | None:
-        """The number of epochs itself."""
+        """The number of epochs."""
         return self.epochs
 
     def certain(self, history: History, sections: int) -> int:
-        """Return all sections that are left."""
+        """Return the number of remaining sections."""
         return max(sections_in(self.epochs - _epochs(history), sections), 1)
 
 
 @known_keywords("argosy.MaxSteps")
 @dataclass(frozen=True, slots=True)
 class MaxSteps(Stop):
-    """Stop at the end of the first section with which the optimizer has made so many steps."""
+    """Stop at the end of the section in which the optimizer reaches a number of steps."""
 
     steps: int
-    """Steps of the optimizer."""
+    """Number of optimizer steps."""
 
     def __post_init__(self) -> None:
         check_whole("MaxSteps: steps", self.steps, least=1)
 
     def reason(self, history: History) -> str | None:
-        """Return a reason when so many steps are made."""
+        """Return a reason once this many steps are done."""
         return f"{self.steps} steps" if _so_far(history, "steps") >= self.steps else None
 
 
 @known_keywords("argosy.MaxSamples")
 @dataclass(frozen=True, slots=True)
 class MaxSamples(Stop):
-    """Stop at the end of the first section with which the member has trained on so many samples, repeated ones included."""
+    """Stop at the end of the section in which the member reaches a number of training samples, repetitions included."""
 
     samples: int
-    """Training samples, each time that one is seen."""
+    """Number of training samples; a sample counts each time it is seen."""
 
     def __post_init__(self) -> None:
         check_whole("MaxSamples: samples", self.samples, least=1)
 
     def reason(self, history: History) -> str | None:
-        """Return a reason when so many samples are trained on."""
+        """Return a reason once this many samples have been trained on."""
         return f"{self.samples} samples" if _so_far(history, "samples") >= self.samples else None
 
 
 @known_keywords("argosy.MaxSeconds")
 @dataclass(frozen=True, slots=True)
 class MaxSeconds(Stop):
-    """Stop at the end of the first section with which so many seconds of the member's own training are over.
+    """Stop at the end of the section in which the member's own training reaches a number of seconds.
 
-    The one rule under which a member depends on its neighbours and its machine: beside others its steps take longer, and it
-    stops earlier. Budgets that give the same member everywhere are `MaxEpochs`, `MaxSteps` and `MaxSamples`.
+    This is the only rule under which a result depends on other members and on the machine: beside others, steps take longer and the
+    member stops earlier. `MaxEpochs`, `MaxSteps` and `MaxSamples` give the same result everywhere.
     """
 
     seconds: float
-    """Seconds on the member's own device, validation included."""
+    """Seconds of the member's training and validation on its own device."""
 
     def __post_init__(self) -> None:
         check_number("MaxSeconds: seconds", self.seconds, above=0)
 
     def reason(self, history: History) -> str | None:
-        """Return a reason when so many seconds of training are over."""
+        """Return a reason once the training has taken this many seconds."""
         return f"{self.seconds:g} s" if sum(row["seconds"] for row in history) >= self.seconds else None
 
 
@@ -161,17 +161,17 @@ class MaxSeconds(Stop):
 class Plateau(Stop):
     """Stop when the metric has not improved by more than `min_delta` for `patience` sections (epochs, by default).
 
-    Any number improves on one that is not a number, and NaN improves on nothing.
+    Any number is an improvement on NaN, and NaN is never an improvement.
     """
 
     metric: str
-    """Column of the history, as ``val_loss``."""
+    """History column, such as ``val_loss``."""
     patience: int
-    """Sections without a better value: epochs, where an epoch is one section."""
+    """Number of sections without an improvement; a section is an epoch by default."""
     min_delta: float = 0.0
-    """Least difference that counts as better, in the unit of the metric."""
+    """An improvement must be larger than this, in units of the metric."""
     mode: Mode | None = None
-    """``min`` or ``max``; needed where the metric's name does not tell (see `mode_of`)."""
+    """``min`` or ``max``; required if the metric's name does not show it (see `mode_of`)."""
 
     def __post_init__(self) -> None:
         check_whole("Plateau: patience", self.patience, least=1)
@@ -189,11 +189,11 @@ class Plateau(Stop):
         return frozenset({self.metric})
 
     def certain(self, history: History, sections: int) -> int:
-        """Return what is left of the patience."""
+        """Return the remaining patience."""
         return max(self.patience - self._since(history), 1)
 
     def _since(self, history: History) -> int:
-        """Return the rows since the metric improved."""
+        """Return the number of rows since the metric last improved."""
         mode = mode_of(self.metric, self.mode)
         best, since = None, 0
         for value in _values(history, self.metric):
@@ -207,12 +207,12 @@ class Plateau(Stop):
 @known_keywords("argosy.Target")
 @dataclass(frozen=True, slots=True)
 class Target(Stop):
-    """Stop when the metric reaches the value; NaN reaches none."""
+    """Stop when the metric reaches a value; NaN never reaches it."""
 
     metric: str
-    """Column of the history, as ``val_accuracy``."""
+    """History column, such as ``val_accuracy``."""
     value: float
-    """What it has to reach: from above or from below, by its mode."""
+    """The value to reach, from above or from below according to the mode."""
     mode: Mode | None = None
     """``min`` or ``max``, as in `Plateau`."""
 
@@ -237,23 +237,27 @@ class Target(Stop):
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnsemblePlateau:
-    """Let the ensemble of all members end them: it is chosen anew after each section, from each member's best one so far (greedy selection
-    with replacement, Caruana et al. 2004). A member ends when for `patience` sections it was of no use: neither chosen, nor chosen from any of
-    several random halves of the members, nor on its way to the mean loss of those chosen, which its own reaches in one and a half times as
-    many sections again as it has trained if it falls by the same power of their number as in the last `patience`. All end when the ensemble
-    has not become better for twice as long. Given as `Study.ensemble`."""
+    """Let the ensemble of all members decide when they stop; given as `Study.ensemble`.
+
+    After each section the ensemble is selected again from each member's best section so far (greedy selection with replacement, Caruana et
+    al. 2004). A member stops when it was useless for `patience` sections: it was not selected, it was not selected from any of several random
+    halves of the members, and it is not expected to catch up. A member is expected to catch up if its loss, extrapolated by the power law
+    of its last `patience` sections, reaches the mean loss of the selected members within 1.5 times the sections that it has trained. All
+    members stop when the ensemble has not improved for twice the patience.
+    """
 
     patience: int = 6
-    """Sections: epochs, where an epoch is one section."""
+    """Number of sections; a section is an epoch by default."""
     holdout: float = 0.25
-    """Share of the validation samples that the ensemble is not chosen on: its loss on these tells whether it became better. No test
-    set: each member's best section is chosen by all of them. With 0 the ensemble is judged by the samples that it was chosen on."""
+    """Share of the validation samples that the ensemble is not selected on; its loss on them decides whether it has improved. They are no
+    test set, because each member's best section is chosen on all validation samples. With 0 the ensemble is judged on the samples that it
+    was selected on."""
     min_delta: float = 0.0
-    """Least difference of the ensemble's loss that counts as better."""
+    """An improvement of the ensemble's loss must be larger than this."""
     snapshot_bytes: int = 4 * 2**20
-    """Bytes of weights of its last sections that each member keeps in its checkpoints, and in the host's memory while it trains, beside the best:
-    as many as these hold, at most 32, can be in the ensemble that the report makes, several of one member as well. Of a network that is
-    larger, or has a state of more than tensors, only the best section is there; with 0 of all."""
+    """How many bytes of weights of recent sections each member keeps, beside its best section, in its checkpoints and in host memory while it
+    trains. The report's ensemble is selected from these snapshots, at most 32 per member, and may contain several of one member. A network that
+    is larger than this, or whose state holds more than tensors, contributes its best section only; with 0 every network does."""
 
     def __post_init__(self) -> None:
         check_whole("EnsemblePlateau: patience", self.patience, least=1)
@@ -269,7 +273,7 @@ class EnsemblePlateau:
 
 @dataclass(frozen=True, slots=True)
 class Combined(Stop):
-    """Two rules, of which `Either` and `Both` make one."""
+    """Base of `Either` and `Both`, which combine two rules."""
 
     first: Stop
     second: Stop
@@ -286,56 +290,56 @@ class Combined(Stop):
 
 @dataclass(frozen=True, slots=True)
 class Either(Combined):
-    """Stop when one of two rules says so."""
+    """Stop when at least one of two rules is met."""
 
     def reason(self, history: History) -> str | None:
-        """Return the first rule's reason, or else the second's."""
+        """Return the first rule's reason, else the second's."""
         return self.first.reason(history) or self.second.reason(history)
 
     @property
     def max_epochs(self) -> float | None:
-        """The lower of the known bounds."""
+        """The smaller of the known bounds."""
         return min((b for b in (self.first.max_epochs, self.second.max_epochs) if b is not None), default=None)
 
     def certain(self, history: History, sections: int) -> int:
-        """Return the sections before the first rule can stop it."""
+        """Return how many sections pass before either rule can stop the member."""
         return min(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
 @dataclass(frozen=True, slots=True)
 class Both(Combined):
-    """Stop when both rules say so."""
+    """Stop when both rules are met."""
 
     def reason(self, history: History) -> str | None:
-        """Return both reasons when both rules have one."""
+        """Return both reasons once both rules have one."""
         reasons = self.first.reason(history), self.second.reason(history)
         return " and ".join(r for r in reasons if r) if all(reasons) else None
 
     @property
     def max_epochs(self) -> float | None:
-        """The higher bound, where both are known."""
+        """The larger bound, if both are known."""
         bounds = self.first.max_epochs, self.second.max_epochs
         return None if None in bounds else max(b for b in bounds if b is not None)
 
     def certain(self, history: History, sections: int) -> int:
-        """Return the sections before both rules can stop it."""
+        """Return how many sections pass before both rules can be met."""
         return max(self.first.certain(history, sections), self.second.certain(history, sections))
 
 
 def better(value: float, than: float, mode: Mode, by: float = 0.0) -> bool:
-    """Return whether a metric's value improves on another by more than `by`; any number improves on NaN."""
+    """Return whether `value` improves on `than` by more than `by`; any number improves on NaN."""
     if math.isnan(than):
         return not math.isnan(value)
     return value < than - by if mode == "min" else value > than + by
 
 
 def sections_in(epochs: float, sections: int) -> int:
-    """Return how many sections are over when so many epochs are, where each has `sections`."""
+    """Return how many sections a number of epochs has, with `sections` per epoch."""
     return math.ceil((epochs - SLACK) * sections)
 
 
 def check_rule(what: str, rule: Any) -> None:
-    """Raise StudyError for anything but a stopping rule."""
+    """Raise StudyError unless the value is a stopping rule."""
     if isinstance(rule, EnsemblePlateau):
         raise StudyError(
             f"{what} is an EnsemblePlateau, which ends members by what the others are; give it as Study(ensemble=...)."
@@ -345,9 +349,9 @@ def check_rule(what: str, rule: Any) -> None:
 
 
 def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
-    """Return the direction in which a metric improves: as given, or told by the words of its name.
+    """Return the direction in which a metric improves: as given, or else inferred from the words of its name.
 
-    Raises StudyError where neither tells: a metric that is followed in the wrong direction looks right.
+    Raises StudyError if the name is ambiguous, because optimising in the wrong direction would go unnoticed.
     """
     if mode is not None:
         check_choice(f"{owner}: mode", mode, ("min", "max"))
@@ -365,19 +369,19 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
 
 
 def _epochs(history: History) -> float:
-    """Return the finished epochs; rows that do not say it count one each."""
+    """Return the number of finished epochs; without a column ``epochs`` each row counts as one."""
     return history[-1].get("epochs", len(history)) if history else 0.0
 
 
 def _so_far(history: History, what: str) -> float:
-    """Return the steps or samples so far; 0 in rows that do not say it."""
+    """Return the number of steps or samples so far; 0 without such a column."""
     return history[-1].get(what, 0) if history else 0
 
 
 def _values(history: History, metric: str) -> list[float]:
-    """Return a metric's values, without rows from before the member had it; raises StudyError for one that no row has.
+    """Return a metric's values from the rows that have it; raises StudyError if no row has.
 
-    What begins with ``val_`` may be missing in all rows so far: a study with members that will not report it is refused.
+    A ``val_`` metric may be missing from all rows so far: studies whose members never report it were refused before.
     """
     found = [row[metric] for row in history if metric in row]
     if history and not found and not metric.startswith("val_"):

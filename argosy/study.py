@@ -1,4 +1,4 @@
-"""What is asked: data, members, stopping rules, objective, seed. Values only; nothing here trains or imports torch."""
+"""The description of a study: data, members, stopping rules, objective, seed. Plain values; nothing here trains or imports torch."""
 
 import functools
 import re
@@ -36,7 +36,7 @@ from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, 
 __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accuracy", "doubts_of"]
 
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
-"""Columns of a row of history, beside a member's losses and metrics."""
+"""Columns of a history row other than a member's losses and metrics."""
 LARGEST_SEED = 2**63
 FORMS = {
     "loss": "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours",
@@ -55,28 +55,28 @@ CALLS = {
     "step": (2, FORMS["step"]),
     "validate": (2, FORMS["validate"]),
 }
-"""By field, the number of arguments that it is called with, and what it must be; a step that moves the weights has one more."""
+"""For each field, how many arguments it is called with and what it must be; a step that updates the weights itself takes one more."""
 FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
-"""Fields of which the bound values are hyper-parameters."""
+"""Fields whose bound arguments are hyper-parameters."""
 MOVES_ITSELF: Mapping[str, Any] = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
-"""What a step that moves the weights does itself, and the values that leave it out."""
+"""Fields that a step which updates the weights has to take care of itself, with the values that switch them off."""
 IGNORED = -100
-"""The class number that torch's cross-entropy leaves out, as that of padded tokens."""
+"""The class index that torch's cross-entropy ignores, for example for padding tokens."""
 Metric = Any
-"""One of three kinds; its value depends on no batch size:
+"""A metric is of one of three kinds. None of them depends on the batch size:
 
-* (output, target) -> one value per sample ``[B]``: averaged over the samples;
-* (outputs, targets) -> a number: of the whole set, once, with everything gathered on the host; it shows on a first batch;
-* an object with ``update(outputs, targets)`` and ``compute()``, as torchmetrics has them, or what makes one when it is called
-  without arguments (a class, a partial): each validation has one of its own, on the member's device.
+* (output, target) -> one value per sample ``[B]``; it is averaged over the samples.
+* (outputs, targets) -> one number; it is called once on the whole set, gathered on the host. The first batch shows which kind a function is.
+* An object with ``update(outputs, targets)`` and ``compute()``, as in torchmetrics, or a class or partial that creates one without
+  arguments. Each validation uses its own instance, on the member's device.
 """
 
 
 def accuracy(output: Any, target: Any) -> Any:
-    """Return whether each answer is right, as 1 or 0: output ``[B, classes]``, target ``[B]`` of class numbers -> ``[B]``. With dimensions behind
-    the classes, ``[B, classes, …]`` and ``[B, …]``, the share of right ones in each sample, without class numbers that are `IGNORED`.
+    """Return 1 for each correct prediction and 0 for each wrong one: output ``[B, classes]``, target ``[B]`` of class indices -> ``[B]``.
 
-    An output with a NaN is wrong. Raises StudyError for other shapes, as those of one logit."""
+    With further dimensions, ``[B, classes, …]`` and ``[B, …]``, return the share of correct predictions in each sample; targets that are
+    `IGNORED` do not count. An output that contains NaN is wrong. Raises StudyError for other shapes, for example a single logit."""
     check_classes(output, target)
     largest, said = output.max(dim=1)  # NaN where any is, and NaN alone is unlike itself
     right = ((said == target) & (largest == largest)).float()
@@ -89,31 +89,33 @@ def accuracy(output: Any, target: Any) -> Any:
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The one dataset of a study. Samples are pytrees of tensors, each of one dtype and, but for what is `ragged`, of one shape."""
+    """The dataset that all members of a study share. A sample is a pytree of tensors; each tensor has the same dtype in every sample and,
+    unless it is declared `ragged`, the same shape."""
 
     train: Any = None
-    """A Dataset, or a function without arguments that returns one (built where it is read), as ``partial(Pictures, "train")``. What has no
-    samples by index, as an IterableDataset, is read once into a file before training begins; without `keep`, in each epoch."""
+    """A Dataset, or a function without arguments that returns one, such as ``partial(Pictures, "train")``; the function is called in the
+    process that reads the samples. Data without random access, such as an IterableDataset, are read once into a file before training begins,
+    or in every epoch with ``keep=False``."""
     val: Any = None
-    """The same for validation. With one Dataset for both, as folds need it, samples are prepared once for both."""
+    """The validation data, given like `train`. If both are the same Dataset, as cross-validation needs it, its samples are prepared once."""
     arrays: Sequence[Any] | None = None
-    """Instead of `train`: tensors or arrays of equal length; one sample is one row of each, as of ``(x, y)``."""
+    """Tensors or arrays of equal length, such as ``(x, y)``, instead of `train`; a sample is one row of each."""
     val_arrays: Sequence[Any] | None = None
-    """Instead of `val`, as `arrays`."""
+    """Validation data like `arrays`, instead of `val`."""
     then: Callable[[Any], Any] | None = None
-    """Random work on a training sample, sample -> sample, behind what is kept: `train` decodes, `then` augments. It gets the sample's
-    leaves as tensors, and draws from `random`, NumPy or torch, which are seeded for it."""
+    """Random transform of a training sample, sample -> sample, applied after the cached part: `train` decodes, `then` augments. It gets
+    the sample's leaves as tensors and may draw from `random`, NumPy or torch, which are seeded for each sample."""
     keep: bool = True
-    """Whether samples for which nothing was drawn are prepared once for all: in later epochs, validation and other runs they are read
-    from a file (``argosy cache``)."""
+    """Whether samples whose preparation draws no random numbers are prepared only once. Later epochs, validation and other runs read them
+    from a file (``argosy cache`` lists it)."""
     ragged: Any = None
-    """What of a sample is of unlike length: a tree like a sample, with an `argosy.Ragged` in place of each such tensor and None elsewhere,
-    as ``(Ragged(512), None)``. Batches are made of samples of like length then, and are as long as their longest."""
+    """Which tensors vary in length: a tree shaped like a sample, with an `argosy.Ragged` in place of each such tensor and None elsewhere,
+    such as ``(Ragged(512), None)``. Samples of similar length are then batched together and padded to the longest of the batch."""
     on_device: Callable[[Any], Any] | None = None
-    """Deterministic work per sample, batch -> batch, done once per block and device for all members. What is `ragged` comes as a pair of
-    values, padded to its greatest length, and lengths ``[batch]``."""
+    """Deterministic per-sample transform, batch -> batch, applied on the device once per block for all its members. A `ragged` tensor
+    is passed as a pair of values, padded to `max_length`, and lengths ``[batch]``."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What a sample that raises does to the run: end it, or leave a hole that the report counts."""
+    """What happens if preparing a sample raises: the run ends, or the sample is left out and the report counts it."""
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.arrays is None):
@@ -148,30 +150,31 @@ class Data:
 
     @property
     def has_val(self) -> bool:
-        """Whether there is validation data."""
+        """Whether there are validation data."""
         return self.val is not None or self.val_arrays is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repetition:
-    """The place of a member among those that repeat one network: the report compares networks over their repetitions."""
+    """Which repetition of a network a member is; the report compares networks over their repetitions."""
 
     of: str
-    """Name of what is repeated."""
+    """Name of the network that is repeated."""
     under: str
-    """What differs, as ``seed=3``; repetitions of two networks under the same, with the same validation samples, are compared as a pair."""
+    """What distinguishes the repetition, such as ``seed=3``. Repetitions of two networks with the same value and the same validation
+    samples are compared as a pair."""
     overlap: float = 0.0
-    """Where members share training samples by design, as those of folds do: validation samples for each training sample."""
+    """Number of validation samples per training sample, if the repetitions share training samples by design, as folds do; else 0."""
 
     @property
     def fold(self) -> int | None:
-        """Number of the fold that it is validated on, as in its name; None if it is of no fold."""
+        """Number of the fold that the member is validated on, as in its name; None without folds."""
         found = re.search(r"(?:^|-)fold=(\d+)", self.under)
         return None if found is None else int(found[1])
 
     @property
     def draw(self) -> str:
-        """What is drawn once for it and its like, whose mean is one value of an interval: the seeds of a fold share its samples."""
+        """Key of the repetitions that share one draw of samples, such as all seeds of a fold: their mean is one value of an interval."""
         return re.sub(r"(?:^|-)seed=\d+", "", self.under) if self.overlap else self.under
 
 
@@ -179,68 +182,72 @@ class Repetition:
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """One network to train, with all that belongs to it alone."""
+    """One network to train, with everything that is its own."""
 
     name: str = field(kw_only=False)
     """Unique in the study; letters, digits and ``. _ = + -``."""
     model: Callable[[], Any]
-    """Builds the network, as ``partial(Mlp, hidden=64)``; called under the member's own seed."""
+    """Function that builds the network, such as ``partial(Mlp, hidden=64)``; it is called under the member's own seed."""
     optimizer: Callable[[Any], Any] | None = None
-    """Parameters -> optimizer, as ``partial(SGD, lr=0.1)``; or a list of several, each of some of them, as Muon and AdamW."""
+    """Parameters -> optimizer, such as ``partial(SGD, lr=0.1)``. It may return a list of optimizers for disjoint parameters, such as Muon
+    and AdamW."""
     batch_size: int
-    """Samples of a step, on all of its devices together."""
+    """Number of samples per optimizer step, over all devices of the member."""
     batch_tokens: int | None = None
-    """With `Data.ragged`, the most that a batch may hold of what is of unlike length, padding included; `batch_size` is its most samples
-    then."""
+    """With `Data.ragged`: the largest number of elements along the ragged dimension that a batch may hold, padding included. `batch_size` is
+    then the largest number of samples."""
     loss: Callable[[Any, Any], Any] | None = None
-    """(output, target) -> per-sample losses ``[B]`` or their mean, as ``nn.MSELoss()``; by default cross-entropy."""
+    """(output, target) -> per-sample losses ``[B]`` or their mean, such as ``nn.MSELoss()``; cross-entropy by default."""
     schedule: Callable[[Any], Any] | None = None
-    """Optimizer -> learning-rate scheduler of torch, as ``partial(CosineAnnealingLR, T_max=10)``; with `optimizers`, these -> schedulers by
-    name."""
+    """Optimizer -> learning-rate scheduler of torch, such as ``partial(CosineAnnealingLR, T_max=10)``. With `optimizers`: optimizers by name
+    -> schedulers by name."""
     schedule_per: Literal["epoch", "step"] = "epoch"
-    """When the schedule moves on: after each epoch, or after each step. ``ReduceLROnPlateau`` follows the objective at epochs' ends."""
+    """Whether the schedule advances after each epoch or after each step. ``ReduceLROnPlateau`` follows the objective at the end of each
+    epoch."""
     stop: Stop | None = None
-    """Stopping rule, instead of the study's, as ``MaxEpochs(20)``."""
+    """Stopping rule, such as ``MaxEpochs(20)``, that replaces the study's."""
     augment: Callable[[Any], Any] | None = None
-    """Batch -> batch, in training only, on the member's device under its own random state. Each member has a copy of an object that is called, here
-    and as its loss or step; tensors, arrays and networks that a partial binds are shared, and so are weights: a moving average of weights belongs into the network."""
+    """Batch -> batch, applied in training only, on the member's device and with its own random state. A callable object given here, as
+    `loss` or as `step` is copied for each member. Tensors, arrays and networks bound by a partial are shared by all members; a moving
+    average of weights therefore belongs into the network."""
     subset: Sequence[int] | None = None
-    """Indices of the training samples that the member sees; an index given twice is seen twice (bootstrap)."""
+    """Indices of the training samples that the member sees; an index that is given twice is seen twice per epoch (bootstrap)."""
     val_subset: Sequence[int] | None = None
-    """The same for validation (cross-validation folds)."""
+    """Indices of the validation samples, likewise (cross-validation)."""
     drop_last: bool = False
-    """Whether to leave out the last batch when it is short."""
+    """Whether to drop the last batch of an epoch if it is smaller than `batch_size`."""
     eval_batch_size: int | None = None
-    """Samples of a batch of validation; by default `batch_size`."""
+    """Number of samples per validation batch; `batch_size` by default."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    """Metrics by name, as ``{"accuracy": argosy.accuracy}``, reported as ``val_<name>``; ``loss`` is there already. A metric is a function
-    (outputs, targets) -> one value per sample, or one number for the whole set; or an object with ``update`` and ``compute``."""
+    """Metrics by name, such as ``{"accuracy": argosy.accuracy}``, reported as ``val_<name>``; ``val_loss`` is always reported. A metric is a
+    function (outputs, targets) that returns one value per sample or one number for the whole set, or an object with ``update`` and
+    ``compute``."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of forward and backward, where `torch.autocast` allows it for a layer; weights stay as they are. With float16 the
-    member has a loss scale, as `torch.amp.GradScaler` keeps one."""
+    """Precision of the forward and backward pass, for the operations that `torch.autocast` runs in it; weights keep their dtype. With float16
+    the loss is scaled as by `torch.amp.GradScaler`."""
     clip_grad_norm: float | None = None
-    """Most that the norm of all gradients together may be in a step, as 1.0; by default they are not clipped."""
+    """Largest total norm of the gradients in a step, such as 1.0; gradients are not clipped by default."""
     accumulate: int = 1
-    """Micro-batches per step; the batch that the optimizer sees stays `batch_size`."""
+    """Number of micro-batches per step; together they are one batch of `batch_size` samples."""
     average: Average | None = None
-    """An average of its weights, `argosy.EMA`, `argosy.SWA` or `argosy.LastK`, validated beside the raw ones. What the objective
-    chooses of the two is the member's result of a section: its ``val_*`` metrics, beside ``raw_val_*`` and ``average_val_*`` of each, and its
-    best weights. Training goes by the raw weights alone. Buffers, as the statistics of BatchNorm, are those of the raw weights;
-    of `SWA` and `LastK` these statistics are computed anew on the batches of the next epoch, after which such an average is validated."""
+    """An average of the weights that is validated beside the raw weights: `argosy.EMA`, `argosy.SWA` or `argosy.LastK`. The better of the
+    two by the objective is the result of a section: its metrics are ``val_*``, beside ``raw_val_*`` and ``average_val_*``, and its weights
+    can become the best weights. Training uses the raw weights only. The average has the buffers of the raw weights, such as BatchNorm
+    statistics; for `SWA` and `LastK` these statistics are recomputed on the batches of the next epoch, and the average is validated after it."""
     seed: int | None = None
-    """Seed from 0, instead of the one that follows from the study's seed and the member's name."""
+    """Non-negative seed; derived from the study's seed and the member's name by default."""
     step: Callable[..., Any] | None = None
-    """Own training step: (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``. It may return
-    (loss, outputs, targets): `metrics` then get these outputs and targets."""
+    """Custom training step, (model, batch) -> loss, instead of ``loss(model(x), y)`` on batches ``(x, y)``. It may return (loss, outputs,
+    targets); `metrics` then get these outputs and targets."""
     validate: Callable[[Any, Any], Any] | None = None
-    """Instead of `step` in validation, of the same form."""
+    """Custom validation step with the signature of `step`; `step` by default."""
     optimizers: Callable[[Any], Mapping[str, Any]] | None = None
-    """Instead of `optimizer`, for a step that moves the weights itself, as that of a GAN: network -> optimizers by name. The
-    step is (model, batch, optimizers) -> loss then, the loss is what is reported, and gradients do not outlive a step."""
+    """Network -> optimizers by name, instead of `optimizer`, for a step that updates the weights itself, such as a GAN's. The step is then
+    (model, batch, optimizers) -> loss, its loss is only reported, and gradients are cleared after each step."""
     repetition: Repetition | None = None
-    """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap`, for the report; it changes nothing in the member's result."""
+    """Set by `argosy.replicate`, `argosy.kfold` and `argosy.bootstrap` for the report; it does not affect training."""
     _outside: Mapping[str, Outside] = field(init=False, repr=False, compare=False)
-    """By factory: what it will read of what may have changed by then, as that was when the member was made."""
+    """For each factory, the outside values that it reads when it is called, as they were when the member was created."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -260,7 +267,7 @@ class Member:
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Scalars bound in the member's partials, as ``optimizer.lr`` or ``model.hidden``, and its batch size."""
+        """Scalars bound in the member's partials, such as ``optimizer.lr`` or ``model.hidden``, and its batch size."""
         found: dict[str, Any] = {"batch_size": self.batch_size}
         if self.batch_tokens is not None:
             found["batch_tokens"] = self.batch_tokens
@@ -272,7 +279,7 @@ class Member:
         return found
 
     def reported(self, *, has_val: bool) -> set[str]:
-        """Return the names of the metrics in a row of its history."""
+        """Return the names of the metrics in the member's history rows."""
         validated = [f"val_{name}" for name in ("loss", *self.metrics)] if has_val else []
         if self.average is not None:
             validated += ["averaged", *(f"{weights}_{name}" for weights in ("raw", "average") for name in validated)]
@@ -281,7 +288,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What holds for every member of a study: all that a trainer knows beside the members that it carries."""
+    """Settings that all members of a study share: together with its members, all that a trainer knows of a study."""
 
     seed: int
     objective: str
@@ -290,36 +297,36 @@ class Terms:
     has_val: bool
     on_device: Callable[[Any], Any] | None
     answers: bool
-    """Whether members say with each better section what they answer to the validation samples."""
+    """Whether members report their outputs on the validation samples after each section that is better than those before."""
     snapshot_bytes: int
-    """Bytes of the weights of its last sections that a member keeps."""
+    """How many bytes of weights of recent sections a member keeps."""
     stop: Stop
-    """Rule of members without one of their own."""
+    """Stopping rule of members without one of their own."""
 
 
 @known_keywords("argosy.Study")
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """What is asked of a run."""
+    """Everything that a run is asked to train: the data, the members, and when they stop."""
 
     data: Data
-    """What all members train on."""
+    """The data that all members train on."""
     members: Sequence[Member]
-    """The networks, each of another name."""
+    """The networks; their names are unique."""
     stop: Stop = field(default_factory=lambda: MaxEpochs(10))
-    """When a member has trained enough, as ``MaxEpochs(50) | Plateau("val_loss", patience=5)``; a member's own rule comes first."""
+    """When a member stops, such as ``MaxEpochs(50) | Plateau("val_loss", patience=5)``; a member's own rule replaces it."""
     objective: str = ""
-    """The metric that ranks members; by default ``val_loss``, without validation data ``train_loss``."""
+    """The metric that ranks members; by default ``val_loss``, or ``train_loss`` without validation data."""
     mode: Mode | None = None
-    """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
+    """Whether the objective is minimised or maximised; required if its name does not show it (``argosy.stopping.mode_of``)."""
     seed: int = 0
-    """What the order of samples, what is drawn in preparation, and members without a seed of their own follow from."""
+    """Seed of the order of samples, of random numbers during preparation, and of members without a seed of their own."""
     ensemble: EnsemblePlateau | None = None
-    """Lets the ensemble of the members decide which of them train on, and when all end. Their own rules end them as well."""
+    """Lets the ensemble of the members decide which of them keep training and when all stop. Their own stopping rules still apply."""
     validations_per_epoch: int = 1
-    """Sections of an epoch: after each of them the members are validated, and rules see a row of history, in which ``train_loss``
-    is the mean since the epoch began. Weights do not depend on it."""
+    """Number of sections per epoch. After each section the members are validated and stopping rules see a new history row, whose
+    ``train_loss`` is the mean since the epoch began. Weights do not depend on it."""
     _by_name: Mapping[str, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -358,7 +365,7 @@ class Study:
             )
 
     def _check_member(self, member: Member) -> None:
-        """Raise StudyError where a member and the study do not agree."""
+        """Raise StudyError if the member contradicts the study."""
         _check_outer_scalars(member)
         self._check_tokens(member)
         reported = member.reported(has_val=self.data.has_val)
@@ -438,7 +445,7 @@ class Study:
             )
 
     def member(self, name: str) -> Member:
-        """Return the member of that name; raises StudyError if there is none."""
+        """Return the member with this name; raises StudyError if there is none."""
         if name not in self._by_name:
             raise StudyError(
                 f"the study has no member {name!r}{meant(name, self.names)}; choose one of {', '.join(self.names)}."
@@ -447,12 +454,12 @@ class Study:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the members, in their order."""
+        """Names of the members, in order."""
         return self._by_name.keys()
 
     @property
     def terms(self) -> Terms:
-        """What holds for every member."""
+        """The settings that all members share."""
         assert self.mode is not None
         return Terms(
             seed=self.seed,
@@ -472,7 +479,7 @@ class Study:
 
 
 def _check_outer_scalars(member: Member) -> None:
-    """Raise StudyError where a factory would read another value than that of when its member was made."""
+    """Raise StudyError if a factory would read another value now than when its member was created."""
     for part, outside in member._outside.items():
         now = Outside.of(getattr(member, part)).scalars if outside.scalars else {}
         for name, value in outside.scalars.items():
@@ -489,7 +496,7 @@ def _check_outer_scalars(member: Member) -> None:
 
 
 def doubts_of(members: Sequence[Member]) -> list[str]:
-    """Say where members are given one object of settings, as a whole, that was set between them: all of them read what it is by now."""
+    """Return warnings for members that share one settings object which was modified between their creation: all of them read its latest state."""
     seen: dict[int, tuple[Member, Mapping[str, Any]]] = {}
     found = []
     for member in members:
@@ -511,12 +518,12 @@ def _listed(indices: Sequence[int] | None) -> list[int] | None:
 
 
 def _repeated(members: Sequence[Member]) -> dict[str, None]:
-    """Return the names of what members repeat, in their order."""
+    """Return the names of the networks that members repeat, in order."""
     return dict.fromkeys(member.repetition.of for member in members if member.repetition is not None)
 
 
 def _of_its_split(metric: str, known: Collection[str]) -> list[str]:
-    """Return the known metrics that may have been meant: for one of validation, none of training."""
+    """Return the known metrics that a misspelled name may mean: a validation metric is not corrected to a training metric."""
     return [name for name in known if name.startswith("val_") or not metric.startswith("val_")]
 
 
@@ -565,7 +572,7 @@ def _check_functions(member: Member) -> None:
 
 
 def _check_steps(member: Member) -> None:
-    """Raise StudyError unless one field computes the loss, and one moves the weights."""
+    """Raise StudyError unless exactly one field computes the loss and one updates the weights."""
     if (member.optimizer is None) == (member.optimizers is None):
         given = "neither optimizer= nor" if member.optimizer is None else "both optimizer= and"
         raise StudyError(
@@ -588,7 +595,7 @@ def _check_steps(member: Member) -> None:
 
 
 def _check_calls(member: Member) -> None:
-    """Raise StudyError unless all functions take what they are called with, which `_check_steps`, called before, decides."""
+    """Raise StudyError unless every function accepts the arguments it is called with; `_check_steps` must have passed before."""
     for name, (arguments, form) in CALLS.items():
         value = getattr(member, name)
         if value is not None:
@@ -598,7 +605,7 @@ def _check_calls(member: Member) -> None:
 
 
 def _check_metrics(member: Member) -> None:
-    """Raise StudyError unless these are metrics by names that columns of tables can have."""
+    """Raise StudyError unless the metrics are valid and their names can be column names."""
     if not isinstance(member.metrics, Mapping):
         raise StudyError(
             f"member {member.name!r}: metrics is {shown(member.metrics)}; it must be a dict, as {{'accuracy': accuracy}}."
