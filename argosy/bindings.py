@@ -1,4 +1,4 @@
-"""Arguments that are bound in a partial, by the names of their parameters."""
+"""Arguments bound in a `functools.partial`, by parameter name."""
 
 import inspect
 from functools import lru_cache, partial
@@ -9,14 +9,14 @@ __all__ = ["bound", "called", "rebound", "signature_of"]
 
 
 def called(factory: Any) -> Any:
-    """Return what a partial calls, or a partial of one; anything else is called itself."""
+    """Return the function inside a partial, however deeply nested; anything else is returned as it is."""
     while isinstance(factory, partial):
         factory = factory.func
     return factory
 
 
 def bound(factory: partial[Any]) -> dict[str, Any]:
-    """Return the bound arguments by name, positional ones first; by number where their parameters have no names.
+    """Return the bound arguments by name, positional ones first; arguments of unnamed parameters have numbers.
 
     >>> bound(partial(lambda hidden, *rest, depth: ..., 128, 3, depth=2))
     {'hidden': 128, '1': 3, 'depth': 2}
@@ -25,7 +25,7 @@ def bound(factory: partial[Any]) -> dict[str, Any]:
 
 
 def rebound(factory: partial[Any], name: str, value: Any) -> partial[Any]:
-    """Return the same with another value in the place of the one that `bound` has under this name.
+    """Return the partial with another value for the argument that `bound` lists under this name.
 
     >>> bound(rebound(partial(lambda hidden, depth: ..., 128, 3), "hidden", 16))
     {'hidden': 16, 'depth': 3}
@@ -43,14 +43,14 @@ def _positions(factory: partial[Any]) -> list[str]:
     try:
         parameters = signature_of(factory.func).parameters.values() if numbered else ()
     except (TypeError, ValueError):
-        return numbered  # a builtin
+        return numbered  # a builtin without a signature
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind in kinds][: len(numbered)]
     return [*names, *numbered[len(names) :]]
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """Return `inspect.signature`, which is remembered for classes: a search asks for that of the same few with each trial."""
+    """Return `inspect.signature`, cached for classes because a search asks for the same few with each trial."""
     init = vars(function).get("__init__") if isinstance(function, type) else None
     code = getattr(init, "__code__", None)
     return inspect.signature(function) if code is None else _signature(function, code)
@@ -58,5 +58,5 @@ def signature_of(function: Any) -> inspect.Signature:
 
 @lru_cache(maxsize=256)
 def _signature(kind: type, init: CodeType) -> inspect.Signature:
-    """By the code as well, since notebooks replace that of a class whose module was edited."""
+    """Cached by the code too, because notebooks replace the methods of a class whose module was edited."""
     return inspect.signature(kind)

@@ -1,4 +1,4 @@
-"""What there is to train on: nodes and their devices, as values that planners and simulators share with real runs."""
+"""Nodes and devices to train on, as plain values that planners, simulators and real runs share."""
 
 import re
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Device:
     """Unique in the cluster: ``cpu:0``, ``cuda:1``; with several nodes ``node1/cuda:1``."""
     node: str
     kind: str
-    """What makes profiles comparable: ``cpu``, or the name of the GPU."""
+    """``cpu`` or the name of the GPU; profiles are comparable between devices of one kind."""
     memory_bytes: int
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, *, kind: str = "gpu", cores: int = 16) -> "Cluster":
-        """Return a cluster that need not exist, written nodes x devices x memory.
+        """Return a hypothetical cluster from its description: nodes x devices per node x memory per device.
 
         >>> len(Cluster.parse("2x4x80GB").devices)
         8
@@ -85,7 +85,7 @@ class Cluster:
         return cls(nodes=tuple(node(f"node{number}") for number in range(nodes)))
 
     def times(self, factor: int) -> "Cluster":
-        """Return a cluster with so many of every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
+        """Return a cluster with `factor` times every node; the copies of ``node0`` are ``node0+1``, ``node0+2``, …"""
 
         def copied(node: Node, copy: int) -> Node:
             name = f"{node.name}+{copy}" if copy else node.name
@@ -95,11 +95,11 @@ class Cluster:
         return Cluster(nodes=tuple(copied(node, copy) for copy in range(factor) for node in self.nodes))
 
     def without(self, node: str) -> "Cluster":
-        """Return the cluster that is left when a node has gone."""
+        """Return the cluster without a node."""
         return Cluster(nodes=tuple(other for other in self.nodes if other.name != node))
 
     def beside(self, node: Node) -> "Cluster":
-        """Return the cluster that there is when a node has come."""
+        """Return the cluster with another node."""
         return Cluster(nodes=(*self.nodes, node))
 
     @property
@@ -108,7 +108,7 @@ class Cluster:
         return tuple(device for node in self.nodes for device in node.devices)
 
     def device(self, name: str) -> Device:
-        """Return the device of that name."""
+        """Return the device with this name; raises PlanError if there is none."""
         for device in self.devices:
             if device.name == name:
                 return device

@@ -1,4 +1,4 @@
-"""What classes say of their fields, by the strings under them: shown by ``help()`` and in the reference, from one text."""
+"""Documentation of dataclass fields from the strings under them, for both ``help()`` and the reference pages."""
 
 import ast
 import inspect
@@ -16,14 +16,14 @@ WIDTH = 96
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DescribedField:
-    """One field of a dataclass, in words."""
+    """Documentation of one field of a dataclass."""
 
     name: str
     type: str
     default: str
-    """As it would be written; empty where a value must be given."""
+    """The default as source text; empty if a value is required."""
     text: str
-    """What it is, in one paragraph; empty where its class does not say."""
+    """Description in one paragraph; empty if the class has none."""
 
     def __str__(self) -> str:
         head = f"    {self.name}: {self.type}{f' = {self.default}' if self.default else ''}"
@@ -33,16 +33,16 @@ class DescribedField:
 
 
 def described(kind: type[T]) -> type[T]:
-    """Let the docstring of a dataclass list its fields. Its source is read when the docstring is asked for, and not before.
+    """Make the docstring of a dataclass list its fields; the source is read only when the docstring is accessed.
 
-    Not for abstract classes and theirs, of which ``help()`` takes the docstring past descriptors.
+    Not for subclasses of abstract classes, because ``help()`` bypasses descriptors for their docstrings.
     """
     kind.__doc__ = _Docstring(kind.__doc__ or "")  # type: ignore[assignment]
     return kind
 
 
 def takes_fields_of(kind: type[Any], title: str) -> Callable[[F], F]:
-    """Let the docstring of a function, which takes the fields of a dataclass as keywords, list them."""
+    """Make the docstring of a function list the fields of a dataclass that it takes as keywords."""
 
     def listing(function: F) -> F:
         function.__doc__ = _listed(function.__doc__ or "", title, kind)
@@ -52,7 +52,7 @@ def takes_fields_of(kind: type[Any], title: str) -> Callable[[F], F]:
 
 
 def described_fields(kind: type[Any]) -> list[DescribedField]:
-    """Return the public fields of a dataclass that are given when it is made, with the strings under them in its source."""
+    """Return the public fields of a dataclass that its constructor takes, with the strings under them in its source."""
     texts, types = _read(kind)
     given = [field for field in fields(kind) if field.init and not field.name.startswith("_")]
     return [
@@ -67,7 +67,7 @@ def described_fields(kind: type[Any]) -> list[DescribedField]:
 
 
 class _Docstring:
-    """A docstring that is put together where it is read: of classes, ``__doc__`` may be a descriptor."""
+    """A docstring that is composed on access: ``__doc__`` of a class may be a descriptor."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -82,7 +82,7 @@ def _listed(text: str, title: str, kind: type[Any]) -> str:
 
 
 def _read(kind: type[Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the strings under the fields of a class, and their types, from its source; none where that is not there."""
+    """Return the strings under the fields of a class, and their types, from its source; nothing if there is no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What will be done: flotillas and their placements, as a frozen value that validates, explains, saves and loads itself."""
+"""Plans: flotillas and their placements, as frozen values that validate, explain, save and load themselves."""
 
 import json
 import math
@@ -25,11 +25,11 @@ class Placement:
     devices: tuple[str, ...]
     """Names of devices: one, or the data-parallel group in rank order."""
     seconds_per_sample: float
-    """Predicted work on the device of the group that works most."""
+    """Predicted work per sample on the busiest device of the group."""
     shares: tuple[float, ...] = ()
-    """Part of every batch that each device takes, in the order of ``devices``; empty: even."""
+    """Fraction of every batch that each device takes, in the order of ``devices``; empty for equal shares."""
     device_seconds: tuple[float, ...] = ()
-    """Predicted work per sample on each device, in the order of ``devices``; empty: ``seconds_per_sample`` on all."""
+    """Predicted work per sample on each device, in the order of ``devices``; empty if it is ``seconds_per_sample`` on all."""
 
     def __post_init__(self) -> None:
         if not self.devices or len(set(self.devices)) != len(self.devices):
@@ -84,12 +84,12 @@ class Placement:
         return len(self.devices) > 1
 
     def share(self, device: str) -> float:
-        """Return the part of every batch that this device takes."""
+        """Return the fraction of every batch that this device takes."""
         return self.all_shares[self.devices.index(device)]
 
     @property
     def all_shares(self) -> tuple[float, ...]:
-        """Each device's part of every batch."""
+        """Fraction of every batch for each device."""
         return self.shares or (1.0 / len(self.devices),) * len(self.devices)
 
     def seconds_on(self, device: str) -> float:
@@ -116,7 +116,7 @@ class Flotilla:
     """Members that train at the same time on one stream."""
 
     placements: tuple[Placement, ...]
-    """Placements of its members; each is in one of them."""
+    """One placement for each member."""
 
     def __post_init__(self) -> None:
         members = [placement.member for placement in self.placements]

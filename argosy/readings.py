@@ -1,4 +1,4 @@
-"""What functions read of the variables around them, by the names that stand in their code: `lr`, `args.lr`, `CFG["lr"]`."""
+"""Which outside variables a function reads, by the names in its bytecode: `lr`, `args.lr`, `CFG["lr"]`."""
 
 import argparse
 import contextlib
@@ -31,11 +31,11 @@ Holders = tuple[type, ...]
 PLAIN = (bool, int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType)
 SCALARS = (bool, int, float, str)
 READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
-"""Instructions that read a variable from around a function."""
+"""Instructions that read a global or enclosed variable."""
 BOUND = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK")
 """Instructions that read an argument."""
 HOLDERS = (argparse.Namespace, types.SimpleNamespace, types.ModuleType)
-"""Installed classes of which instances hold settings."""
+"""Installed classes whose instances hold settings."""
 INSTALLED = tuple(
     Path(path).resolve()
     for path in (
@@ -46,17 +46,17 @@ INSTALLED = tuple(
 
 
 class Outside(NamedTuple):
-    """What a factory will read, when it is called, of what may have changed by then."""
+    """Outside values that a factory reads when it is called, and that may have changed since it was created."""
 
     scalars: Mapping[str, Any]
-    """Variables around it, as a lambda in a loop reads them, and what it names of settings, around it or bound to it. What it sets
-    itself is left out."""
+    """Outside variables, such as those that a lambda in a loop reads, and entries of settings objects, outside or bound, by name. Variables
+    that the factory sets itself are left out."""
     settings: Mapping[str, tuple[Any, Mapping[str, Any]]]
-    """By argument: settings that are bound to it and used as a whole, each with the scalars that it holds."""
+    """By argument: bound settings objects that are used as a whole, each with the scalars that it holds."""
 
     @classmethod
     def of(cls, factory: Any) -> "Outside":
-        """Return what a factory reads as it is at present.
+        """Return what a factory reads, with the present values.
 
         >>> settings = argparse.Namespace(lr=0.1)
         >>> Outside.of(lambda weights: settings.lr * len(weights)).scalars
@@ -77,7 +77,7 @@ class Outside(NamedTuple):
 
 
 def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a factory reads of variables around it and of these arguments, by `read_of`."""
+    """Return what a factory reads from outside variables and from these arguments, by `read_of`."""
     function = getattr(function, "__func__", function)
     kind = function if isinstance(function, type) else type(function)
     functions = [*vars(kind).values()] if is_own(kind) else [function]
@@ -96,7 +96,7 @@ def _read_by(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def enclosed_by(function: Any) -> dict[str, Any]:
-    """Return what a function's closure holds by name; names without a value yet are left out. Nothing of what is no function of Python."""
+    """Return the variables of a Python function's closure by name, without empty cells; nothing for other callables."""
     cells, found = getattr(function, "__closure__", None) or (), {}
     for name, cell in zip(function.__code__.co_freevars if cells else (), cells, strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
@@ -106,14 +106,14 @@ def enclosed_by(function: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1000)
 def _names_read(code: types.CodeType) -> frozenset[str]:
-    """Return the variables around it that code reads, and does not set."""
+    """Return the outside variables that code reads and does not set."""
     instructions = instructions_of(code)
     stored = {i.argval for i in instructions if i.opname in ("STORE_GLOBAL", "STORE_DEREF")}
     return frozenset({i.argval for i in instructions if i.opname in READS} - stored)
 
 
 def _scalars_in(value: Any) -> dict[str, Any] | None:
-    """Return the scalars of settings: a dict, a namespace, a dataclass of the user's, or a class; None of anything else."""
+    """Return the scalars of a settings object: a dict, a namespace, a dataclass or a class of the user; None for anything else."""
     is_class = isinstance(value, type) and is_own(value)
     if isinstance(value, dict):
         held: Any = value
@@ -126,7 +126,7 @@ def _scalars_in(value: Any) -> dict[str, Any] | None:
 
 @functools.lru_cache(maxsize=1000)
 def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
-    """Return the instructions of a function and of those that it defines."""
+    """Return the instructions of a function and of the functions defined in it."""
     found = list[dis.Instruction]()
     for instruction in dis.get_instructions(code):
         if instruction.opname != "EXTENDED_ARG":
@@ -139,8 +139,11 @@ def instructions_of(code: types.CodeType) -> Sequence[dis.Instruction]:
 def read_of(
     instructions: Sequence[dis.Instruction], name: str, value: Any, holders: Holders, reads: Sequence[str] = READS
 ) -> dict[str, Any]:
-    """Return what a function reads of a variable: of settings the plain values that it names, as `args.lr` or `CFG["lr"]`, where it
-    does nothing else with them, so that others may change; else all. Settings are as `setting_of` has them."""
+    """Return what a function reads from a variable.
+
+    If the variable is a settings object (see `setting_of`) and the function only reads plain values from it, such as `args.lr` or
+    `CFG["lr"]`, return these values, so that others may change; otherwise return the whole variable.
+    """
     found = {}
     for n in (n for n, i in enumerate(instructions) if i.opname in reads and i.argval == name):
         path, held, rest = name, value, instructions[n + 1 :]
@@ -156,7 +159,7 @@ def read_of(
 
 
 def setting_of(held: Any, key: Any, holders: Holders) -> Any:
-    """Return an item of a dict, or an attribute of a class of the user's, or an instance of one or of the holders; else NotImplemented."""
+    """Return an item of a dict, or an attribute of a user's class or of an instance of one or of a holder; else NotImplemented."""
     if isinstance(held, Mapping) and key in held:
         return held[key]
     is_settings = isinstance(held, holders) or is_own(held if isinstance(held, type) else type(held))
@@ -164,13 +167,13 @@ def setting_of(held: Any, key: Any, holders: Holders) -> Any:
 
 
 def is_own(value: Any) -> bool:
-    """Whether a function or class is the user's."""
+    """Return whether a function or class is defined by the user."""
     return is_own_module(value.__module__)
 
 
 @functools.cache
 def is_own_module(name: str | None) -> bool:
-    """Whether a module is the user's (file, script or notebook): not of Python, an installed package or Argosy."""
+    """Return whether a module is the user's (a file, script or notebook), not part of Python, an installed package or Argosy."""
     name = name or ""
     package = name.partition(".")[0]
     file = getattr(sys.modules.get(name, sys.modules.get(package)), "__file__", None)
@@ -180,6 +183,6 @@ def is_own_module(name: str | None) -> bool:
 
 
 def is_installed(file: Path) -> bool:
-    """Whether a file is of Python, an installed package or Argosy."""
+    """Return whether a file belongs to Python, an installed package or Argosy."""
     path = file.resolve()
     return any(map(path.is_relative_to, INSTALLED)) or bool({"site-packages", "dist-packages"} & set(path.parts))
