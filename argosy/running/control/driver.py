@@ -1,11 +1,12 @@
 """The driver: the only decision maker of a run and the only writer of its journal.
 
-Contract. A round is: hear what workers and people say, decide, journal, and carry out; commands leave at the beginning of the next
-round, when the journal is on the disk. The driver never waits for a worker. It imports all parts, and none of them imports it:
+Contract. A round receives messages from workers and requests from the user, decides, writes the journal, and carries the decisions out.
+Commands are sent at the beginning of the next round, when the journal is on disk. The driver never waits for a worker. It imports all other
+parts, and none of them imports it:
 
-`run` what all of them share · `members`, `positions`, `legs` where members are · `decisions` questions, which change nothing ·
-`carry_out` changes of legs and members, as events and commands · `barriers` legs that go on ·
-`leg_starts` new legs · `measurements` members that join · `faults` losses · `requests` what people want.
+`run`: what all parts share · `members`, `positions`, `legs`: where members are · `decisions`: questions, which change nothing ·
+`carry_out`: changes of legs and members, as events and commands · `barriers`: legs that continue · `leg_starts`: new legs ·
+`measurements`: members that join · `faults`: lost workers · `requests`: commands of the user.
 """
 
 import contextlib
@@ -82,12 +83,12 @@ POLL_SECONDS = 0.5
 
 
 class Driver(DriverPart):
-    """Drives one run. `drive` is its life; messages are answered in `_handle`."""
+    """Drives one run: `drive` is the main loop, and `_handle` dispatches messages."""
 
     def __init__(self, run: Run, *, anew: BeganAnew | None = None, only_measure: bool = False) -> None:
         super().__init__(run)
         self.anew = anew
-        """What the state knows already, and the journal does not."""
+        """Event that is applied to the state, but not yet in the journal."""
         self.predictions: Predictions = Predictions(run)
         self.decisions: Decisions = Decisions(run)
         self.carry_out: CarryOut = CarryOut(run, self.decisions, self.predictions)
@@ -99,30 +100,30 @@ class Driver(DriverPart):
         self.requests: Requests = Requests(run, self.carry_out, self.faults, self.additions)
         self.meter: Meter = Meter.here(gpus=any(device.torch_name.startswith("cuda") for device in run.cluster.devices))
         self._written: dict[str, dict[str, str]] = {}
-        """By trainer: files that were journaled in this round."""
+        """By trainer: checkpoint files that were journaled in this round, by member."""
         self._warned: set[str] = set()
-        """Notes on members of which the caller has been warned."""
+        """Notes on members that the caller has already been warned of."""
         self._polled = 0.0
 
-    # ---- life
+    # ---- main loop
 
     def drive(self) -> str:
-        """Train to the end; returns the run's status."""
+        """Train to the end and return the run's status."""
         run = self.run
         self.members.begin()
         run.view.study(run.study)
-        # Before anything is said of what is there: it may be another study's.
+        # Before anything else: the directory may belong to another study.
         run.identity.check(run.study)
         self.carry_out.call()
         if not self.members.waiting:
-            # No feeder opens the data of a run with nothing to train.
+            # Nothing is left to train, so no feeder will open the data.
             run.identity.check(run.study, fingerprints=identities_of_arrays(run.study.data))
             self.carry_out.settle_earlier()
             run.identity.leave_out(run.study)
             if not self._more_to_come:
                 return "paused" if self.members.resting else "done"
         self.pool.start()
-        # Members that rest are to be known as well: they are called in the middle of the stream.
+        # The costs of resting members have to be known too: a judge may call them in the middle of the stream.
         run.measuring.want(map(run.study.member, run.positions.unfinished()))
         while self._goes_on():
             self._round()
@@ -130,7 +131,7 @@ class Driver(DriverPart):
         return "paused" if run.positions.unfinished() or self._more_to_come else "done"
 
     def _round(self) -> None:
-        """Hear what was said, decide, journal; the commands of this round leave at the beginning of the next one."""
+        """Receive messages, decide, and write the journal; the commands of this round are sent at the beginning of the next one."""
         run = self.run
         for worker, message in self.pool.receive(TICK_SECONDS):
             if isinstance(message, Came):
@@ -155,7 +156,7 @@ class Driver(DriverPart):
         run.view.tick(Phase.REGROUPING if self.legs.regrouping else run.phase)
 
     def go_on(self) -> None:
-        """Choose the ensemble, and let all go on that can: resting members, members and nodes that join, legs, and new legs for members that wait."""
+        """Select the ensemble, then advance everything that can: resting members, joining members and nodes, legs, and new legs for waiting members."""
         self._choose_ensemble()
         self.carry_out.call()
         for bringer in self.run.bringers:
@@ -190,11 +191,11 @@ class Driver(DriverPart):
 
     @property
     def _more_to_come(self) -> bool:
-        """Whether a search would bring members if none trained any more."""
+        """Whether a search would add members if no member trained any more."""
         return any(bringer.has_more(self.state) for bringer in self.run.bringers)
 
     def stop_workers(self) -> None:
-        """Ask every worker to exit, wait a little for it, and journal what it still says."""
+        """Ask every worker to exit, wait briefly, and journal its last messages."""
         for _, message in self.pool.farewell(FAREWELL_SECONDS):
             if self.run.begun and isinstance(message, Event) and not isinstance(message, MemberEnded):
                 self.carry_out.record(message)
@@ -237,7 +238,7 @@ class Driver(DriverPart):
                 self.carry_out.record(message)
 
     def _reported(self, worker: str, report: SectionReport) -> None:
-        """What an assignment reports together, in the order of its events."""
+        """Handle the report of an assignment, in the order of its events."""
         run = self.run
         self.faults.saved_at.setdefault(worker, time.monotonic())
         if run.steering is not None and report.answers:
@@ -260,7 +261,7 @@ class Driver(DriverPart):
             elif isinstance(event, MemberEnded):
                 self.carry_out.end(event.member, event.status, event.reason)
             elif isinstance(event, MemberStarted):
-                # Another rank of a split member may have said before that it failed.
+                # Another rank of a split member may have reported its failure before.
                 if self.members.state(event.member) is not State.ENDED:
                     self.carry_out.record(event)
                     self.predictions.started(event.member)
@@ -274,14 +275,14 @@ class Driver(DriverPart):
             self.barriers.section_ended(worker, report.section)
 
     def _warn_of_state(self, started: MemberStarted) -> None:
-        """Warn of state that makes members other than they would be alone, behind a file, or with an optimizer of all weights, once for members alike."""
+        """Warn of state through which a member may differ from training alone, from resuming, or from an optimizer over all weights; once per note."""
         for note in started.notes:
             if any(words in note for words in (TOGETHER, LOADED, UNMOVED)) and note not in self._warned:
                 self._warned.add(note)
                 warn_caller(f"member {started.member!r}: {note}.")
 
     def _number_of_leg(self, member: str) -> int:
-        """Return the number of the leg that a member trains in or leaves; 0 where there is none."""
+        """Return the number of the leg that a member trains in or leaves; 0 if there is none."""
         leaving, leg = self.members.leaves(member), self.legs.of(member)
         return leaving.leg if leaving is not None else leg.number if leg is not None else 0
 
@@ -303,7 +304,7 @@ class Driver(DriverPart):
         self.starts.opened(feeder.node)
 
     def _begin(self, opened: Opened) -> None:
-        """The data is open: the directory is this study's from here on."""
+        """Begin the run in its directory once the first feeder has opened the data."""
         run, launching = self.run, self.run.launching
         run.lengths = opened.lengths
         for doubt in (*opened.doubts, *doubts_of(run.study.members)[:1]):
@@ -318,13 +319,13 @@ class Driver(DriverPart):
         retried = [Retried(members=run.positions.retried)] if run.positions.retried else []
         data = DataOpened(keeping=opened.keeping, shards=opened.shards)
         self.carry_out.record(started, data, *retried, *([] if self.anew is None else [self.anew]))
-        # Before the study is there that they are members of now: those of before are none of it.
+        # Move the files of members that start over before study.json describes the new ones.
         run.journal.commit()
         keep_aside(self.state.members.values(), run.directory)
         run.write_study()
         run.begun = True
         self.carry_out.settle_earlier()
-        if run.phase is Phase.OPENING:  # and not about to end, as a person wants
+        if run.phase is Phase.OPENING:  # not if the user has asked the run to end
             run.phase = Phase.MEASURING
 
     def _check_same_data(self, feeder: Feeder, opened: Opened) -> None:
@@ -351,7 +352,7 @@ def drive(
     packs: NamedPolicy | None = None,
     anew: BeganAnew | None = None,
 ) -> None:
-    """Train a study to its end, and journal it; `state` is the fold of what the journal holds already, and of `anew`."""
+    """Train a study to its end and journal it; `state` is the fold of the existing journal and of `anew`."""
     measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
     run = Run(*(job, cluster, workers, journal, state, view, measuring), judges=judges, bringers=bringers, packs=packs)
     driver = Driver(run, anew=anew)

@@ -1,7 +1,8 @@
-"""The one table of where members are: each member has exactly one state, and one method makes each lawful change of it.
+"""The table of member states: each member has exactly one state, and each transition is one method.
 
-Contract. Nothing else says where a member is, but for the assignments of legs, which have its devices. A change that `LAWFUL` does not have raises AssertionError with both names: it is a bug of the control plane.
-Where a member goes on in the stream is another question (`positions`); the changes that settle it ask for it here.
+Contract. No other object knows the state of a member; only the assignments of legs say which devices it has. A transition that is not in
+`LAWFUL` raises AssertionError with both states: it is a bug of the control plane. `positions` says where in the stream a member
+continues; transitions that determine this call it.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,26 +17,26 @@ __all__ = ["LAWFUL", "Leaving", "Members", "State"]
 
 
 class State(StrEnum):
-    """Where a member is."""
+    """State of a member."""
 
     JOINING = "joining"
-    """It is to be added, and its costs are not known."""
+    """The member was added, and its costs are not known yet."""
     WAITING = "waiting"
-    """It trains nowhere, and wants to."""
+    """It has no trainer, and is ready to train."""
     RECOVERING = "recovering"
-    """It waits as well, behind the others of the leg that its trainer was lost in."""
+    """It lost its trainer and waits, at a position behind the other members of that leg."""
     STARTING = "starting"
-    """It is in an assignment that starts when other members have been saved elsewhere."""
+    """It is in an assignment that starts once other members have been saved on their old devices."""
     ASSIGNED = "assigned"
-    """A trainer steps it, or several do."""
+    """One or several trainers step it."""
     MOVING = "moving"
-    """Its device saves it; another assignment of its leg has it already."""
+    """Its device is saving it; it is already in another assignment of its leg."""
     LEAVING = "leaving"
-    """Its device saves it; its verdict says what becomes of it then."""
+    """Its device is saving it; its verdict says what follows."""
     RESTING = "resting"
-    """It trains nowhere until a judge calls it."""
+    """It does not train until a judge calls it."""
     REGROUPING = "regrouping"
-    """Its trainers are lost, or save their members and let them go; what becomes of it is decided when all have."""
+    """Its leg regroups: its trainers were lost, or are saving and releasing their members. When all have, it is decided what follows."""
     ENDED = "ended"
 
 
@@ -61,26 +62,26 @@ class Leaving:
     """How a member leaves its device."""
 
     leg: int
-    """Number of the leg that it leaves, or moves in."""
+    """Number of the leg that it leaves, or within which it moves."""
     device: str
-    """That saves it."""
+    """The device that saves it."""
     verdict: Verdict | None
-    """None where it goes on elsewhere."""
+    """None if it continues on another device."""
 
 
 @dataclass(slots=True)
 class _Member:
     state: State
     leaving: Leaving | None = None
-    """While it is saved by the device that it leaves."""
+    """Set while its old device saves it."""
     apart: bool = False
-    """Whether it lost its trainer and goes on without the others, until it is assigned."""
+    """Whether it lost its trainer and continues without the other members; cleared when it is assigned."""
     has_started: bool = True
-    """Whether a trainer had it, when its leg began to regroup."""
+    """Whether a trainer had it when its leg began to regroup."""
 
 
 class Members:
-    """The members of a run by name, in the order of the study."""
+    """The states of a run's members, in the order of the study."""
 
     def __init__(self, positions: Positions) -> None:
         self.positions = positions
@@ -88,104 +89,104 @@ class Members:
         self._of_state: dict[State, set[str]] = {state: set() for state in State}
         self._new: set[str] = set()
         self._additions: dict[str, str] = {}
-        """By member: the command that brought it, until that is answered."""
+        """By member: the command that added it, until that command is answered."""
         self._meets: dict[str, int] = {}
-        """By member: number of the leg that it is to meet again, from the loss of its trainer until it does."""
+        """By member: number of the leg that it will rejoin, from the loss of its trainer until it does."""
         self._told_to_stop: set[str] = set()
 
     def begin(self) -> None:
-        """Find what an earlier driver has left: members that rest, wait, and have ended."""
+        """Set the states that an earlier driver left: resting, waiting, or ended."""
         resting = self.positions.begin()
         unfinished = set(self.positions.unfinished())
         for name in self.positions.study.names:
             state = State.RESTING if name in resting else State.WAITING if name in unfinished else State.ENDED
             self._put(name, _Member(state))
 
-    # ---- what there is
+    # ---- queries
 
     def state(self, name: str) -> State:
-        """Where a member is."""
+        """Return the state of a member."""
         return self._members[name].state
 
     def waits(self, name: str) -> bool:
-        """Whether no trainer has a member, which wants one."""
+        """Return whether a member has no trainer and is ready for one."""
         return self._members[name].state in WAITS
 
     def having(self, *states: State) -> list[str]:
-        """All members in one of these states, in the order of the study."""
+        """Return all members in one of these states, in the order of the study."""
         found = [name for state in states for name in self._of_state[state]]
         return sorted(found, key=self.positions.number) if len(found) > 1 else found
 
     @property
     def waiting(self) -> list[str]:
-        """Members that no trainer has and that want one, placed or not."""
+        """Members without a trainer that are ready for one, whether or not they are in an assignment."""
         return self.having(*WAITS)
 
     @property
     def unassigned(self) -> list[str]:
-        """Those of them that are in no assignment."""
+        """Waiting members that are in no assignment."""
         return self.having(State.WAITING, State.RECOVERING)
 
     @property
     def unplaced(self) -> list[str]:
-        """Those of them for which other members may have to make room."""
+        """Waiting members for which other members may have to make room."""
         return self.having(State.WAITING)
 
     @property
     def any_unplaced(self) -> bool:
-        """Whether there are such: asked for each leg in every round."""
+        """Whether there are `unplaced` members; cheap, because it is asked for each leg in every round."""
         return bool(self._of_state[State.WAITING])
 
     @property
     def resting(self) -> set[str]:
-        """Members that wait for a judge to call them."""
+        """Members that do not train until a judge calls them."""
         return set(self._of_state[State.RESTING])
 
     @property
     def new(self) -> frozenset[str]:
-        """Members that study.json does not have yet: their costs are not known."""
+        """Members that are not in study.json yet, because their costs are not known."""
         return frozenset(self._new)
 
     @property
     def leaving(self) -> dict[str, Leaving]:
-        """Members that are saved by the device that they leave."""
+        """Members that their old device is saving."""
         left = {name: self._members[name].leaving for name in self.having(*LEAVES)}
         return {name: leaving for name, leaving in left.items() if leaving is not None}
 
     def leaves(self, name: str) -> Leaving | None:
-        """How a member leaves its device, if it does."""
+        """Return how a member leaves its device; None if it does not."""
         member = self._members.get(name)
         return None if member is None or member.state not in LEAVES else member.leaving
 
     @property
     def regrouping(self) -> list[str]:
-        """Members whose trainers save them and let them go."""
+        """Members whose legs regroup."""
         return self.having(State.REGROUPING)
 
     def addition(self, name: str) -> str:
-        """The command that brought a member, where it is not answered yet."""
+        """Return the unanswered command that added a member; empty if there is none."""
         return self._additions.get(name, "")
 
     def of_additions(self) -> dict[str, list[str]]:
-        """Members of commands that are not answered yet, by command."""
+        """Return the members of unanswered commands, by command."""
         found: dict[str, list[str]] = {}
         for name, addition in self._additions.items():
             found.setdefault(addition, []).append(name)
         return found
 
     def is_told_to_stop(self, name: str) -> bool:
-        """Whether a person wants a member to end."""
+        """Return whether the user has asked a member to stop."""
         return name in self._told_to_stop
 
     @property
     def meeting(self) -> Mapping[str, int]:
-        """By member that is to meet a leg again: the number of that leg."""
+        """Members that will rejoin a leg, with the number of that leg."""
         return MappingProxyType(self._meets)
 
     # ---- members that join
 
     def expect(self, names: Iterable[str], *, addition: str = "") -> None:
-        """These have become members of the study, and their costs are to be measured."""
+        """Add new members of the study, whose costs have to be measured."""
         for name in names:
             self._put(name, _Member(State.JOINING))
             self._new.add(name)
@@ -193,7 +194,7 @@ class Members:
                 self._additions[name] = addition
 
     def enter(self, names: Iterable[str]) -> None:
-        """Joining members wait from here on, for a device or to be measured where nothing trains."""
+        """Let joining members wait for a device, or to be measured when nothing trains."""
         names = tuple(names)
         self.positions.enter(names)
         for name in names:
@@ -201,15 +202,15 @@ class Members:
                 self._to(name, State.WAITING)
 
     def announced(self, names: Iterable[str]) -> None:
-        """study.json has these."""
+        """Note that these members are in study.json now."""
         self._new.difference_update(names)
 
     def answered(self, addition: str) -> None:
-        """The command that brought members is answered: they are like all others."""
+        """Note that a command that added members is answered."""
         self._additions = {name: other for name, other in self._additions.items() if other != addition}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Members that were to join come to nothing."""
+        """Remove members that could not join."""
         for name in names:
             self._of_state[self._members.pop(name).state].discard(name)
             self._new.discard(name)
@@ -218,26 +219,26 @@ class Members:
     # ---- members that train
 
     def place(self, names: Iterable[str]) -> None:
-        """These are in an assignment of a leg that is to start; members that move are there when they are saved."""
+        """Put members into an assignment that will start; a moving member follows once it is saved."""
         for name in names:
             if self.state(name) is not State.MOVING:
                 self._to(name, State.STARTING)
 
     def assign(self, names: Collection[str]) -> None:
-        """The trainer of their assignment is told to step these."""
+        """Mark members as assigned: their trainers were told to step them."""
         self.positions.settled(names)
         for name in names:
-            if self.state(name) is not State.ASSIGNED:  # of those that several devices carry, each is told
+            if self.state(name) is not State.ASSIGNED:  # each trainer of a split member is told
                 self._to(name, State.ASSIGNED)
             self._members[name].apart = False
 
     def leave(self, name: str, leaving: Leaving, *, moves: bool) -> None:
-        """Its device is told to save a member and to let it go."""
+        """Let a member leave its device, which was told to save and release it."""
         self._to(name, State.MOVING if moves else State.LEAVING)
         self._members[name].leaving = leaving
 
     def saved(self, name: str) -> None:
-        """A member that goes on elsewhere is saved: one that moves has its place, others wait for one."""
+        """Note that a leaving member is saved. A moving member has its next assignment; others wait for one."""
         self.positions.find(name)
         if self.state(name) is State.MOVING:
             self._to(name, State.STARTING)
@@ -245,7 +246,7 @@ class Members:
             self._wait(name)
 
     def take_off(self, name: str) -> None:
-        """A member is in no assignment any more: one that no trainer has had waits as before, one that was to move is saved yet."""
+        """Take a member out of its assignment: it waits again if no trainer had it, and is still saved if it was moving."""
         member = self._members[name]
         if member.state is State.STARTING:
             self._wait(name)
@@ -253,29 +254,29 @@ class Members:
             self._to(name, State.LEAVING)
 
     def take_back(self, name: str) -> None:
-        """A member that was lost, or saved for a regrouping, goes on from its newest file."""
+        """Let a member that was lost, or saved for a regrouping, continue from its latest checkpoint."""
         if self._members[name].has_started:
             self.positions.find(name)
         self._wait(name)
 
     def rest(self, name: str) -> None:
-        """A member trains no more until it is called."""
+        """Let a member rest until a judge calls it."""
         self.positions.find(name)
         self.positions.settled([name])
         self._to(name, State.RESTING)
         self._forget_loss(name)
 
     def call(self, name: str) -> None:
-        """A resting member wants to train again; in the middle of an epoch where it was."""
+        """Let a resting member wait for a device again, at its position in the epoch."""
         self.positions.call(name)
         self._to(name, State.WAITING)
 
     def stop(self, name: str) -> None:
-        """A person wants a member to end."""
+        """Note that the user has asked a member to stop."""
         self._told_to_stop.add(name)
 
     def end(self, name: str) -> None:
-        """A member has left the run."""
+        """End a member."""
         self.positions.settled([name])
         if self.state(name) is not State.ENDED:
             self._to(name, State.ENDED)
@@ -284,13 +285,13 @@ class Members:
     # ---- members that were lost
 
     def regroup(self, names: Iterable[str]) -> None:
-        """The trainers of these are lost, or save them and let them go."""
+        """Let the members of a leg regroup."""
         for name in names:
             self._members[name].has_started = self.state(name) is not State.STARTING
             self._to(name, State.REGROUPING)
 
     def fall_behind(self, names: Iterable[str], leg: int) -> None:
-        """These wait behind others, and are to meet this leg again; 0 where they go on apart."""
+        """Let members that are behind recover, to rejoin a leg, or apart from it if `leg` is 0."""
         for name in names:
             if leg:
                 self._meets[name], self._members[name].apart = leg, False
@@ -300,7 +301,7 @@ class Members:
                 self._to(name, State.RECOVERING)
 
     def catch_up(self, names: Iterable[str]) -> None:
-        """These are like all others again."""
+        """Note that recovering members are level with the others again."""
         for name in names:
             self._forget_loss(name)
             if self.state(name) is State.RECOVERING:

@@ -1,4 +1,4 @@
-"""Where in the stream members go on: at their newest files, on which stream epochs, and how far they go at most."""
+"""Where in the stream members continue: from which checkpoint, in which stream epoch, and how far at most."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,20 +23,20 @@ from argosy.study import Member, Study
 __all__ = ["FINAL", "Positions"]
 
 FINAL = ("stopped", *WRONG)
-"""Statuses of members that no further epochs bring back."""
+"""Statuses of members that further epochs do not bring back."""
 
 
 class Positions:
-    """The study, with the members that were added, and where each of its members goes on."""
+    """The study, including added members, and where each of its members continues."""
 
     def __init__(self, job: Job, state: RunState, judges: Sequence[Judge] = (Rules(),)) -> None:
         self.job: Job = job
         self.state = state
         self.judges = judges
         self.retried: tuple[str, ...] = ()
-        """Members that had failed, and are tried again."""
+        """Members that had failed and are tried again."""
         self.unsettled: set[str] = set()
-        """Members whose next stream epoch is not settled: it is the next one of the leg that they join."""
+        """Members whose next stream epoch is not determined yet: it will be the next one of the leg that they join."""
         self._points: dict[str, Resume] = {}
         self._order: dict[str, int] = {}
 
@@ -44,11 +44,11 @@ class Positions:
 
     @property
     def study(self) -> Study:
-        """With the members that were added."""
+        """The study, including added members."""
         return self.job.study
 
     def begin(self) -> set[str]:
-        """Find where an earlier driver has left the members, those included that it added; return those that rest."""
+        """Determine where an earlier driver left all members, including added ones; return the members that rest."""
         added: list[str] = []
         for answered in self.state.answered:
             members = [] if answered.refused else self._added(answered.command)
@@ -69,7 +69,7 @@ class Positions:
         return rest.intersection(self.study.names)
 
     def _added(self, command: Mapping[str, Any]) -> list[Member]:
-        """Members that a command has brought; raises RunError for a clone whose source is gone."""
+        """Return the members that a command added; raises RunError for a clone whose source is no longer in the study."""
         match command:
             case {"command": "add"}:
                 return self.newcomers(load_copy(StudyCopy.of(command, self.job.directory / "commands")))
@@ -83,11 +83,11 @@ class Positions:
         return []
 
     def newcomers(self, other: Study) -> list[Member]:
-        """The members of another study that are not here yet."""
+        """Return the members of another study that are not in this run yet."""
         return [replace(m, stop=other.stop_of(m)) for m in other.members if m.name not in self.study.names]
 
     def check_new(self, name: str) -> None:
-        """Raise StudyError for the name of a new member under which a member has trained that the study leaves out."""
+        """Raise StudyError if a member that the study now leaves out has trained under the name of a new member."""
         known = self.state.members.get(name)
         if known is not None and known.begun and name not in self.study.names:
             raise StudyError(
@@ -96,23 +96,23 @@ class Positions:
             )
 
     def extend(self, members: Sequence[Member]) -> None:
-        """Take these into the study; raises StudyError where they do not go with its terms."""
+        """Add members to the study; raises StudyError if they contradict it."""
         self.job = replace(self.job, study=replace(self.study, members=(*self.study.members, *members)))
         self._number()
 
     def remove(self, names: Iterable[str]) -> None:
-        """The study is without these again."""
+        """Remove members from the study."""
         names = set(names)
         left = tuple(member for member in self.study.members if member.name not in names)
         self.job = replace(self.job, study=replace(self.study, members=left))
         self.unsettled -= names
 
     def number(self, name: str) -> int:
-        """The place of a member in the study's order."""
+        """Return the index of a member in the study."""
         return self._order[name]
 
     def unfinished(self) -> list[str]:
-        """Members that have epochs before them."""
+        """Return the members that have to train further."""
         return [member.name for member in self.study.members if self._unfinished(member)]
 
     def _unfinished(self, member: Member) -> bool:
@@ -121,20 +121,20 @@ class Positions:
             return False
         if judge(self.judges, member.name, self.state, self.study).fate is not Fate.END:
             return True
-        # A member that has trained enough and was not saved then is not over: the file is what a person gets.
+        # A member that has trained enough but was not saved at its end is unfinished: the user gets its file.
         return bool(state.sections) and not state.saved_at_its_end
 
     def _number(self) -> None:
         self._order = {member.name: number for number, member in enumerate(self.study.members)}
 
-    # ---- what settles where a member goes on
+    # ---- changes of where a member continues
 
     def find(self, name: str) -> None:
-        """A member goes on from its newest file, which needs no second look: its trainer has flushed it before it said so."""
+        """Let a member continue from its latest checkpoint, which is not verified again because its trainer flushed it before reporting."""
         self._points[name] = resume_point(self.state.member(name), self.job.directory, proved=True)
 
     def enter(self, names: Iterable[str]) -> None:
-        """New members begin, or go on from files that they inherit, beside whatever trains."""
+        """Let new members begin, or continue from inherited checkpoints, beside the members that train."""
         names, first = tuple(names), self._first_unbegun()
         for name in names:
             in_step = name in self.state.in_step
@@ -145,41 +145,41 @@ class Positions:
                 self.find(name)
 
     def call(self, name: str) -> None:
-        """A member that rested goes on beside whatever trains; in the middle of an epoch where it was."""
+        """Let a resting member continue beside the members that train, at its position if it is in the middle of an epoch."""
         if self._points[name].at_an_epochs_end and name not in self.state.in_step:
             self.unsettled.add(name)
 
     def settled(self, names: Iterable[str]) -> None:
-        """The next stream epochs of these are what they are."""
+        """Note that the next stream epochs of these members are determined."""
         self.unsettled.difference_update(names)
 
     def _first_unbegun(self) -> int:
-        """The first stream epoch that no member has begun."""
+        """Return the first stream epoch that no member has begun."""
         return max((p.stream_epoch + (not p.at_an_epochs_end) for p in self._points.values()), default=0)
 
     def join(self, names: Iterable[str], stream_epoch: int) -> None:
-        """Let the unsettled of these begin their next epoch with this one of the stream, but never with one behind them."""
+        """Let the unsettled ones of these members begin their next epoch with this stream epoch, unless they are already past it."""
         for name in self.unsettled & set(names):
             point = self._points[name]
             if point.stream_epoch <= stream_epoch:
                 self._points[name] = replace(point, stream_epoch=stream_epoch)
 
     def level(self, names: Collection[str]) -> None:
-        """Let these begin their next epochs together with the foremost; a member in the middle of an epoch goes on where it is."""
+        """Let members begin their next epochs together with the most advanced; a member in the middle of an epoch continues there."""
         foremost = max(self._points[name].stream_epoch for name in names)
         for name in names:
             if self._points[name].at_an_epochs_end:
                 self._points[name] = replace(self._points[name], stream_epoch=foremost)
 
-    # ---- questions
+    # ---- queries
 
     def place(self, name: str) -> int:
-        """The section of the stream that a member goes on in."""
+        """Return the section of the stream in which a member continues."""
         point = self._points[name]
         return point.stream_epoch * self.study.validations_per_epoch + point.section
 
     def assigned(self, names: Iterable[str]) -> Assigned | None:
-        """What is to be journaled before these train: their stream epochs from here on; None where the journal has it."""
+        """Return the event that journals the next stream epochs of members before they train; None if the journal has them."""
         new = {}
         for name in names:
             point = self._points[name]
@@ -188,7 +188,7 @@ class Positions:
         return Assigned(members=new) if new else None
 
     def start_member(self, name: str, notes: Iterable[str]) -> StartMember:
-        """What its trainer has to know of a member."""
+        """Return the message that tells a trainer where a member starts."""
         point, state = self._points[name], self.state.member(name)
         return StartMember(
             member=name,
@@ -203,11 +203,11 @@ class Positions:
         )
 
     def accumulate(self, name: str) -> int:
-        """Micro-batches per step: the member's own number, or more where its device had too little memory."""
+        """Return the micro-batches per step: the member's own number, or more after its device ran out of memory."""
         return self.state.member(name).accumulate or self.study.member(name).accumulate
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
-        """The stretch of the stream that these members need together."""
+        """Return the part of the stream that these members need together."""
         shards = self.state.shards.get("train", ())
         leg = leg_for(self.study, [self._points[name] for name in members], lengths, shards, number=number)
         epoch = leg.section // self.study.validations_per_epoch
@@ -218,14 +218,14 @@ class Positions:
         return replace(leg, marks=tuple(newest.values()))
 
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
-        """Samples of the stream from where the least advanced of these goes on to where a section begins."""
+        """Return the number of stream samples from the least advanced of these members to the beginning of a section."""
         length, per_epoch = lengths["train"], self.study.validations_per_epoch
         here = self.leg_for(members, lengths, number=0)
         passed = here.section // per_epoch * length + here.position
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
     def last_section(self, name: str) -> int | None:
-        """The first section of the stream that a member surely does not want; None where no rule knows one."""
+        """Return the first section of the stream that a member certainly does not need; None if no rule determines one."""
         longest = judge(self.judges, name, self.state, self.study).longest
         last = last_section(self.study, self._points[name])
         if longest is None:
@@ -234,12 +234,12 @@ class Positions:
         return here if last is None else min(here, last)
 
     def epochs_left(self, name: str) -> int | None:
-        """Epochs until the member's limit, begun ones whole; None where its rule knows none."""
+        """Return the epochs until the member's limit, counting a partial epoch as a whole; None without a limit."""
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         return None if bound is None else max(math.ceil(bound - self.state.member(name).epochs), 0)
 
     def surely_reaches_its_limit(self, name: str) -> bool:
-        """Whether no judge can end or rest a member before its limit, whatever comes of it."""
+        """Return whether no judge can end or rest a member before its limit, whatever its results."""
         bound = self.study.stop_of(self.study.member(name)).max_epochs
         if bound is None:
             return False

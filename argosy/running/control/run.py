@@ -1,6 +1,6 @@
-"""What the parts of a driver share: what a run was started with, and what it knows.
+"""The state that the parts of a driver share: the inputs of a run, and what is known about it.
 
-A `Run` decides nothing, journals nothing and sends nothing: the parts that take it do.
+A `Run` itself decides nothing, journals nothing and sends nothing.
 """
 
 import time
@@ -37,7 +37,7 @@ __all__ = ["DriverPart", "Run"]
 
 
 class Run:
-    """One run of a driver."""
+    """Shared state of one run of the driver."""
 
     def __init__(
         self,
@@ -62,22 +62,22 @@ class Run:
         self.view = view
         rule = job.study.ensemble
         self.steering: Steering | None = None if rule is None else Steering(job.study, rule, job.directory)
-        """One of the judges, where the study has an ensemble."""
+        """The judge that follows the ensemble; None if the study has none."""
         self.judges: tuple[Judge, ...] = (Rules(), *judges, *([] if self.steering is None else [self.steering]))
         self.bringers = bringers
         self.packs = packs
-        """A policy in the place of that of the settings."""
+        """A policy that replaces the one of the settings."""
         self.began: float = time.monotonic()
         self.cpu_before: float = tree_cpu_seconds()
         self.phase = Phase.OPENING
         self.pausing: str | None = None
-        """Why the run is being saved to end."""
+        """Why the run is being paused; None if it is not."""
         self.begun = False
-        """Whether the directory was found to be this study's, or empty."""
+        """Whether the directory was found to be empty or to belong to this study."""
         self.lengths: Mapping[str, int] = {}
-        """Samples of each split."""
+        """Number of samples of each split."""
         self.data: Opened | None = None
-        """What the first feeder said of its node's data; that of other nodes must be the same."""
+        """The first feeder's description of its data; those of other nodes must be equal."""
         self.positions: Positions = Positions(job, state, self.judges)
         self.members: Members = Members(self.positions)
         self.legs: Legs = Legs()
@@ -85,7 +85,7 @@ class Run:
         self.measuring = measuring
         self.choices: Choices = Choices.of(self.settings, cluster, state, self._work_of)
         name = self.settings.policy
-        # With one device there is one answer, and in exact numerics none shows in bits; packs of a search follow from what it proposes.
+        # With one device there is only one plan, with exact numerics plans do not affect bits, and packs of a search follow from its proposals.
         shows = len(cluster.devices) > 1 and self.settings.numerics != "exact"
         repeating = self.choices.repeating if shows else lambda policy: policy
         self.launching: Launching = Launching(
@@ -98,47 +98,47 @@ class Run:
         self.metrics: Metrics = Metrics(job.directory)
         self.tolerance: Tolerance = Tolerance(job.directory / "workers", of_search=bool(bringers))
         self.commands: dict[str, Mapping[str, Any]] = {}
-        """Commands of people that are not answered yet, by the name of the file of each."""
+        """Unanswered commands of the user, by file name."""
         self.wants_plan = False
-        """Whether members wait or devices are free that the policy has not been asked about."""
+        """Whether members wait or devices are free since the policy was last asked."""
         self.costs_settled = False
-        """Whether the costs of a member have become known, or are wanted no more, since that was last looked at."""
+        """Whether costs of a member have become known, or are no longer needed, since this was last checked."""
 
     def close(self) -> None:
-        """Close the file of members' answers."""
+        """Close the file of the members' outputs."""
         if self.steering is not None:
             self.steering.close()
 
     @property
     def study(self) -> Study:
-        """With the members that were added."""
+        """The study, including added members."""
         return self.positions.study
 
     @property
     def per_epoch(self) -> int:
-        """Sections of an epoch."""
+        """Number of sections per epoch."""
         return self.positions.study.validations_per_epoch
 
     def _work_of(self, member: str) -> str:
         return work_digest(self.study.member(member), self.measuring.measured[member])
 
     def verdict(self, member: str) -> Verdict:
-        """What the judges say of a member where its history ends."""
+        """Return the judges' verdict on a member after its last section."""
         return judge(self.judges, member, self.state, self.study)
 
     def known_of_study(self) -> dict[str, Any]:
-        """What only open data and built networks tell of it."""
+        """Return the properties of the study that are only known once data are open and networks are built."""
         assert self.data is not None
         fingerprints, shapes = self.data.fingerprints, self.measuring.shapes
         return {"lengths": self.lengths, "fingerprints": fingerprints, "shapes": shapes}
 
     def write_study(self) -> None:
-        """Write ``study.json``; raises RunError where the directory holds another study's run."""
+        """Write ``study.json``; raises RunError if the directory belongs to another study."""
         self.identity.write(self.study, **self.known_of_study())
 
 
 class DriverPart:
-    """Base of the parts of a driver: its run, and what most parts use of it."""
+    """Base class of the parts of a driver: the run, and those of its fields that most parts use."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -1,10 +1,10 @@
-"""What becomes of a member after a section: it goes on, rests, or ends. One seam for all that have a say in it.
+"""Verdicts: whether a member continues, rests or ends after a section. Stopping rules, ensembles and searches all implement `Judge`.
 
-A judge is one class with three answers, all functions of what is journaled: stopping rules, a budget, a search. The driver asks
-each of them after every section; a verdict to end counts before one to rest, and that before one to go on. A verdict
-counts at the barrier behind the section, where it is asked for again: what others have reached there is known by then.
+A judge's answers are functions of the journal. The driver asks every judge after each section; ending takes precedence over resting, and
+resting over continuing. Verdicts take effect at the barrier after the section. They are asked for again there, when the results of the
+other members are known.
 
-A class that brings members (`Bringer`) may judge them as well, and need not.
+A class that adds members (`Bringer`) may be a judge too, but need not be.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,79 +20,79 @@ __all__ = ["GO_ON", "Bringer", "Fate", "Judge", "Newcomer", "Rules", "Verdict", 
 
 
 class Fate(IntEnum):
-    """What a verdict says; the higher one counts."""
+    """Outcome of a verdict; the highest of several counts."""
 
     GO_ON = 0
     REST = 1
-    """Saved and let go; it comes back, exactly, when a judge calls it."""
+    """The member is saved and released; it resumes exactly when a judge calls it."""
     END = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one member, after one section."""
+    """Verdict on one member after a section."""
 
     fate: Fate
     reason: str = ""
     certain: int = 1
-    """Sections for which it is sure that the member goes on, whatever comes of them."""
+    """Number of further sections that the member trains whatever their results."""
     longest: int | None = None
-    """And those after which it surely does not, so that none are prepared for it; None where that is not known."""
+    """Number of further sections that it trains at most, so that no more are prepared; None if unknown."""
 
 
 GO_ON = Verdict(Fate.GO_ON)
 
 
 class Judge(Protocol):
-    """One that has a say."""
+    """Decides whether members continue."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """On a member where its history ends; asked after each of its sections, and before its first."""
+        """Return the verdict on a member at the end of its history; asked before its first section and after each one."""
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Those of the resting members whose rest is over: they train again, or end if that is their verdict.
+        """Return the resting members that train again, or end if that is their verdict.
 
-        Asked in every round of the driver, so it must be quick.
-        A member that was called, and was lost before it ended a section, is judged by its old history and may rest again.
+        Asked in every round of the driver, so it must be fast. A member that was called and lost before it ended a section is judged by its
+        old history and may rest again.
         """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Newcomer:
-    """What is to join a run, a member or several that are one trial, and what is journaled of it before any other part of the run uses it."""
+    """Members that join a run together, for example those of one trial, and the events that are journaled before they are used."""
 
     members: tuple[Member, ...]
     proposed: Proposed
     cloned: Cloned | None = None
-    """Where it takes over what another member is: of which."""
+    """The event that names the source, if it continues from another member."""
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """To be journaled: what was proposed comes last, as without that there is no newcomer."""
+        """Events to journal; `proposed` comes last, because it makes the newcomer valid."""
         return (self.proposed,) if self.cloned is None else (self.cloned, self.proposed)
 
 
 class Bringer(Protocol):
-    """Lets members join while a run goes on."""
+    """Adds members during a run."""
 
     def found(self, state: RunState) -> Sequence[Event]:
-        """What it has found out about members and the journal does not have; asked before each `bring`."""
+        """Return new findings about members, as events for the journal; asked before each `bring`."""
 
     def bring(self, state: RunState) -> Sequence[Newcomer]:
-        """Members that join now, each once; asked in every round of the driver after `Judge.called`, so it must be quick.
+        """Return the members that join now, each once; asked in every round of the driver after `Judge.called`, so it must be fast.
 
-        The bringer finds their events in the journal of a later driver, and has them in the study that it starts with.
+        After a restart of the driver, the bringer finds their events in the journal and includes them in its study.
         """
 
     def has_more(self, state: RunState) -> bool:
-        """Whether members are to come yet, at the latest when all that are here have ended: the run is not done before."""
+        """Return whether more members will come, at the latest when all present ones have ended; the run is not done before."""
 
 
 class Rules:
-    """The study's stopping rules: a function of the member's own history and of nothing else."""
+    """The study's stopping rules, which depend on a member's own history alone."""
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """End a member when its stopping rule gives a reason."""
+        """End a member if its stopping rule gives a reason."""
         rule, history = study.stop_of(study.member(member)), state.member(member).history
         reason = rule.reason(history)
         if reason is not None:
@@ -100,12 +100,12 @@ class Rules:
         return Verdict(Fate.GO_ON, certain=rule.certain(history, study.validations_per_epoch))
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Return none: rules let no member rest."""
+        """Return none: stopping rules never let members rest."""
         return ()
 
 
 def judge(judges: Sequence[Judge], member: str, state: RunState, study: Study) -> Verdict:
-    """What they say together: the gravest fate, and what is certain to all of them."""
+    """Combine the verdicts of all judges: the highest fate, and the sections that all of them are certain of."""
     verdicts = [one.verdict(member, state, study) for one in judges]
     gravest = max(verdicts, key=lambda verdict: verdict.fate)
     if gravest.fate is not Fate.GO_ON:
