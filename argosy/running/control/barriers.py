@@ -1,8 +1,8 @@
-"""Legs at their barriers: members leave whose verdict it is, the policy is asked once, and assignments change.
+"""Legs at their barriers: members leave if that is their verdict, the policy is asked once, and assignments change.
 
-A barrier is where a leg stands when all its assignments have reported everything that it has credit for. A member that leaves is
-told to, one that starts waits until its last file is journaled, and all others go on at once with the next credit: a member that
-does not move is not saved, stopped or started again.
+A leg is at a barrier when all its assignments have reported everything that it has credit for. Leaving members are told to leave, starting
+members wait until their last file is journaled, and all others continue at once with the next credit: a member that does not move is
+neither saved nor stopped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ __all__ = ["Barriers", "assignments_of"]
 
 
 class Barriers(DriverPart):
-    """The barriers of one run's legs."""
+    """Handles the barriers of all legs of a run."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, predictions: Predictions) -> None:
         super().__init__(run)
@@ -28,33 +28,33 @@ class Barriers(DriverPart):
         self.carry_out = carry_out
         self.predictions = predictions
 
-    # ---- what workers say
+    # ---- messages from workers
 
     def judge(self, member: str) -> None:
-        """A member has ended a section: note how far it goes on for certain; where it does not, its leg comes to a barrier."""
+        """Note how far a member certainly continues after a section; if it does not, bring its leg to a barrier."""
         leg = self.legs.of(member)
         if leg is not None:
             leg.judged.add(member)
             self._verdict(leg, member)
 
     def section_ended(self, device: str, section: int) -> None:
-        """An assignment is through a section."""
+        """Note that an assignment has finished a section."""
         for leg in self.legs.live:
             if device in leg.assignments:
                 leg.reported(device, section)
                 self.carry_out.record(*self.predictions.section_ended(leg))
 
     def held(self, feeder: str, held: Held) -> None:
-        """A feeder has said where it stops; when all have, those that are behind may come as far as the others."""
+        """Note where a held feeder stops; once all have answered, let those that are behind catch up."""
         for leg in self.legs.live:
             if leg.number == held.leg and leg.held(feeder, held.until):
                 self.carry_out.allow(leg, leg.until)
-                self.run.wants_plan = True  # Members that are to meet it there may start.
+                self.run.wants_plan = True  # Members that will rejoin it there may start.
 
-    # ---- legs go on
+    # ---- legs that continue
 
     def go_on(self) -> None:
-        """Let every leg go on that can: from its barrier, or with more credit."""
+        """Let every leg continue that can, from its barrier or with more credit."""
         for leg in list(self.legs.live):
             if leg.gate is Gate.REGROUPING:
                 continue
@@ -65,13 +65,13 @@ class Barriers(DriverPart):
 
     def _extend(self, leg: LiveLeg) -> None:
         if self.decisions.others_wait and leg.until % self.run.per_epoch == 0:
-            return  # The barrier that others wait for.
+            return  # Other members wait for this barrier.
         until = self.decisions.reach(leg)
         if until > leg.until:
             self.carry_out.allow(leg, until)
 
     def _pass(self, leg: LiveLeg) -> None:
-        """No trainer steps: let those leave whose verdict it is, ask the policy if anything has changed, and go on."""
+        """At a barrier, let members leave by their verdicts, ask the policy if anything has changed, and continue."""
         if self.decisions.all_meet(leg):
             self.carry_out.all_have_met(leg)
         fates = self._fates(leg)
@@ -84,7 +84,7 @@ class Barriers(DriverPart):
         if not leg.members:
             self.carry_out.end_leg(leg)
             if not self.members.waiting:
-                # Others may spread over its devices.
+                # Other legs may use its devices.
                 self.carry_out.make_room()
             return
         if changes:
@@ -95,11 +95,11 @@ class Barriers(DriverPart):
             leg.gate = Gate.HOLDING
         if too_soon:
             self.carry_out.hold(leg, multiple=self.run.per_epoch)
-        # A member that found no place here may find one on devices that are free.
+        # A member without a place here may find one on free devices.
         self.run.wants_plan |= joins and bool(self.members.waiting)
 
     def _wanted(self, leg: LiveLeg, fates: Mapping[str, Verdict]) -> tuple[Mapping[str, Iterable[str]], set[str]]:
-        """The members of each device from this barrier on, and those of them that are to start anew."""
+        """Return the members of each device from this barrier on, and those of them that have to start again."""
         met = self.decisions.goes_to(leg)
         if met is not None and met.until == leg.until:
             return {}, set()
@@ -121,7 +121,7 @@ class Barriers(DriverPart):
     # ---- verdicts
 
     def _fates(self, leg: LiveLeg) -> dict[str, Verdict]:
-        """Members that leave a leg at its barrier, judged again: what others have reached there may change a verdict."""
+        """Return the members that leave a leg at its barrier; they are judged again, because results of others may change a verdict."""
         judged = [name for name in leg.members if name in leg.judged]
         leg.judged.clear()
         verdicts = {name: self._verdict(leg, name) for name in judged}
@@ -140,5 +140,5 @@ class Barriers(DriverPart):
 
 
 def assignments_of(flotilla: Flotilla) -> dict[str, list[str]]:
-    """The members of each device, in the order of their steps."""
+    """Return the members of each device, in the order of their steps."""
     return {device: [placement.member for placement in flotilla.pack(device)] for device in flotilla.devices}

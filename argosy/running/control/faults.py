@@ -1,9 +1,9 @@
-"""Faults and what follows from them: a worker that is lost or hangs, an exchange that breaks, a device without memory.
+"""Faults and their handling: a worker that is lost or hangs, an exchange that breaks, a device that runs out of memory.
 
-Members that share no stream with what was lost go on. Members of a lost trainer fall behind the others of their leg, and how they
-go on is decided by what each way costs (`losses`). What takes more, and every pause, is a *regrouping*: the trainers of the legs
-concerned save their members and let them go; when the last one has, or has been ended because its time was over, the policy is
-asked anew. A member goes on from its newest file, exactly. Other legs pass their barriers meanwhile.
+Members that share no stream with what was lost continue. Members of a lost trainer fall behind the others of their leg; how they
+continue is decided by the cost of each way (`losses`). Other faults, and every pause, need a *regrouping*: the trainers of the affected
+legs save and release their members, and when the last one has, or was killed after a timeout, the policy is asked again. Members
+continue exactly, from their latest checkpoints. Other legs pass their barriers meanwhile.
 """
 
 import time
@@ -29,13 +29,13 @@ from argosy.study import Member
 __all__ = ["Faults"]
 
 BROKEN_SECONDS = 2.0
-"""How long the reason of a broken group may be on its way."""
+"""How long to wait for a message that explains a broken group."""
 HANGS_TO_LET_GO = 2
-"""Times ``hang_seconds`` that a trainer has to let its members go: a step may take as long as that, and so may their files."""
+"""A trainer has this many times ``hang_seconds`` to release its members: once for the step at hand, and once for their files."""
 
 
 class Faults(DriverPart):
-    """The faults of one run, and the ways out of them."""
+    """Handles the faults of one run."""
 
     def __init__(self, run: Run, decisions: Decisions, carry_out: CarryOut, measurements: Measurements) -> None:
         super().__init__(run)
@@ -47,18 +47,18 @@ class Faults(DriverPart):
         self.hangs: Hangs = Hangs(run.settings.hang_seconds)
         self.standstills: Standstills = Standstills(run.settings.hang_seconds)
         self.saved_at: dict[str, float] = {}
-        """By trainer: when members of it were saved last, or began; what they do from there on may have to be done again."""
+        """By trainer: when its members were last saved, or began; work since then may have to be repeated."""
         self.poisoned: dict[str, DevicePoisoned] = {}
-        """Last messages of trainers that can no longer use their devices, until they are lost."""
+        """Last messages of trainers whose devices have become unusable, until these trainers are lost."""
         self._hung: dict[str, str] = {}
-        """What workers were doing that were killed for hanging, until they are lost."""
+        """What hung workers were doing when they were killed, until their loss is reported."""
         self._broken: dict[str, tuple[float, str, str]] = {}
-        """By member whose group broke: when, on which worker, and why."""
+        """By member whose group broke: the time, the worker that reported it, and the reason."""
 
     # ---- memory
 
     def out_of_memory(self, worker: str, message: OutOfMemory) -> None:
-        """Give the member a device for itself next time, unless memory was freed for it; where it had one, smaller micro-batches."""
+        """Give the member a device of its own next time, unless memory was freed for it; if it had one, smaller micro-batches."""
         if self.measurements.measures_beside(message.member):
             self.measuring.too_large_beside(message.member)
             return
@@ -71,7 +71,7 @@ class Faults(DriverPart):
             and len(self.legs.members_on(worker)) > 1
         )
         if message.freed:
-            pass  # samples had the memory that it lacked: it goes on as it was
+            pass  # samples held the memory that it lacked; it continues unchanged
         elif crowded:
             self.measuring.crowded(member.name, device.memory_bytes)
         elif (parts := self._division(member, now, message)) is not None:
@@ -87,7 +87,7 @@ class Faults(DriverPart):
             self.regroup()
 
     def _division(self, member: Member, now: int, message: OutOfMemory) -> int | None:
-        """Into how many micro-batches to cut its batches next; None where there is no such number, or none is allowed."""
+        """Return the next number of micro-batches per batch; None if there is none, or none is allowed."""
         if self.run.settings.numerics == "exact" or member.optimizers is not None:
             return None
         measured = self.measuring.measured.get(member.name)
@@ -97,7 +97,7 @@ class Faults(DriverPart):
     # ---- losses
 
     def lost(self, worker: str, lost: Lost) -> None:
-        """A worker is gone."""
+        """Handle the loss of a worker."""
         self.hangs.forget(worker)
         detail = self._hung.pop(worker, lost.detail)
         if (poisoned := self.poisoned.pop(worker, None)) is None:
@@ -110,7 +110,7 @@ class Faults(DriverPart):
         if not lost.node_gone:
             self._suspect_new(worker, detail)
         if self.run.phase is Phase.OPENING:
-            # No other part starts a feeder again that has not opened the data.
+            # No other part restarts a feeder that has not opened the data.
             self.pool.free_team(self.pool.devices, ())
         elif self.run.phase is Phase.MEASURING:
             self.carry_out.settle(self.carry_out.drop_unsaved(worker))
@@ -120,7 +120,7 @@ class Faults(DriverPart):
         self.regrouping.let_go(worker)
 
     def _gives_up_node_of(self, worker: str, lost: Lost) -> bool:
-        """Whether the run goes on without the node of a lost worker, and members may have trained there."""
+        """Return whether the run continues without the node of a lost worker, on which members may have trained."""
         node = self.pool.node(worker)
         given_up = lost.node_gone or (worker in self.pool.feeders and self.run.tolerance.gives_up(node))
         if not given_up or len(self.run.cluster.nodes) == 1:
@@ -130,9 +130,9 @@ class Faults(DriverPart):
         return not unused
 
     def _note_poison(self, trainer: str, poisoned: DevicePoisoned) -> None:
-        """Suspect the members of a trainer that made its device unusable; one that certainly did, and was suspected, has failed.
+        """Suspect the members of a trainer whose device became unusable; a suspect that certainly caused it has failed.
 
-        Once it may have been the device itself.
+        The first time, the device itself may be the cause.
         """
         certain = [name for name in poisoned.members if name in self.run.study.names]
         guilty = len(certain) == 1 and certain[0] in self.run.state.suspects
@@ -148,13 +148,13 @@ class Faults(DriverPart):
             self.carry_out.end(certain[0], "failed", f"{again}. {advice}")
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
-        """A trainer may be lost for a new member that it was to measure; one that this happens to twice has failed."""
+        """Suspect a new member that a lost trainer had to measure; a member to which this happens twice has failed."""
         why = self.measuring.lost(trainer, self.members.new)
         if why is not None:
             self.carry_out.end(why, "failed", f"its trainer was lost for the second time ({detail})")
 
     def does_without(self, worker: str, error: Exception) -> bool:
-        """Whether this is of a node that came while the run went on and cannot be used, which is given up for that."""
+        """Return whether an error belongs to a node that came during the run; such a node is given up."""
         node = self.pool.node(worker)
         if node not in self.starts.unopened or len(self.run.cluster.nodes) == 1:
             return False
@@ -173,14 +173,14 @@ class Faults(DriverPart):
         elif any(leg.gate is not Gate.REGROUPING for leg in legs):
             self.regroup(legs)
         elif not regroups:
-            self.measurements.train()  # It fed no leg.
+            self.measurements.train()  # The node fed no leg.
 
     def _shares(self, trainer: str) -> bool:
-        """Whether it steps a member together with others, which wait for it."""
+        """Return whether a trainer steps a split member, whose other devices wait for it."""
         return any(len(leg.devices_of(name)) > 1 for leg in self.legs.live for name in self.legs.members_on(trainer))
 
     def _fall_behind(self, trainer: str) -> None:
-        """The members of a lost trainer wait for a place; the others of their leg go on, unless all going back is cheaper."""
+        """Let the members of a lost trainer wait for a device while the others of their leg continue, unless going back together is cheaper."""
         legs = self.legs.with_worker(trainer)
         lost = self.carry_out.take_off(trainer)
         self.carry_out.settle(lost)
@@ -195,7 +195,7 @@ class Faults(DriverPart):
             self.measurements.train()
 
     def _way_on(self, trainer: str, lost: Sequence[str], leg: LiveLeg) -> Way:
-        """By the planner's own figures; it is journaled."""
+        """Choose how lost members continue, by the planner's own figures, and journal it."""
         run, launching, positions = self.run, self.run.launching, self.run.positions
         profiles = self.decisions.profiles(lost)
         plan = launching.launch(self.decisions.situation(profiles, {}))
@@ -213,14 +213,14 @@ class Faults(DriverPart):
                 [flotilla.samples_per_second for flotilla in (*beside, *plan.flotillas)]
             ),
         )
-        # Where the policy has nothing for its device alone, its members would wait for the others' end.
+        # If the policy starts nothing on its device alone, its members would wait until the others end.
         way = Way.BACK if plan.waiting else loss.cheapest
         costs = {str(way): round(seconds, 3) for way, seconds in loss.costs.items()}
         self.carry_out.choose_way(trainer, lost, way, costs)
         return way
 
     def parted(self, worker: str, parted: Parted) -> None:
-        """Where a feeder is gone, the exchanges of all the others break: only the first message counts."""
+        """Handle a broken exchange between feeders; if a feeder is lost, all others report it, and only the first message counts."""
         if not self.pool.disband(worker, parted.team):
             return
         self.carry_out.lose(f"{worker}/exchange", f"its exchange with the other nodes broke: {parted.detail}")
@@ -231,11 +231,11 @@ class Faults(DriverPart):
             self._go_on_without(worker, given_up=False)
 
     def broke(self, worker: str, broke: Broke) -> None:
-        """A group breaks where a rank is gone, was told to leave, or has failed; that is mostly reported sooner."""
+        """Handle a broken group: a rank is lost, was told to leave, or has failed, which is mostly reported earlier."""
         self._broken.setdefault(broke.member, (time.monotonic(), worker, broke.detail))
 
     def _give_up(self, node: str, why: str, *, answers: bool = False) -> None:
-        """Go on without a node."""
+        """Continue without a node."""
         self.starts.unopened.discard(node)
         for device in self.carry_out.give_up(node, why, answers=answers):
             self.regrouping.let_go(device)
@@ -243,7 +243,7 @@ class Faults(DriverPart):
     # ---- signs of life
 
     def poll(self) -> None:
-        """Find workers that hang, groups that broke or stand still, and trainers that do not let go."""
+        """Find workers that hang, groups that broke or are stuck, and trainers that do not release their members."""
         now = time.monotonic()
         shown: dict[str, tuple[Sign, ...]] = {}
         for worker in self.pool.workers_known:
@@ -263,7 +263,7 @@ class Faults(DriverPart):
         self.pool.kill(worker)
 
     def _check_groups(self) -> None:
-        """Where nothing else was heard of a member whose group broke, its devices have lost each other."""
+        """Regroup members whose groups broke for no other reported reason: their devices have lost each other."""
         for member, (when, worker, detail) in list(self._broken.items()):
             leg = self.legs.of(member)
             waits = self.run.phase is Phase.TRAINING and leg is not None and leg.gate is not Gate.REGROUPING
@@ -275,11 +275,11 @@ class Faults(DriverPart):
                 self.regroup(self.legs.with_worker(worker))
 
     def _check_sums(self, shown: Mapping[str, Sequence[Sign]]) -> None:
-        """Devices that wait for one another in vain have lost each other, though all of them live."""
+        """Regroup members whose devices wait for each other in vain although all of them are alive."""
         together: dict[Devices, list[str]] = {}
         for leg in self.legs.live:
             workers = [*leg.feeders, *leg.devices]
-            # A device whose assignment cannot start yet waits for another one.
+            # A device whose assignment cannot start yet waits for another device.
             steps = leg.gate is not Gate.REGROUPING and not leg.starting
             if steps and all(worker in shown for worker in workers):
                 together |= dict.fromkeys(leg.together, workers)
@@ -294,16 +294,16 @@ class Faults(DriverPart):
         return HANGS_TO_LET_GO * self.run.settings.hang_seconds
 
     def pause(self) -> None:
-        """Save every member where it is, and end."""
+        """Save every member at its position, and end the run."""
         self.run.phase = Phase.ENDING
         self.regroup()
 
     def regroup(self, legs: Iterable[LiveLeg] | None = None) -> None:
-        """Let every trainer of these legs, or of all, save its members and let them go; `check_whether_over` goes on from there."""
+        """Let every trainer of some or all legs save and release its members; `check_whether_over` continues from there."""
         self.regrouping.begin(self.carry_out.regroup(legs), until=time.monotonic() + self._patience)
 
     def check_whether_over(self) -> None:
-        """When no trainer has a member of the legs that regroup: end the run, or start again with what is there."""
+        """Once no trainer has a member of a regrouping leg, end the run or start again with the remaining workers."""
         if not self.regrouping.over:
             return
         self.regrouping.end()

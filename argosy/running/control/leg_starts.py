@@ -1,4 +1,4 @@
-"""New legs: what the policy starts on devices that are free, and how the nodes of a leg share its stream."""
+"""New legs: what the policy starts on free devices, and how the nodes of a leg share its stream."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,30 +30,30 @@ class LegStarts(DriverPart):
         self.predictions = predictions
         self.sharing: SharingChoice = SharingChoice(run.settings)
         self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
-        """The leg that members were measured on, its team and assignment, until a worker that feeds or reads it is gone."""
+        """The leg that members were measured on, with its feeders and assignment number; None once one of its workers is lost."""
         self.nodes: list[Node] = []
-        """Nodes that came, whose workers are to be started when no member is being measured."""
+        """Nodes that have come; their workers start when no member is being measured."""
         self.unopened: set[str] = set()
-        """Nodes that came and whose data is not open yet."""
+        """Nodes that have come, and have not opened the data yet."""
         known = run.state.members
         self.splits: dict[str, Split] = {
             name: member.split for name, member in known.items() if member.split is not None
         }
-        """Device shares used by an earlier driver, of members that this one has not started. Other shares round differently."""
+        """Device shares that an earlier driver used, of members that this one has not started; other shares would round differently."""
         self._asked = False
-        """Whether the policy was, so that it stays the one that it is."""
+        """Whether the policy has been asked; from then on it stays the same."""
 
     # ---- nodes
 
     def admit_nodes(self) -> None:
-        """Start workers on nodes that came. The policy knows of a node when its data is open."""
+        """Start workers on nodes that have come; the policy may use a node once its data are open."""
         nodes, self.nodes = self.nodes, []
         for node in nodes:
             self.unopened.add(node.name)
             self.carry_out.admit(node)
 
     def opened(self, node: str) -> None:
-        """A feeder of a node has opened its data: where the node came later, all members are to have room there."""
+        """Handle a feeder that has opened its data; if its node came later, every member may be placed there."""
         self.run.wants_plan = True
         if node in self.unopened:
             self.unopened.discard(node)
@@ -61,14 +61,14 @@ class LegStarts(DriverPart):
             self.carry_out.make_room()
 
     def know_cluster(self) -> None:
-        """Let the policy know which nodes can be used."""
+        """Tell the policy which nodes can be used."""
         there = self.run.cluster.nodes
         opened = tuple(node for node in there if node.name not in self.unopened)
-        # Where all others are gone, what is planned waits for the data of those that came.
+        # If all other nodes are gone, plans wait until the new ones have opened their data.
         self.launching.cluster = Cluster(nodes=opened or there)
 
     def forget_measured(self) -> None:
-        """A worker is gone, or its exchange with others broke: what was being found out together comes to nothing."""
+        """Discard joint measurements, because a worker is lost or its exchange broke."""
         self.know_cluster()
         self.measuring_leg = None
         self.sharing.ask(())
@@ -76,12 +76,12 @@ class LegStarts(DriverPart):
     # ---- new legs
 
     def launch(self) -> None:
-        """Ask the policy what to start on the devices that are free."""
+        """Ask the policy what to start on free devices, and start it."""
         run = self.run
         if run.pausing is not None or not self.members.waiting or self.legs.regrouping:
             return
         if not self.legs.live and self.decisions.more_come_back:
-            return  # No member trains meanwhile, and the policy is to choose among all that are left.
+            return  # No member trains meanwhile, and the policy should choose among all that are left.
         plan = self.plan()
         self.members.catch_up(plan.waiting)
         if plan.flotillas and not self.sharing.told and not self._choose_sharing(plan.flotillas[0]):
@@ -89,13 +89,13 @@ class LegStarts(DriverPart):
         started = [flotilla for flotilla in plan.flotillas if self._start(flotilla)]
         self.carry_out.release_idle()
         if started:
-            # Some policies answer with one flotilla at a time: devices may be left for another one.
+            # Some policies answer with one flotilla at a time, and devices may be left for another one.
             idle = len(set(self.legs.devices)) < len(self.pool.devices)
             run.wants_plan = bool(self.members.waiting) and idle
             self.carry_out.publish(plan)
 
     def plan(self) -> Plan:
-        """What the policy starts on the devices that are free."""
+        """Return what the policy starts on free devices."""
         run = self.run
         profiles = self.decisions.profiles(self.decisions.to_start())
         self.carry_out.record(*self.predictions.profiled(profiles))
@@ -107,7 +107,7 @@ class LegStarts(DriverPart):
         return replace(found, notes=notes)
 
     def _foresee(self, situation: Situation) -> None:
-        """Before its first plan ``balanced`` is told how far all train, where none may end sooner or come later."""
+        """Before its first plan, tell ``balanced`` how far all members train, if none may end sooner or join later."""
         first, self._asked = not self._asked, True
         run, waiting = self.run, [profile.member for profile in situation.waiting]
         has_the_choice = run.settings.policy == "balanced" and not run.packs and not run.bringers
@@ -116,18 +116,18 @@ class LegStarts(DriverPart):
             self.launching.foresee(situation)
 
     def free_team(self, devices: Iterable[str]) -> list[Feeder] | None:
-        """Feeders for a leg on these devices, one on each node; None until a node that lacks one has it."""
+        """Return feeders for a leg on these devices, one per node; None until every node has one."""
         return self.pool.free_team(devices, (feeder for leg in self.legs.live for feeder in leg.feeders))
 
     def _start(self, flotilla: Flotilla) -> bool:
-        """Whether it is under way; where a node has no feeder for it yet, the policy is asked again when there is one."""
+        """Start a flotilla and return whether it is under way; if a node lacks a feeder, the policy is asked again later."""
         team = self.free_team(flotilla.devices)
         if team is None:
             return False
         if self.launching.policy_name in SKIPPING:
             self.positions.level(flotilla.members)
         stretch = self.positions.leg_for(flotilla.members, self.run.lengths, number=self.legs.count)
-        # The stream that members were measured on goes on as the first leg that begins there.
+        # The stream that members were measured on continues as the first leg that begins there.
         measured, self.measuring_leg = self.measuring_leg, None
         same_nodes = measured is not None and {f.node for f in measured[0]} == {f.node for f in team}
         if measured is not None and same_nodes and measured[1] == stretch and not self.sharing.changed:
@@ -145,7 +145,7 @@ class LegStarts(DriverPart):
     # ---- sharing
 
     def _choose_sharing(self, flotilla: Flotilla) -> bool:
-        """Settle how nodes share the stream; False while that is measured, after which the policy is asked again."""
+        """Decide how nodes share the stream; return False while that is being measured, after which the policy is asked again."""
         sharing, cluster = self.sharing, self.run.cluster
         if sharing.chosen is None and len(cluster.nodes) > 1 and not sharing.measured:
             team = self.free_team(self.pool.devices)
@@ -157,7 +157,7 @@ class LegStarts(DriverPart):
         return True
 
     def probed(self, worker: str, probed: Probed) -> None:
-        """A feeder has measured what sharing costs."""
+        """Handle a feeder's measurement of the cost of sharing."""
         self.sharing.handle(worker, probed)
         if self.sharing.measured:
             self.run.wants_plan = True

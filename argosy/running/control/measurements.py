@@ -1,8 +1,7 @@
-"""Members whose costs are not known are measured, and wait like all others when they are: at the beginning, and later.
+"""Measures members whose costs are unknown, at the beginning and when members join.
 
-At the beginning, and where no member trains, all trainers measure on the first block of a leg of its own. Members that join
-later are measured beside those that train. An addition is whole or nothing: its command is answered when all of its members are
-known and fit.
+If no member trains, as at the beginning, all trainers measure on the first block of a separate leg. Members that join later are measured
+beside those that train. Additions are atomic: a command is answered once the costs of all its members are known and all of them fit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ __all__ = ["Measurements"]
 
 
 class Measurements(DriverPart):
-    """Measures the members of one run, and welcomes those that join."""
+    """Measures the members of one run, and admits those that join."""
 
     def __init__(self, run: Run, carry_out: CarryOut, starts: LegStarts, *, only_measure: bool) -> None:
         super().__init__(run)
@@ -35,10 +34,10 @@ class Measurements(DriverPart):
         self.only_measure = only_measure
         self.timing: Timing = Timing()
 
-    # ---- where no member trains
+    # ---- while no member trains
 
     def measure(self) -> None:
-        """Let every trainer measure its share of the waiting members that are not known, on a leg of their own."""
+        """Let every trainer measure its share of the waiting members with unknown costs, on a separate leg."""
         self.run.phase = Phase.MEASURING
         if self.measuring.missing & set(self.members.waiting):
             self._measure_at_rest()
@@ -46,7 +45,7 @@ class Measurements(DriverPart):
             self.settle()
 
     def settle(self) -> None:
-        """The costs of a member are known, or wanted no more: go on with what waited for that."""
+        """Continue with everything that waited for the costs of a member."""
         run = self.run
         if run.phase in (Phase.TRAINING, Phase.MEASURING):
             self._welcome_known()
@@ -71,13 +70,13 @@ class Measurements(DriverPart):
         self.train()
 
     def train(self) -> None:
-        """All members that wait are known: let the policy say where each trains."""
+        """Ask the policy where members train, once the costs of all waiting ones are known."""
         self.run.phase = Phase.TRAINING
         self.run.wants_plan = True
         self._welcome()
 
     def _measure_at_rest(self) -> None:
-        """Feed a leg to all trainers, on whose first block they measure."""
+        """Feed a leg to all trainers, which measure on its first block."""
         devices, waiting = self.pool.devices, self.members.waiting
         team = self.pool.free_team(devices, ())
         if team is None:
@@ -85,7 +84,7 @@ class Measurements(DriverPart):
         stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=0))
         leg, assignment = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
         ends = [self.positions.last_section(name) for name in waiting]
-        # A clone may be at its end already.
+        # A clone may already be at its end.
         horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
         names = [feeder.name for feeder in team]
         for device in devices:
@@ -97,9 +96,9 @@ class Measurements(DriverPart):
         self._measure(devices, assignment)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
-        """The leg itself, or from a block before the end of its first section: members may want fewer samples of that, or none.
+        """Return the leg, started at least one block before the end of its first section, of which members may need few samples or none.
 
-        A few samples say little of what a batch takes, and are too few for some models.
+        A few samples are too few to measure a batch, and for some models.
         """
         length, per_epoch = self.run.lengths["train"], self.run.per_epoch
         assert self.run.data is not None
@@ -108,7 +107,7 @@ class Measurements(DriverPart):
         return replace(leg, position=min(leg.position, latest))
 
     def _measure_rest(self) -> None:
-        """Hand out the members that are still unknown; where one failed, another one like it takes its place."""
+        """Assign the members that are still unknown; if one failed, another of its kind takes its place."""
         if self.starts.measuring_leg is not None and self.measuring.representatives:
             self._measure(self.pool.devices, self.starts.measuring_leg[2])
 
@@ -119,27 +118,27 @@ class Measurements(DriverPart):
     # ---- sums over devices
 
     def _time_sums(self) -> bool:
-        """Find out what sums over devices take, where a member may be split; whether that is still to be waited for."""
+        """Measure the time of all-reduces if a member may be split; return whether their result is still pending."""
         devices = self.pool.devices
-        # Of several nodes one may be left, with one device.
+        # Only one node with one device may be left.
         if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
         self.carry_out.send(self.timing.commands(devices, self.pool.rendezvous))
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:
-        """A trainer has answered."""
+        """Handle a trainer's timing of all-reduces."""
         link = self.timing.handle(device, timed)
         if link is not None:
             self.measuring.know_link(link)
         self.settle()
 
-    # ---- beside members that train
+    # ---- while members train
 
     def measure_unknown(self) -> None:
-        """Let those be measured that no trainer measures: beside members that train, or, where none does, by themselves.
+        """Let unmeasured members be measured, beside members that train or, if none does, alone.
 
-        New members, and members that rested, whose measurement may have been lost before they were called.
+        These are new members, and resting members whose measurement was lost before they were called.
         """
         missing, new = self.measuring.missing, self.members.new
         if not missing or not missing & new.union(self.members.waiting):
@@ -153,7 +152,7 @@ class Measurements(DriverPart):
             self.measure()
 
     def measured(self, message: Measured) -> None:
-        """A trainer has found out what a member costs, and so do those like it: members that waited for that may have a place."""
+        """Handle the measured costs of a member, which hold for all of its kind; members that waited for them may be placed."""
         trains = self.run.phase is Phase.TRAINING
         unknown = self.measuring.missing.intersection(self.members.waiting) if trains else set[str]()
         self.measuring.handle(message)
@@ -162,16 +161,16 @@ class Measurements(DriverPart):
         self.settle()
 
     def measures_beside(self, member: str) -> bool:
-        """Whether a member is to be added, and measured beside those that train."""
+        """Return whether a member is being added and measured beside those that train."""
         return member in self.members.new and self.run.phase is not Phase.MEASURING
 
     def forget(self) -> None:
-        """A worker is gone: what trainers measured together comes to nothing."""
+        """Discard joint measurements of trainers, because a worker is lost."""
         self.starts.forget_measured()
         self.timing.forget()
 
     def forget_at_rest(self) -> None:
-        """Legs were regrouped: no trainer measures any more that was told to."""
+        """Note after a regrouping that no trainer is measuring any more."""
         self.starts.measuring_leg = None
         self.timing.forget()
         self.measuring.again()
@@ -179,7 +178,7 @@ class Measurements(DriverPart):
     # ---- members that join
 
     def bring(self) -> None:
-        """Let those join that a search brings."""
+        """Let the new members of a search join."""
         run = self.run
         if run.pausing is not None:
             return
@@ -190,11 +189,11 @@ class Measurements(DriverPart):
         check_batches(members, run.lengths)
         self.carry_out.bring(brought)
         self.expect(members)
-        # Others may have waited for these.
+        # Other members may have waited for these.
         self.carry_out.call()
 
     def expect(self, members: Sequence[Member], *, addition: str = "") -> None:
-        """Members are to be added, by a command or a search: they are in the study from here on, and their costs are not known."""
+        """Add members of a command or a search to the study; their costs are unknown."""
         self.positions.extend(members)
         self.run.view.study(self.run.study)
         self.members.expect((member.name for member in members), addition=addition)
@@ -202,13 +201,13 @@ class Measurements(DriverPart):
             self._welcome()
 
     def _welcome(self) -> None:
-        """New members whose like is known wait at once, the others are to be measured."""
+        """Let new members of a known kind wait at once, and measure the others."""
         if self.members.new:
             self.measuring.want(map(self.run.study.member, sorted(self.members.new, key=self.positions.number)))
             self._welcome_known()
 
     def _welcome_known(self) -> None:
-        """New members whose costs are known wait like all others from here on."""
+        """Let new members whose costs are known wait for devices."""
         self._answer_additions()
         measured = self.measuring.measured
         ready = (name for name in self.members.new if name in measured and not self.members.addition(name))
@@ -219,13 +218,13 @@ class Measurements(DriverPart):
         self.carry_out.announce(entering)
         self._fail_unfit(entering)
         for name in entering:
-            # A clone may have come before others that it is to begin with.
+            # A clone may have come before members that it begins with.
             if self.members.state(name) is not State.ENDED:
                 self.carry_out.decided(name)
         self.carry_out.make_room()
 
     def _answer_additions(self) -> None:
-        """Answer commands of which the costs of all members are known: they are here from now on, or refused."""
+        """Answer commands whose members all have known costs: the members join, or are refused."""
         for addition, names in self.members.of_additions().items():
             if not all(name in self.measuring.measured for name in names):
                 continue
@@ -238,7 +237,7 @@ class Measurements(DriverPart):
                 self.carry_out.answer(addition, f"added {', '.join(names)}")
 
     def _fail_unfit(self, names: Iterable[str]) -> None:
-        """Trials of a search that can train nowhere here have failed; the others go on."""
+        """Fail trials of a search that fit on no device; the others continue."""
         for name in tuple(names) if self.run.bringers else ():
             try:
                 self._check_fit([name])
@@ -246,7 +245,7 @@ class Measurements(DriverPart):
                 self.carry_out.end(name, "failed", str(error))
 
     def _check_fit(self, names: Iterable[str]) -> None:
-        """Raise PlanError for one of these, whose costs are known, that can train nowhere here."""
+        """Raise PlanError if one of these members, with known costs, fits on no device."""
         members, cluster = [self.run.study.member(name) for name in names], self.starts.launching.cluster
         check_batch_norm(members, self.run.lengths, self.measuring.measured)
         require_fit([self.measuring.profile(member) for member in members], cluster.devices)
