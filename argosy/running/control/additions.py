@@ -1,7 +1,7 @@
-"""Members that people add to a run: their file is rehearsed, then read, they are measured, and only then are they here.
+"""Members that the user adds to a run: their study file is rehearsed, then read, the members are measured, and only then they join.
 
-An addition is whole or nothing, and answered once: with the names of its members when they wait for devices like all others, or
-with the reason why none of them do. Until then no resume knows of it.
+Additions are atomic and answered once: with the names of the members when all of them wait for devices, or with the reason why none of
+them can. Until then no resume includes them.
 """
 
 import importlib
@@ -27,28 +27,28 @@ __all__ = ["Additions"]
 
 
 class Additions:
-    """The additions of one run, by the names of the commands that brought them."""
+    """Handles the additions to one run, by the file names of their commands."""
 
     def __init__(self, run: Run, carry_out: CarryOut, measurements: Measurements) -> None:
         self.run = run
         self.carry_out = carry_out
         self.measurements = measurements
         self._copies: dict[str, StudyCopy] = {}
-        """Study files that are not read yet."""
+        """Study files that have not been read yet."""
         self._rehearsal: Rehearsal | None = None
         self._rehearsed: dict[str, Rehearsed] = {}
 
     @property
     def pending(self) -> bool:
-        """Whether a person waits for an answer."""
+        """Whether a command is unanswered."""
         return bool(self._copies or self.run.members.of_additions())
 
     def ask(self, file: str, command: Mapping[str, Any]) -> None:
-        """Take up a command; raises RunError for one that names no copy."""
+        """Accept a command; raises RunError if it names no copy of a study file."""
         self._copies[file] = StudyCopy.of(command, self.run.directory / "commands")
 
     def poll(self) -> None:
-        """Go on with what was asked, as far as that goes without waiting."""
+        """Advance pending additions without waiting."""
         if self._rehearsal is None:
             self._rehearse({file: copy for file, copy in self._copies.items() if file not in self._rehearsed})
         results = self._rehearsal.results() if self._rehearsal is not None else None
@@ -71,7 +71,7 @@ class Additions:
             self._rehearsed |= dict.fromkeys(copies, refused)
 
     def _take_up(self, file: str, rehearsed: Rehearsed) -> None:
-        """Measure the members of a file, or refuse it."""
+        """Let the members of a file be measured, or refuse it."""
         run, copy = self.run, self._copies.pop(file)
         try:
             if rehearsed.problem:
@@ -92,8 +92,7 @@ class Additions:
             self.carry_out.answer(file, f"{REFUSED}{error}")
 
     def admit(self, file: str, members: Sequence[Member]) -> None:
-        """Measure the members of a command, whose answer is to come; raises StudyError where they do not go with the study's
-        terms."""
+        """Let the members of a command be measured; it is answered later. Raises StudyError if they contradict the study."""
         for member in members:
             self.run.positions.check_new(member.name)
         if self.run.steering is not None:
@@ -101,7 +100,7 @@ class Additions:
         self.measurements.expect(members, addition=file)
 
     def _check_same(self, study: Study, fingerprints: Mapping[str, str]) -> None:
-        """Raise StudyError where a file's study has another seed or other data, so that its members would not be what they are by it."""
+        """Raise StudyError if the file's study has another seed or other data, because its members would train differently here."""
         seed, data = self.run.study.seed, self.run.data
         known = {} if data is None else data.fingerprints
         found = [
@@ -124,13 +123,13 @@ class Additions:
                 )
 
     def close(self) -> None:
-        """The run ends; what is not answered is heard by the next driver."""
+        """End; unanswered commands are left for the next driver."""
         if self._rehearsal is not None:
             self._rehearsal.close()
 
 
 def _check_modules(folder: Path, modules: Mapping[str, str]) -> None:
-    """Raise StudyError where a name of a module beside an added file means another one in this run."""
+    """Raise StudyError if a module beside an added file has the name of a different module in this run."""
     importlib.invalidate_caches()
     path = [*sys.path, str(folder)]
     for name, file in modules.items():

@@ -1,6 +1,6 @@
-"""What a clone is: another member but for some hyper-parameters, from nothing or from where the other one is.
+"""Clones: copies of a member with some other hyper-parameters, that start from scratch or from the member's weights.
 
-A clone that goes on from another member's weights begins with a file of that member's, which was written at an epoch's end.
+A warm clone starts from a checkpoint of its source that was written at the end of an epoch.
 """
 
 import os
@@ -22,30 +22,30 @@ from argosy.training.member.checkpoint import check
 __all__ = ["LOADED", "Clone", "inherit", "newest_file"]
 
 LOADED = ("optimizer", "loss", "augment")
-"""Parts of a member whose numbers may differ from those of the one whose weights it takes over."""
+"""Fields whose hyper-parameters may differ from the source's in a warm clone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clone:
-    """What a person asked for."""
+    """A requested clone."""
 
     source: str
     name: str
     changes: Mapping[str, Any]
-    """By the names of hyper-parameters, as ``optimizer.lr``."""
+    """New values by hyper-parameter, such as ``optimizer.lr``."""
     warm: bool
-    """Whether it goes on from the other one's weights, instead of from nothing."""
+    """Whether it starts from the source's weights instead of from scratch."""
 
     @classmethod
     def of(cls, command: Mapping[str, Any]) -> "Clone":
-        """From a command; raises RunError for one that lacks something."""
+        """Return the clone of a command; raises RunError if the command is incomplete."""
         match command:
             case {"member": str(source), "name": str(name), "set": dict(changes), "warm": bool(warm)}:
                 return cls(source=source, name=name, changes=changes, warm=warm)
         raise RunError(f"the command to clone {command.get('member')!r} lacks something: use argosy clone.")
 
     def member(self, source: Member) -> Member:
-        """The clone; raises StudyError for changes that it cannot have."""
+        """Return the clone as a member; raises StudyError for impossible changes."""
         if not self.changes:
             raise StudyError(
                 f"{self.name!r} would be {source.name!r} once more; say with --set what is to differ, as "
@@ -69,7 +69,7 @@ class Clone:
 
 
 def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
-    """Raise StudyError for a value that cannot take the place of the one before."""
+    """Raise StudyError for a value that cannot replace the previous one."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
     if not numbers and type(value) is not type(before):
         kind = "an int" if isinstance(before, int) and not isinstance(before, bool) else f"a {type(before).__name__}"
@@ -82,19 +82,19 @@ def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
 
 
 def newest_file(source: MemberState) -> Checkpoint | None:
-    """The one of an epoch's end, among the two that are surely there still; without its best weights, which no clone takes over."""
+    """Return the latest checkpoint at the end of an epoch among the two that certainly still exist, without its best weights."""
     found = source.saved[-2:]
     if len({saved.file for saved in found}) == 1:
-        found = found[:1]  # the second one has best weights from behind the file
+        found = found[:1]  # the best weights of the second one are newer than the file
     found.reverse()
     ends = (saved for saved in found if (saved.section, saved.position, saved.carried) == (0, 0, 0))
     return next((replace(saved, best=None, best_sha256=None) for saved in ends), None)
 
 
 def inherit(directory: Path, cloned: Cloned) -> None:
-    """Let a clone have the file that it goes on from, which its source deletes one day.
+    """Link the checkpoint that a clone starts from, because its source will delete it.
 
-    Raises CheckpointError where it is not there.
+    Raises CheckpointError if it does not exist.
     """
     checkpoint = cloned.checkpoint
     if checkpoint is None:
@@ -103,7 +103,7 @@ def inherit(directory: Path, cloned: Cloned) -> None:
     make_folder(here)
     name = checkpoint.file
     check(there / name)
-    # A driver that was killed before it journaled the clone may have left one of that name.
+    # A driver that was killed before it journaled the clone may have left such a link.
     (here / name).unlink(missing_ok=True)
     try:
         os.link(there / name, here / name)

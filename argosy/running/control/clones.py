@@ -1,7 +1,7 @@
-"""Clones that people ask for: each waits for a file of its source's, where it goes on from that, and is added then.
+"""Clones that the user asks for. A warm clone waits for a checkpoint of its source, and is then added.
 
-Its source's trainer writes one at the next epoch's end; the file is linked into the clone's folder, and it is journaled whose it
-is and what is to differ.
+The source's trainer writes a checkpoint at the next end of an epoch. It is linked into the clone's folder, and the journal notes its
+source and the changed hyper-parameters.
 """
 
 from collections.abc import Mapping
@@ -24,27 +24,27 @@ __all__ = ["Clones"]
 
 @dataclass(kw_only=True, slots=True)
 class Waiting:
-    """A clone that is not here yet."""
+    """A clone that has not been added yet."""
 
     clone: Clone
     older: Checkpoint | None
-    """The newest file that its source had when it was asked for."""
+    """The latest checkpoint of its source when the clone was requested."""
     asked: int = -1
-    """Sections that the source had ended when its trainer was asked for another one."""
+    """Number of sections that the source had ended when its trainer was asked for a checkpoint."""
 
 
 class Clones:
-    """Clones that wait for a file of their source's."""
+    """Clones that wait for a checkpoint of their source."""
 
     def __init__(self, run: Run, carry_out: CarryOut, additions: Additions) -> None:
         self.run = run
         self.carry_out = carry_out
         self.additions = additions
         self._waiting: dict[str, Waiting] = {}
-        """By the name of a command that is not answered yet."""
+        """Waiting clones, by the file name of their unanswered command."""
 
     def ask(self, file: str, command: Mapping[str, Any]) -> None:
-        """Take up a command; raises StudyError or RunError for what cannot be."""
+        """Accept a command; raises StudyError or RunError if it is impossible."""
         clone, study = Clone.of(command), self.run.study
         if clone.source not in study.names:
             raise RunError(
@@ -57,12 +57,12 @@ class Clones:
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
 
     def poll(self) -> None:
-        """Take up those whose source has been saved, or need nothing of it."""
+        """Add clones whose source has been saved, or that need nothing from it."""
         for file, waiting in list(self._waiting.items()) if self.run.begun else ():
             clone, newest = waiting.clone, self._newest(waiting.clone)
             device = self._device(clone.source) if clone.warm else None
             if device is not None and newest in (None, waiting.older):
-                # The next one may be of a section in the middle of an epoch, or gone again.
+                # The next checkpoint may be from the middle of an epoch, or already be deleted.
                 files = len(self.run.state.member(clone.source).sections)
                 if waiting.asked != files:
                     waiting.asked = files
@@ -76,7 +76,7 @@ class Clones:
 
     def _take_up(self, file: str, clone: Clone, newest: Checkpoint | None) -> None:
         run, checkpoint = self.run, newest if clone.warm else None
-        self._check_name(clone.name)  # another one may have come while this one waited
+        self._check_name(clone.name)  # another member of this name may have joined meanwhile
         if clone.warm and checkpoint is None:
             raise RunError(
                 f"member {clone.source!r} has no file of an epoch's end, which a clone could begin with; clone it when it has "
@@ -99,7 +99,7 @@ class Clones:
         self.run.positions.check_new(name)
 
     def _device(self, member: str) -> str | None:
-        """The device that saves a member which trains."""
+        """Return the device that saves a training member; None if it does not train."""
         leg = self.run.legs.of(member)
         return None if leg is None else leg.savers[member]
 

@@ -1,4 +1,4 @@
-"""How a run is left: files as they are to stay, and the last event in the journal, whatever went wrong before."""
+"""The end of a run: final files, and the last event in the journal, whatever went wrong before."""
 
 import contextlib
 import time
@@ -17,9 +17,9 @@ __all__ = ["end_run"]
 def end_run(
     run: Run, carry_out: CarryOut, meter: Meter, *, status: str, reason: str, close: Callable[[], None]
 ) -> None:
-    """Tidy up and journal the end. Whatever one of these meets, the others are done; `close` is one of them."""
+    """Clean up and journal the end. Every step is tried even if others fail; `close` is one of them."""
     ended, state = _ended(run, meter, status, reason), run.state
-    # Where an earlier driver was killed when all was done, this one says so.
+    # An earlier driver may have been killed after everything was done; then this one journals the end.
     untold = state.started is not None and status == "done" != (state.ended.status if state.ended else "")
     with contextlib.ExitStack() as last_first:
         last_first.callback(run.view.end)
@@ -28,7 +28,7 @@ def end_run(
             last_first.callback(carry_out.record, ended)
         last_first.callback(close)
         last_first.callback(run.metrics.write)
-        # These are done again at the end of the next run.
+        # The next run repeats these at its end.
         with contextlib.suppress(OSError):
             run.measuring.remember(state, run.study)
         for member in state.members.values():

@@ -1,4 +1,4 @@
-"""Tells workers that hang from slow ones: pure bookkeeping over their signs of life."""
+"""Distinguishes hung workers from slow ones, by pure bookkeeping over their signs of life."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from argosy.stream.heartbeat import Sign
 __all__ = ["Hangs"]
 
 OBSERVATIONS = 4
-"""A worker is observed so often without any progress before it hangs: while the driver itself was held up (a suspended
-machine), no worker could be seen to move."""
+"""A worker hangs only after this many observations without progress, because while the driver itself was suspended no
+progress could be seen."""
 SHARE = 0.01
-"""Share of a core that opaque code uses at least. A thread that only waits and wakes up now and then uses less."""
+"""Opaque code counts as working if it uses at least this share of a core; a thread that only waits uses less."""
 
 
 @dataclass(slots=True)
 class _Still:
-    """A sign that has not moved since it was first seen."""
+    """A sign of life that has not changed since it was first seen."""
 
     sign: Sign
     observed: float
     seconds: float = 0.0
-    """How long it has been seen like that."""
+    """How long it has been unchanged."""
     cpu_seconds: float | None = None
-    """CPU time of the worker when it was seen for the second time."""
+    """CPU time of the worker at the second observation."""
     elapsed: float = 0.0
-    """Seconds since then."""
+    """Seconds since the second observation."""
 
 
 class Hangs:
-    """A worker hangs when something that it is busy with makes no progress for so many seconds.
+    """Finds workers whose current work has made no progress for a number of seconds.
 
-    Progress is another beat or something else to do; in opaque code, where nothing beats, CPU time as well. Slow is not
-    hung, and nothing that is idle hangs.
+    Progress is another beat, another activity or, in opaque code that cannot beat, CPU time. Slow workers do not count as hung, and idle
+    workers never do.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._still: dict[str, dict[int, _Still]] = {}
-        """By worker and slot of its heartbeat; only those that are busy."""
+        """Unchanged signs of busy workers, by worker and heartbeat slot."""
 
     def observe(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
-        """Note what a worker shows. Its CPU time is asked for only where opaque code has been seen without a beat."""
+        """Note the signs of a worker. Its CPU time is only read if opaque code has not beaten."""
         before = self._still.get(worker, {})
         self._still[worker] = {
             slot: self._compare(now, before.get(slot), sign, cpu_seconds)
@@ -50,7 +50,7 @@ class Hangs:
         }
 
     def hanging(self) -> list[tuple[str, str, float]]:
-        """(worker, what it is doing, seconds without progress) of workers to be ended; each is named once."""
+        """Return (worker, activity, seconds without progress) of hung workers, each once."""
         found = []
         for worker, stills in list(self._still.items()):
             still = max(stills.values(), key=lambda still: still.seconds, default=None)
@@ -60,7 +60,7 @@ class Hangs:
         return found
 
     def forget(self, worker: str) -> None:
-        """A worker is gone; another one of its name starts anew."""
+        """Forget a lost worker; its successor has the same name."""
         self._still.pop(worker, None)
 
     def _compare(self, now: float, still: _Still | None, sign: Sign, cpu_seconds: Callable[[], float]) -> _Still:

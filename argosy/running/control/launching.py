@@ -1,6 +1,6 @@
-"""What a policy is asked, and what its answer means for members that train already: which stay, move, leave and join.
+"""Questions to the policy, and what its answers mean for members that already train: which stay, move, leave and join.
 
-Pure but for the policy, which is pure itself. The policy is asked once for each change, with everything that a run knows.
+Pure functions, like the policy itself. The policy is asked once for each change, with everything that the run knows.
 """
 
 import contextlib
@@ -21,35 +21,35 @@ __all__ = ["Launching", "as_before"]
 
 @dataclass(slots=True)
 class Launching:
-    """The questions of one run."""
+    """Asks the policy of one run."""
 
     cluster: Cluster
     policy_name: str
     policy: Policy
-    """The planner."""
+    """The policy that plans."""
     preparation_seconds: float = 0.0
-    """Seconds of one core for one sample."""
+    """Seconds that one core needs for one sample."""
     samples_per_epoch: int = 1
     opening_seconds: float = 0.0
-    """That a feeder takes to open the data, as each further one does."""
+    """Seconds that each feeder needs to open the data."""
     repeating: Callable[[Policy], Policy] = lambda policy: policy
-    """Makes a policy answer as before where it was asked before."""
+    """Wraps a policy so that it repeats earlier answers to the same questions."""
 
     @property
     def preparation_rate(self) -> float | None:
-        """What the cluster can prepare; None where its cores train as well, and where one stream must do for all."""
+        """Samples per second that the cluster can prepare; None if its cores also train, or if all must share one stream."""
         if not self.preparation_seconds or any(device.kind == "cpu" for device in self.cluster.devices):
             return None
         return sum(node.cores for node in self.cluster.nodes) / self.preparation_seconds
 
     def foresee(self, situation: Situation) -> None:
-        """The epochs of all members are known: go by the policy with which all are through first."""
+        """Switch to the policy that finishes first, given that the epochs of all members are known."""
         self.policy_name = best_with_known_epochs(situation, self.charges)
         self.policy = self.repeating(POLICIES[self.policy_name])
 
     @property
     def charges(self) -> Charges:
-        """What a run costs besides training."""
+        """Costs of a run besides training."""
         cores = sum(node.cores for node in self.cluster.nodes)
         return Charges(
             moving=FILES,
@@ -61,23 +61,23 @@ class Launching:
         )
 
     def sample_seconds(self, paces: Sequence[float]) -> float:
-        """Seconds that all members lose by each sample of the last of these streams, which go on at once."""
+        """Return the seconds that all members lose per sample of the last of these concurrent streams."""
         if self.preparation_rate is not None:
             return max(sum(paces) / self.preparation_rate - 1.0, 0.0) / paces[-1]
         return self.preparation_seconds / sum(node.cores for node in self.cluster.nodes)
 
     def restart_seconds(self, assignments: Iterable[Iterable[Profile]]) -> float:
-        """To save these assignments, each on its device, and to load them again."""
+        """Return the seconds to save these assignments, each on its device, and to load them again."""
         heaviest = max(sum(profile.state_bytes for profile in assignment) for assignment in assignments)
         return FILES.rebalance_seconds + 2 * heaviest / FILES.bytes_per_second
 
     def launch(self, situation: Situation, splits: Sequence[Split] = ()) -> Plan:
-        """What to start on the free devices; members go on split as they were, where these still are possible."""
+        """Return what to start on the free devices; split members keep their shares if possible."""
         if not situation.waiting or not situation.free:
             return self._plan(situation, ())
         flotillas = self.policy.launch(situation)
         if splits:
-            with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
+            with contextlib.suppress(PlanError):  # its memory may no longer be available
                 return self._plan(situation, [as_before(flotilla, situation.waiting, splits) for flotilla in flotillas])
         return self._plan(situation, flotillas)
 
@@ -85,9 +85,9 @@ class Launching:
         return Plan.of(self.policy_name, flotillas, situation.waiting, situation.free)
 
     def goes_on(self, leg: LiveLeg, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
-        """The flotilla that goes on with a leg whose members the policy does not keep as they are; None where they make room.
+        """Return the flotilla with which a leg continues if the policy changes it; None if its members make room.
 
-        `peers` are waiting members that could go on with it; in `anew` all of them wait.
+        `peers` are waiting members that could join it; in `anew` all members of the leg wait.
         """
         if not live and not peers:
             return None
@@ -98,7 +98,7 @@ class Launching:
 
 
 def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:
-    """The flotilla with members split as they were, where it has all the devices of that and they may be split."""
+    """Return the flotilla with the earlier shares of split members, if it has their devices and they may still be split."""
     before = {split.member: split for split in splits if set(split.devices) <= set(flotilla.devices)}
     known = {profile.member: profile for profile in profiles if profile.splittable}
     placements = [

@@ -1,9 +1,9 @@
-"""A fault, and the ways out of it: what each of them costs all members, and which trainers a regrouping waits for.
+"""Ways to recover from a lost trainer, what each of them costs, and which trainers a regrouping waits for. Pure bookkeeping and arithmetic.
 
-Members of a lost trainer go on from their newest files, and the others of their leg are ahead of these. Either all of them go
-*back*: saved, let go, and planned anew from the least position. Or the lost ones get a leg of their own while the others go on:
-until they *meet* at the end of a section, where members that are ahead wait, or *apart*, to the end, with a stream that is prepared for
-them alone. What a device could not hold is cut into more micro-batches. Pure bookkeeping and arithmetic.
+Members of a lost trainer continue from their latest checkpoints, behind the other members of their leg. Either all members go *back*:
+they are saved, released and planned again from the least position. Or the lost members get a leg of their own while the others continue:
+until they *meet* at the end of a section, where the others wait, or *apart*, to the end, with a stream that is prepared for them alone.
+Batches that a device could not hold are split into more micro-batches.
 """
 
 import math
@@ -19,7 +19,7 @@ __all__ = ["Loss", "Regrouping", "Way", "next_division"]
 
 
 class Way(StrEnum):
-    """How members of a lost trainer go on; of equals the first is taken."""
+    """How members of a lost trainer continue; among equally cheap ways, the first is chosen."""
 
     APART = "apart"
     MEET = "meet"
@@ -28,22 +28,22 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """What the planner knows when a trainer is lost that others share a stream with."""
+    """What the planner knows about the loss of a trainer whose stream other members share."""
 
     repeated_seconds: float
-    """Work of its members that is in no file."""
+    """Work of its members since their latest checkpoints."""
     restart_seconds: float
-    """To save all members, and to load them again."""
+    """Time to save all members and load them again."""
     to_meeting: int
-    """Samples of the stream from where its members go on to the end of the section that the others are in."""
+    """Stream samples from the position of its members to the end of the current section of the others."""
     to_end: int
-    """And to where their limits are; where no rule knows one, to the end of the epoch after this."""
+    """Stream samples to their limits, or to the end of the next epoch if there is no limit."""
     sample_seconds: float
-    """Seconds that all members lose by one sample that is prepared once more."""
+    """Seconds that all members together lose if a sample is prepared once more."""
 
     @property
     def costs(self) -> dict[Way, float]:
-        """Seconds that all members lose by each way."""
+        """Seconds that all members together lose, by way."""
         return {
             Way.APART: self.to_end * self.sample_seconds,
             Way.MEET: self.to_meeting * self.sample_seconds + self.repeated_seconds,
@@ -52,15 +52,15 @@ class Loss:
 
     @property
     def cheapest(self) -> Way:
-        """The way that costs least."""
+        """The cheapest way."""
         costs = self.costs
         return min(costs, key=lambda way: costs[way])
 
 
 def next_division(member: Member, length: int, now: int, *, batch_norm: bool) -> int | None:
-    """Micro-batches for a member whose device could not hold a step in `now` of them: twice as many, where that can be.
+    """Return the next number of micro-batches for a member whose device could not hold a step in `now` of them: twice as many, if possible.
 
-    None where they cannot be smaller. With BatchNorm, none of a batch in a split of this length may hold one sample.
+    None if they cannot be smaller. With BatchNorm, no micro-batch in a split of this length may hold a single sample.
     """
     batches, size = batches_of(member, length), member.batch_size
     twice = min(2 * now, size)
@@ -73,32 +73,32 @@ def next_division(member: Member, length: int, now: int, *, batch_norm: bool) ->
 
 @dataclass(slots=True)
 class Regrouping:
-    """Trainers that were told to save their members and let them go, until the last of them has."""
+    """Trainers that were told to save and release their members, until all have."""
 
     waiting_for: dict[str, float] = field(default_factory=dict)
-    """Those that have not said so, and when the time of each is over."""
+    """Trainers that have not released their members yet, with their deadlines."""
     under_way: bool = False
 
     def begin(self, trainers: Iterable[str], *, until: float) -> None:
-        """These carry members, and have until then; others may be waited for already."""
+        """Wait for trainers until a deadline, in addition to those already waited for."""
         self.waiting_for |= dict.fromkeys(trainers, until)
         self.under_way = True
 
     def let_go(self, trainer: str) -> None:
-        """A trainer has no member any more, as it says or because it is gone."""
+        """Note that a trainer has no members any more, because it reported so or is lost."""
         self.waiting_for.pop(trainer, None)
 
     def late(self, now: float) -> list[str]:
-        """Trainers whose time is over, each named once: they are to be ended, and waited for until they are gone."""
+        """Return trainers past their deadline, each once; they are killed, and waited for until they are gone."""
         late = [trainer for trainer, until in self.waiting_for.items() if until < now]
         self.waiting_for |= dict.fromkeys(late, math.inf)
         return late
 
     @property
     def over(self) -> bool:
-        """Whether all that were asked have let go."""
+        """Whether all trainers have released their members."""
         return self.under_way and not self.waiting_for
 
     def end(self) -> None:
-        """Members start again."""
+        """End the regrouping, so that members start again."""
         self.under_way = False

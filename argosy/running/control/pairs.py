@@ -1,8 +1,8 @@
-"""What every two members spare when they share a device: the matrix of pairs (Liu et al., Understanding and optimizing packed
-neural network training for hyper-parameter tuning, 2020).
+"""How much time each pair of members saves by sharing a device (Liu et al., Understanding and optimizing packed neural network
+training for hyper-parameter tuning, 2020).
 
-All is done in this process: a member alone prepares a block and steps on it; a pair prepares it once for both. Two that may be
-one program are stepped as one, also where that is slower.
+Everything runs in this process. A member alone prepares a block and steps on it; a pair prepares the block once for both. Two members
+that can be one program are stepped as one, even if that is slower.
 """
 
 import itertools
@@ -31,31 +31,31 @@ from argosy.training.programs.solo import Solo
 __all__ = ["Pair", "measure_pairs"]
 
 ROUNDS = 7
-"""Rounds of timing. Each lets one member, the other one, and both train on a block; the first round warms up."""
+"""Rounds of timing: in each, one member, the other, and both train on a block. The first round is a warm-up."""
 BATCHES = 4
-"""Batches of the largest member in a block, at least."""
+"""A block holds at least this many batches of the member with the largest ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two members on one device, and what they take; a member beside another one like itself is a pair, too."""
+    """Times of two members on one device; a member with a copy of itself is a pair too."""
 
     members: tuple[str, str]
     fused: bool
-    """Whether one program stepped both; else they took turns."""
+    """Whether one program stepped both; otherwise they took turns."""
     alone_seconds: tuple[float, float]
-    """T_i: of each by itself, its preparation included."""
+    """T_i: time of each member alone, including preparation."""
     together_seconds: float
-    """T_pack: of both, for which samples were prepared once."""
+    """T_pack: time of both, with samples prepared once."""
 
     @property
     def improvement(self) -> float:
-        """IMP = (sum of T_i - T_pack) / sum of T_i; negative where the pair is slower than one after the other."""
+        """IMP = (sum of T_i - T_pack) / sum of T_i; negative if the pair is slower than one member after the other."""
         return 1.0 - self.together_seconds / sum(self.alone_seconds)
 
 
 def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
-    """All pairs of these members on one device, each also with another one of its kind; what a member raises is raised."""
+    """Time all pairs of members on one device, including each with a copy of itself; errors of members propagate."""
     with _threads(settings.threads):
         bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")
         named = [study.member(name) for name in members]
@@ -63,7 +63,7 @@ def measure_pairs(study: Study, members: Sequence[str], device: str, settings: S
 
 
 class _Bench:
-    """Data and a device, on which members are timed."""
+    """Data and a device on which members are timed."""
 
     def __init__(self, study: Study, backend: Backend, *, exact: bool) -> None:
         self._study = study
@@ -78,7 +78,7 @@ class _Bench:
 
     def pair(self, one: Member, other: Member) -> Pair:
         """Time two members."""
-        two = one, replace(other, name=f"{other.name}-again")  # for it may be the same
+        two = one, replace(other, name=f"{other.name}-again")  # because both may be the same member
         alone = [Solo(self._built(member)) for member in two]
         together, fused = self._together([self._built(member) for member in two])
         rounds = [(self._seconds(alone[:1]), self._seconds(alone[1:]), self._seconds(together)) for _ in range(ROUNDS)]
@@ -92,7 +92,7 @@ class _Bench:
         )
 
     def _together(self, lives: Sequence[LiveMember]) -> tuple[Sequence[Program[Any]], bool]:
-        """The programs that step both, and whether that is a single one."""
+        """Return the programs that step both members, and whether it is a single one."""
         if admit(lives, self._block(next(self._epochs))).packs:
             return [Fused.of(lives)], True
         return [Solo(live) for live in lives], False
@@ -115,7 +115,7 @@ class _Bench:
         return time.perf_counter() - began
 
     def _block(self, epoch: int) -> Block:
-        """The first samples of an epoch, on the device."""
+        """Return the first samples of an epoch, on the device."""
         place = Place(leg=0, split="train", epoch=epoch, section=0, start=0, rows=self._rows, last=False)
         memory = self._source.layout.memory(self._rows)
         self._source.fill(self._source.layout.block(place, memory), 0, self._orders.block(place))

@@ -1,4 +1,4 @@
-"""A run that only measures: what the members of a job cost, and preparation, and where they would begin to train."""
+"""Runs that only measure: the costs of a job's members and of preparation, and the first plan."""
 
 import contextlib
 
@@ -22,9 +22,9 @@ __all__ = ["first_plan", "measure"]
 def measure(
     job: Job, cluster: Cluster, workers: Workers, journal: Journal, *, node_devices: int | None = None
 ) -> Costs:
-    """What the members of a job cost, on copies that are thrown away; with `node_devices` as FLEET measures.
+    """Measure the costs of a job's members on copies that are discarded; with `node_devices`, as FLEET does.
 
-    Raises PlanError where a member fails: a plan of the others would look like one of the study.
+    Raises PlanError if a member fails, because a plan of the others would look like a plan of the study.
     """
     kind, exact = cluster.devices[0].kind, job.settings.numerics == "exact"
     measuring = Measuring(device_kind=kind, node_devices=node_devices, link=ASSUMED_LINK, exact=exact)
@@ -37,13 +37,13 @@ def measure(
 
 
 def first_plan(job: Job, cluster: Cluster, workers: Workers, journal: Journal) -> Plan:
-    """The plan with which a run of the job would begin, by what it would measure; raises PlanError as `measure` does."""
+    """Measure, and return the plan with which a run of the job would start; raises PlanError like `measure`."""
     measuring = measuring_of_run(job.settings, cluster, side_by_side=workers.side_by_side)
     return _measured(job, cluster, workers, journal, measuring).starts.plan()
 
 
 def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, measuring: Measuring) -> Driver:
-    """A driver that knows all members of a job, and has begun none."""
+    """Return a driver that has measured all members of a job and started none."""
     run = Run(*(job, cluster, workers, journal, RunState(), Silent(), measuring))
     driver = Driver(run, only_measure=True)
     with contextlib.closing(run), workers:

@@ -1,4 +1,4 @@
-"""What is refused before it starts: members that the data cannot feed."""
+"""Checks before members start: whether the data can feed them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ __all__ = ["batches_of", "check_batch_norm", "check_batches", "least_part"]
 
 
 def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None:
-    """Raise StudyError for a subset beyond its split, or a batch larger than what it is cut from, which would be left out."""
+    """Raise StudyError for a subset beyond its split, or a batch larger than the data, which would be dropped."""
     for member in members:
         for split, subset in (("train", member.subset), ("val", member.val_subset)):
             if subset is not None:
@@ -58,12 +58,12 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
 
 
 def batches_of(member: Member, length: int) -> tuple[int, ...]:
-    """Samples of a member's batches in a split of this length: of each, and of the last one where that has fewer."""
+    """Return the sizes of a member's batches in a split of this length: the usual one, and that of a smaller last batch."""
     rest = 0 if member.drop_last else Selection.of(member.subset, length).length % member.batch_size
     return (member.batch_size, rest) if rest else (member.batch_size,)
 
 
 def least_part(rows: int, parts: int) -> int:
-    """Samples of the smallest of so many micro-batches."""
+    """Return the size of the smallest micro-batch of `rows` samples in `parts` parts."""
     size = -(-rows // parts)
     return rows % size or size

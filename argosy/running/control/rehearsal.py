@@ -1,7 +1,7 @@
-"""Study files that people add, first read in a process that is thrown away: they may do what they like there.
+"""Reads added study files in a disposable process first, because they may execute anything.
 
-Contract. One process reads files one after another and says of each what it found; it is tied to the driver by the kernel.
-The driver looks now and then, waits for nothing, and ends it where a file takes longer than `LIMIT_SECONDS`.
+Contract. One process reads files one after another and reports what it found in each; the kernel ties it to the driver's lifetime. The
+driver polls without waiting, and kills the process if a file takes longer than `LIMIT_SECONDS`.
 """
 
 import json
@@ -30,7 +30,7 @@ from argosy.stream.sources import identities_of_arrays
 __all__ = ["Rehearsal", "Rehearsed", "main"]
 
 LIMIT_SECONDS = 120.0
-"""How long a file may take."""
+"""Time limit for one file."""
 PROGRAM = (
     "import sys, json; given = json.load(sys.stdin); sys.path[:] = given['path']; "
     "from argosy.running.control.rehearsal import main; main(given)"
@@ -39,20 +39,20 @@ PROGRAM = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """What reading a file has shown."""
+    """Result of reading a file."""
 
     problem: str = ""
-    """Why its members cannot be added; empty where nothing speaks against it."""
+    """Why its members cannot be added; empty if they can."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """Files of modules that it imports from its own folder, by name."""
+    """Files of modules that it imports from its own folder, by module name."""
     imported: Imported = field(default_factory=dict)
-    """What its members reach in the user's modules."""
+    """What its members use from the user's modules."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """Identities of the splits that it gives as arrays."""
+    """Identities of splits that are given as arrays."""
 
 
 class Rehearsal:
-    """The driver's end."""
+    """The driver's handle of the process."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[bytes], files: tuple[str, ...]) -> None:
         self._process = process
@@ -63,7 +63,7 @@ class Rehearsal:
 
     @classmethod
     def start(cls, copies: Mapping[str, StudyCopy]) -> "Rehearsal":
-        """Let a process read these, by the name of the command that brought each."""
+        """Start a process that reads these files, given by the name of their command."""
         files = [asdict(copy) for copy in copies.values()]
         with tempfile.TemporaryFile("w+") as given:
             json.dump({"path": sys.path, "driver": os.getpid(), "files": files}, given, default=str)
@@ -79,12 +79,12 @@ class Rehearsal:
         return cls(process, said, tuple(copies))
 
     def results(self) -> dict[str, Rehearsed] | None:
-        """What was found, when the process has ended: of all files, or of all up to one that ended it. None until then."""
+        """Return the results once the process has ended, of all files or of those up to the one that ended it; None before."""
         over = self._process.poll() is not None
-        # The process has the same place in the file, where it writes.
+        # The process shares the file position.
         lines = os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).splitlines(keepends=True)
         lines = [line for line in lines if line.endswith(b"\n")]
-        over = over or len(lines) == len(self._files)  # What it does after its last line does not matter.
+        over = over or len(lines) == len(self._files)  # What it does after its last result does not matter.
         if len(lines) > self._told:
             self._told, self._since = len(lines), time.monotonic()
         late = time.monotonic() - self._since > LIMIT_SECONDS
@@ -99,7 +99,7 @@ class Rehearsal:
         return dict(zip(self._files, found, strict=False))
 
     def close(self) -> None:
-        """End the process and what it has started."""
+        """Kill the process and its children."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -107,10 +107,10 @@ class Rehearsal:
 
 
 def main(given: Mapping[str, Any]) -> None:
-    """Life of the process."""
+    """Entry point of the process."""
     die_with_parent(given["driver"])
     name_process("rehearse")
-    # What files print is thrown away.
+    # Output of the files is discarded.
     words = os.dup(1)
     os.dup2(2, 1)
     for file in given["files"]:
@@ -125,7 +125,7 @@ def _read(copy: StudyCopy) -> Rehearsed:
         cloudpickle.loads(dump(replace(member, stop=study.stop_of(member)) for member in study.members))
     except ArgosyError as error:
         return Rehearsed(problem=str(error))
-    except Exception as error:  # whatever people's objects raise when they come out of a pickle
+    except Exception as error:  # whatever user objects raise while they are unpickled
         return Rehearsed(problem=f"its members cannot be sent to another process: {error!r}.")
     finally:
         sys.path.remove(str(copy.folder))
@@ -137,7 +137,7 @@ def _read(copy: StudyCopy) -> Rehearsed:
 
 
 def _imported_from(folder: Path) -> dict[str, str]:
-    """Files of modules that lie in a folder, or are packages there."""
+    """Return the files of modules and packages that lie in a folder."""
     found = {name: module.__file__ for name, module in sys.modules.items() if getattr(module, "__file__", None)}
     return {name: file for name, file in found.items() if file and _place_of(Path(file)) == folder}
 

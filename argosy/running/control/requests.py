@@ -1,4 +1,4 @@
-"""What people want of a run: commands in its folder, signals, a time limit."""
+"""Requests of the user: command files, signals, the time limit."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ GOES_ON = "the same command goes on"
 
 
 class Requests:
-    """Requests to one run. A command is answered when what it asked for is done."""
+    """Handles the requests to one run. A command is answered once its request is fulfilled."""
 
     def __init__(self, run: Run, carry_out: CarryOut, faults: Faults, additions: Additions) -> None:
         self.run = run
@@ -30,21 +30,21 @@ class Requests:
         self.inbox: Inbox = Inbox(run.directory / "commands", (answered.file for answered in run.state.answered))
         self.clones: Clones = Clones(run, carry_out, additions)
         self._wanted: str | None = None
-        """Set by signal handlers, which may not talk to workers: they interrupt a round at any place."""
+        """Set by signal handlers, which must not talk to workers because they may interrupt a round anywhere."""
         self._stopping: dict[str, list[str]] = {}
-        """By member: commands to stop it that are not answered yet."""
+        """By member: unanswered commands to stop it."""
 
     def want_pause(self, reason: str) -> None:
-        """Save every member where it is, and end; from any thread or signal handler."""
+        """Request that every member is saved at its position and the run ends; callable from any thread or signal handler."""
         self._wanted = reason
 
     def poll(self) -> None:
-        """Act on what people have said since the last call."""
+        """Act on requests since the last call."""
         run = self.run
         if (reason := self._wanted or self._out_of_time()) and run.pausing is None:
             run.pausing = reason
             self.faults.pause()
-        # Before the data is open the directory may be another study's, and a run that ends has nothing to show.
+        # Before the data are open the directory may belong to another study, and a run that ends accepts no commands.
         for file, command in self.inbox.new() if run.begun else ():
             run.commands[file] = command
             try:
@@ -69,7 +69,7 @@ class Requests:
         return f"{OUT_OF_TIME} of {limit:g} s" if over else None
 
     def _command(self, file: str, command: dict[str, Any]) -> str | None:
-        """The answer; None where it is given when the thing is done."""
+        """Return the answer; None if it is given later, when the request is fulfilled."""
         match command:
             case {"command": "stop", "member": str(name)}:
                 return self._stop(name, file)

@@ -1,4 +1,4 @@
-"""Where members go on: the newest sound checkpoint of each, and where in the stream that is."""
+"""Where members resume: the latest valid checkpoint of each, and its position in the stream."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,51 +19,51 @@ from argosy.training.member.files import settle_links
 __all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
 
 STAY = 2
-"""Newest files of a member that are never deleted (`argosy.training.member.files`)."""
+"""Number of latest checkpoints of a member that are never deleted (`argosy.training.member.files`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """Where one member goes on; at its beginning where it has no checkpoint."""
+    """Where a member resumes; without a checkpoint, at its beginning."""
 
     member: str
     stream_epoch: int
-    """Stream epoch of the member's epoch that it goes on in."""
+    """Stream epoch of the member's current epoch."""
     checkpoint: Checkpoint | None = None
     notes: tuple[str, ...] = ()
-    """Checkpoints that could not be used, and why."""
+    """Why checkpoints could not be used."""
 
     @property
     def epoch(self) -> int:
-        """Epochs that are behind the member."""
+        """Number of epochs that the member has finished."""
         return self.checkpoint.epoch if self.checkpoint else 0
 
     @property
     def section(self) -> int:
-        """Sections of the next one that are behind it."""
+        """Number of sections of the current epoch that the member has finished."""
         return self.checkpoint.section if self.checkpoint else 0
 
     @property
     def elements(self) -> int:
-        """Elements of its sequence of that epoch that the stream need not bring again."""
+        """Number of elements of its sequence in the current epoch that it has consumed."""
         return self.checkpoint.reaches if self.checkpoint else 0
 
     @property
     def at_an_epochs_end(self) -> bool:
-        """Whether nothing of the next epoch is behind it."""
+        """Whether the member is at the beginning of an epoch."""
         return self.section == 0 and self.elements == 0 and (self.checkpoint is None or self.checkpoint.position == 0)
 
 
 def resume_points(states: Iterable[MemberState], directory: Path) -> dict[str, Resume]:
-    """For each member the newest journaled checkpoint whose sum matches; sums are computed in parallel."""
+    """Return for each member the latest journaled checkpoint whose checksum matches; checksums are computed in parallel."""
     with ThreadPoolExecutor() as pool:
         return {point.member: point for point in pool.map(lambda state: resume_point(state, directory), states)}
 
 
 def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -> Resume:
-    """The same for one member; with `proved`, the sums need not be computed.
+    """Return where one member resumes; with `proved`, checksums are not verified.
 
-    Raises CheckpointError where one of the newest two is missing that should be taken: only people delete these.
+    Raises CheckpointError if a checkpoint among the latest two is missing, because Argosy never deletes these.
     """
     notes: list[str] = []
     folder = directory / "members" / state.name
@@ -94,14 +94,14 @@ def _point(state: MemberState, saved: Checkpoint | None, notes: Iterable[str]) -
 
 
 def settle_files(states: Iterable[MemberState], directory: Path) -> None:
-    """Let the links point to what the journal says, and older files go: a trainer may have ended before it could do so."""
+    """Update links and delete old files as the journal says, because a trainer may have been lost before it did."""
     for state in states:
         folder = directory / "members" / state.name
         there = [saved for saved in state.saved if (folder / saved.file).exists()]
         if there:
             settle_links(folder, there[-1])
         kept = {name for saved in there[-STAY:] for name in (saved.file, saved.best)}
-        # By name: a section that was trained again has its file in the journal twice.
+        # By name, because a section that was trained again is journaled twice with the same file.
         for file in dict.fromkeys(saved.file for saved in there[:-STAY] if saved.file not in kept):
             (folder / file).unlink()
 
@@ -109,7 +109,7 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
 def leg_for(
     study: Study, points: Iterable[Resume], lengths: Mapping[str, int], shards: Sequence[int], *, number: int
 ) -> Leg:
-    """The stream from where the least advanced of these members goes on."""
+    """Return the leg that starts at the least advanced of these members."""
     points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
     section = min(point.stream_epoch * per_epoch + point.section for point in points)
     positions = [
@@ -119,7 +119,7 @@ def leg_for(
 
 
 def last_section(study: Study, point: Resume) -> int | None:
-    """The first section of the stream that a member surely does not want; None where its rule knows no bound."""
+    """Return the first section of the stream that a member certainly does not need; None if its rule has no bound."""
     bound, per_epoch = study.stop_of(study.member(point.member)).max_epochs, study.validations_per_epoch
     if bound is None:
         return None
@@ -134,5 +134,5 @@ def _stream_position(study: Study, point: Resume, length: int, shards: Sequence[
     positions = Selection.of(study.member(point.member).subset, length).positions(order)
     if positions is None:
         return point.elements
-    # All that it wants of the epoch is behind a member that is at the end of its sequence.
+    # A member at the end of its sequence needs nothing more of the epoch.
     return int(positions[point.elements]) if point.elements < len(positions) else length

@@ -1,4 +1,4 @@
-"""How the nodes of a run share its streams: as the settings say, or as it was measured between them."""
+"""Choice of how the nodes of a run share its streams: by the settings, or by measurement."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,30 +13,30 @@ __all__ = ["SharingChoice"]
 
 
 class SharingChoice:
-    """The pipeline of a run. ``local`` until it is known, so that members can be measured meanwhile."""
+    """The pipeline of a run; ``local`` until it is chosen, so that members can be measured meanwhile."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.chosen = _told(settings)
         self.told: bool = False
-        """Whether the choice was handed out to be journaled."""
+        """Whether the choice was returned to be journaled."""
         self.changed: bool = False
         """Whether members were measured on another pipeline."""
         self.waiting_for: set[str] = set()
-        """Feeders that still measure."""
+        """Feeders that are still measuring."""
         self._probed: list[Probed] = []
 
     @property
     def pipeline(self) -> tuple[str, int]:
-        """Its name, and the nodes that prepare; more than a leg's nodes are all of them."""
+        """Name of the pipeline and number of preparing nodes; if that exceeds the nodes of a leg, all of them prepare."""
         return ("local", 1) if self.chosen is None else (self.chosen.sharing, self.chosen.preparing)
 
     def ask(self, feeders: Sequence[str]) -> None:
-        """From here on these feeders measure."""
+        """Note that feeders are measuring."""
         self.waiting_for, self._probed = set(feeders), []
 
     def handle(self, feeder: str, probed: Probed) -> None:
-        """Take an answer; one that is not waited for is of a measurement that was broken off."""
+        """Handle an answer; unexpected ones belong to an aborted measurement."""
         if feeder in self.waiting_for:
             self.waiting_for.discard(feeder)
             self._probed.append(probed)
@@ -47,7 +47,7 @@ class SharingChoice:
         return bool(self._probed) and not self.waiting_for
 
     def choose(self, cluster: Cluster, flotilla: Flotilla, *, preparation_seconds: float) -> SharingChosen:
-        """Decide for a flotilla; `preparation_seconds` of one sample serve where none was asked."""
+        """Decide for a flotilla; `preparation_seconds` per sample are used if no feeder measured."""
         probed = self._probed
         seconds = sum(p.cpu_seconds_per_sample for p in probed) / len(probed) if probed else preparation_seconds
         needs = Needs(
@@ -74,7 +74,7 @@ class SharingChoice:
 
 
 def _told(settings: Settings) -> Choice | None:
-    """What the settings leave no doubt about."""
+    """Return the choice that the settings determine; None if it has to be measured."""
     if settings.sharing == "auto" and settings.nodes > 1:
         return None
     if settings.sharing == "none":
@@ -92,7 +92,7 @@ def _told(settings: Settings) -> Choice | None:
 
 
 def _exchanges(answers: Sequence[Probed]) -> list[Exchange]:
-    """Return for each pipeline the rate of the slowest node, and the cost of all."""
+    """Return for each pipeline the rate of the slowest node and the total cost."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for probed in answers:
         for sharing, preparing, rate, cpu in probed.exchanges:
@@ -109,7 +109,7 @@ def _exchanges(answers: Sequence[Probed]) -> list[Exchange]:
 
 
 def _training_cpu_seconds(cluster: Cluster, flotilla: Flotilla) -> float:
-    """CPU time per sample of the node whose devices work most, where they are CPUs."""
+    """Return the training CPU time per sample on the busiest node; 0 unless devices are CPUs."""
     nodes: Mapping[str, str] = {device.name: device.node for device in cluster.devices if device.kind == "cpu"}
     seconds = dict.fromkeys((node.name for node in cluster.nodes), 0.0)
     for placement in flotilla.placements:

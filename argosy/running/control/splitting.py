@@ -1,4 +1,4 @@
-"""Whether members of a run may be split over devices, and what that costs there: found out once, before the first plan."""
+"""Whether members may be split over devices, and what an all-reduce costs: measured once, before the first plan."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from argosy.settings import Settings
 __all__ = ["Timing", "measuring_of_run"]
 
 MOST_RANKS = 4
-"""Devices of the largest group that is measured; what larger ones cost follows from it (FLEET's Equation 5)."""
+"""Largest number of devices that is measured; costs of larger groups are extrapolated (FLEET's Equation 5)."""
 
 
 def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool) -> Measuring:
-    """What a run finds out of its members: of shares as well, where it has devices to split them over."""
+    """Return what a run measures of its members: shards too, if there are devices to split them over."""
     devices = len(cluster.devices)
     unsplit = _why_unsplit(settings, side_by_side=side_by_side) if devices > 1 else ""
     groups = 1 if unsplit else min(devices, MOST_RANKS)
@@ -25,7 +25,7 @@ def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool
 
 
 def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
-    """Why no member is split, however many devices there are; empty where some may be."""
+    """Return why no member is split, whatever the number of devices; empty if members may be split."""
     if settings.numerics == "exact":
         return "numerics is 'exact', and sums over devices round otherwise"
     if not side_by_side:
@@ -34,16 +34,16 @@ def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
 
 
 class Timing:
-    """Lets some trainers time sums over their group."""
+    """Lets trainers time all-reduces over their group."""
 
     def __init__(self) -> None:
         self._asked: tuple[str, ...] = ()
         self._found: dict[str, SumsTimed] = {}
         self.over: bool = False
-        """Whether all that can be known is known."""
+        """Whether timing is finished."""
 
     def commands(self, devices: Sequence[str], rendezvous: Callable[[], str]) -> dict[str, TimeSums]:
-        """What the first of these devices are asked; none is asked before those that were have answered."""
+        """Return commands for the first of these devices; none while an earlier request is pending."""
         if self._asked:
             return {}
         self._asked, self._found = tuple(devices)[:MOST_RANKS], {}
@@ -51,11 +51,11 @@ class Timing:
         return {device: TimeSums(rendezvous=where, rank=rank, size=size) for rank, device in enumerate(self._asked)}
 
     def forget(self) -> None:
-        """A trainer that was asked is gone."""
+        """Discard a request, because a trainer that was asked is lost."""
         self._asked, self._found = (), {}
 
     def handle(self, device: str, timed: SumsTimed) -> Link | None:
-        """An answer; what is known when it was the last one. None while others are to come, or where nothing came of it."""
+        """Handle an answer; return the result if it was the last one, else None. None also if timing failed."""
         if device not in self._asked:
             return None
         self._found[device] = timed

@@ -1,8 +1,7 @@
-"""Tells devices that wait for one another in vain from those that wait for a slow one: pure bookkeeping over their signs of life.
+"""Distinguishes devices that wait for each other in vain from those that wait for a slow one, by pure bookkeeping over signs of life.
 
-Devices that carry members together stand still together where one of them waits for a sum and none of them is busy: a busy one
-makes progress, or hangs by itself. One that has nothing to do may be given a block to step on yet, by a feeder that prepares it,
-or when a slower device of the leg lets go of another.
+Devices that share split members are stuck if one of them waits for an all-reduce and none is busy: a busy device makes progress, or hangs
+by itself. An idle device may still get a block, from a feeder that prepares it, or when a slower device of the leg releases one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,25 +14,25 @@ __all__ = ["Devices", "Standstills"]
 
 Devices = tuple[str, ...]
 Shown = Mapping[str, Sequence[Sign]]
-"""By worker: its own sign, then those of its loaders."""
+"""By worker: its own sign, then those of its loader workers."""
 Marks = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
 class _Silence:
-    """Devices as they were when none was busy."""
+    """The signs of devices since none of them is busy."""
 
     marks: Marks
     observed: float
     seconds: float = 0.0
-    """How long they have been seen like that."""
+    """How long they have been unchanged."""
 
 
 class Standstills:
-    """A sum hangs when nothing has happened for so many seconds among the devices that wait for it.
+    """Finds all-reduces in which no device has made progress for a number of seconds.
 
-    Something has happened where one waits for something else, or has beaten that does not wait. What a device does meanwhile
-    that waits for the same afterwards, as saving its members, is no progress.
+    It is progress if a device waits for something else, or if a device that does not wait has beaten. Other work of a device that then waits
+    for the same again, such as saving its members, is no progress.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -43,9 +42,9 @@ class Standstills:
     def observe(
         self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown
     ) -> list[tuple[Devices, str]]:
-        """Those that stand still for too long, with what they show; each is named once.
+        """Return groups that have been stuck for too long, with a description, each once.
 
-        `together` has the devices that carry members together, and all workers of their leg.
+        `together` maps devices that share split members to all workers of their leg.
         """
         before, self._still = self._still, {}
         found = []
@@ -61,14 +60,14 @@ class Standstills:
         if marks and (still is None or still.marks != marks):
             return _Silence(marks, now)
         if still is not None:
-            # While the driver itself was held up, no device could be seen to move.
+            # While the driver itself was suspended, no progress could be seen.
             still.seconds += min(now - still.observed, self.seconds / OBSERVATIONS) if marks else 0.0
             still.observed = now
         return still
 
 
 def _marks(devices: Devices, workers: Collection[str], shown: Shown) -> Marks:
-    """What changes with any progress; empty where a device may be about to make some."""
+    """Return signs that change with any progress; empty if a device may be about to make progress."""
     signs = [shown[device][0] for device in devices]
     if not any(sign.waits for sign in signs):
         return ()

@@ -1,4 +1,4 @@
-"""The driver's picture of its workers: which feeders are open, and which trainers read from which of them."""
+"""The driver's view of its workers: which feeders are open, and which trainers read from them."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,42 +19,42 @@ __all__ = ["Feeder", "WorkerPool"]
 
 @dataclass(slots=True)
 class Feeder:
-    """One feeder."""
+    """A feeder."""
 
     name: str
     node: str
     opened: Opened | None = None
-    """What it said when its data was open."""
+    """Its report after it has opened the data; None before."""
     readers: set[str] = field(default_factory=set)
-    """Trainers that were told to read from it."""
+    """Trainers that were attached to it."""
     team: str = ""
-    """Key of the team that it exchanges blocks with."""
+    """Key of the team with which it exchanges blocks."""
 
 
 class WorkerPool:
-    """One trainer per device, all the time, and on each node as many feeders as it has legs at once.
+    """One trainer per device, permanently, and as many feeders on each node as it has legs at the same time.
 
-    The feeders that feed a leg together, one on each node that it needs, are its team.
+    The feeders of one leg, one on each of its nodes, are a team.
     """
 
     def __init__(self, workers: Workers, cluster: Cluster, shards: Mapping[str, tuple[int, ...]]) -> None:
         self.workers = workers
         self.shards = shards
-        """By split, the lengths of shards as an earlier driver has journaled them."""
+        """Lengths of the shards of each split, as journaled by an earlier driver."""
         self.node_of: dict[str, str] = {device.name: device.node for device in cluster.devices}
         self.feeders: dict[str, Feeder] = {}
         self.known: dict[str, set[str]] = {}
-        """Members that were defined to each trainer."""
+        """Members whose definitions each trainer has."""
         self._feeder_counts = dict.fromkeys(self.node_of.values(), 0)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device, node by node; each has its trainer."""
+        """Every device, node by node; each has a trainer."""
         return tuple(self.node_of)
 
     @property
     def side_by_side(self) -> bool:
-        """Whether trainers step at the same time, so that they can wait for one another."""
+        """Whether trainers run concurrently, so that they can wait for each other."""
         return self.workers.side_by_side
 
     @property
@@ -63,49 +63,49 @@ class WorkerPool:
         return (*self.feeders, *self.node_of)
 
     def knows(self, worker: str) -> bool:
-        """Whether a worker belongs to the run; those of a node that was given up do not."""
+        """Return whether a worker belongs to the run; workers of abandoned nodes do not."""
         return worker in self.feeders or worker in self.node_of
 
     def node(self, worker: str) -> str:
-        """Where a worker is that belongs to the run."""
+        """Return the node of a worker of the run."""
         feeder = self.feeders.get(worker)
         return self.node_of[worker] if feeder is None else feeder.node
 
     def start(self) -> None:
-        """One feeder on each node, and every trainer."""
+        """Start one feeder on each node, and every trainer."""
         for node in self._feeder_counts:
             self.open_feeder(node)
         for device, node in self.node_of.items():
             self.workers.start_trainer(device, node)
 
     def send(self, commands: Mapping[str, Any]) -> None:
-        """Give each of these workers its command."""
+        """Send commands to workers."""
         for worker, command in commands.items():
             self.workers.send(worker, command)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """Let go what was sent, then (worker, message) of all that was said, after at most so many seconds."""
+        """Flush sent commands, wait at most `timeout` seconds for messages, and return them as (worker, message)."""
         return self.workers.receive(timeout)
 
     def kill(self, worker: str) -> None:
-        """End a worker that does not answer."""
+        """Kill a worker that does not answer."""
         self.workers.kill(worker)
 
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
-        """Signs of life of a worker: its own, then those of its loaders; None where it has no heartbeat."""
+        """Return the signs of life of a worker and then of its loader workers; None if it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
         return None if heartbeat is None else tuple(heartbeat.read())
 
     def cpu_seconds(self, worker: str) -> float:
-        """CPU time of a worker and its children."""
+        """Return the CPU time of a worker and its children."""
         return self.workers.cpu_seconds(worker)
 
     def rendezvous(self) -> str:
-        """An address at which workers that exchange tensors find each other."""
+        """Return an address at which workers that exchange tensors find each other."""
         return self.workers.rendezvous()
 
     def open_feeder(self, node: str) -> None:
-        """Start another feeder on a node, unless one is on its way."""
+        """Start another feeder on a node, unless one is already starting."""
         if all(feeder.opened for feeder in self.feeders.values() if feeder.node == node):
             name = f"feeder-{self._feeder_counts[node]}"
             if len(self._feeder_counts) > 1:
@@ -116,7 +116,7 @@ class WorkerPool:
             self.workers.send(name, Open(shards=self.shards))
 
     def admit(self, node: Node) -> None:
-        """A further node: a feeder on it, and its trainers."""
+        """Start a feeder and the trainers of a new node."""
         self._feeder_counts[node.name] = 0
         self.node_of |= {device.name: node.name for device in node.devices}
         self.open_feeder(node.name)
@@ -124,7 +124,7 @@ class WorkerPool:
             self.workers.start_trainer(device.name, node.name)
 
     def free_team(self, devices: Iterable[str], busy: Iterable[str]) -> list[Feeder] | None:
-        """An open feeder that feeds no leg on each node of these devices; those that lack are started, and say Opened."""
+        """Return an open, idle feeder for each node of these devices; missing ones are started and report Opened."""
         busy, team = set(busy), []
         free = [f for f in self.feeders.values() if f.opened is not None and f.name not in busy]
         wanted = dict.fromkeys(self.node_of[device] for device in devices)
@@ -137,7 +137,7 @@ class WorkerPool:
         return team if len(team) == len(wanted) else None
 
     def feed(self, feeders: Sequence[Feeder], leg: Leg, pipeline: tuple[str, int]) -> None:
-        """Let these feeders prepare a leg that they share by a pipeline of so many preparing nodes."""
+        """Let feeders prepare a leg that they share by a pipeline with a number of preparing nodes."""
         sharing, preparing = pipeline
         shared = sharing in PIPELINES and len(feeders) > 1
         teams = self._teams(len(feeders), sharing, preparing) if shared else [None] * len(feeders)
@@ -146,7 +146,7 @@ class WorkerPool:
             self.workers.send(feeder.name, Feed(leg=leg, team=team))
 
     def attach(self, feeders: Iterable[str], device: str) -> None:
-        """Let a trainer read from that of these feeders which is on its node."""
+        """Attach a trainer to the feeder on its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             if self.node_of.get(device) == feeder.node and device not in feeder.readers:
                 self._detach(device)
@@ -154,7 +154,7 @@ class WorkerPool:
                 self.workers.send(device, Attach(feeder=feeder.name))
 
     def allow(self, feeders: Iterable[str], credit: Credit) -> None:
-        """Give these feeders credit; each has it for the readers of its node."""
+        """Give feeders credit, each for the readers of its node."""
         for feeder in [self.feeders[name] for name in feeders if name in self.feeders]:
             assignments = {
                 device: assignment
@@ -164,13 +164,13 @@ class WorkerPool:
             self.workers.send(feeder.name, replace(credit, assignments=assignments))
 
     def probe(self, feeders: Sequence[Feeder]) -> None:
-        """Let these feeders measure what sharing costs between them."""
+        """Let feeders measure the cost of sharing between them."""
         for feeder, team in zip(feeders, self._teams(len(feeders), None, len(feeders)), strict=True):
             feeder.team = team.key
             self.workers.send(feeder.name, Probe(team=team))
 
     def disband(self, feeder: str, team: str) -> bool:
-        """Its team exchanges nothing any more; False where that is known, or of an earlier one."""
+        """Note that a feeder's team exchanges nothing any more; return False if that was known, or belongs to an earlier team."""
         if not team or feeder not in self.feeders or self.feeders[feeder].team != team:
             return False
         for one in self.feeders.values():
@@ -179,7 +179,7 @@ class WorkerPool:
         return True
 
     def _teams(self, nodes: int, sharing: str | None, preparing: int) -> list[Team]:
-        """One team, as each of its feeders sees it."""
+        """Return one team, as seen by each of its feeders."""
         rendezvous = self.workers.rendezvous()
         key = rendezvous.rpartition("/")[2]
         return [
@@ -190,14 +190,14 @@ class WorkerPool:
         ]
 
     def rest(self, feeders: Iterable[str]) -> None:
-        """Let feeders prepare nothing; one that is gone needs no telling."""
+        """Let feeders stop preparing; lost ones are skipped."""
         for feeder in feeders:
             if feeder in self.feeders:
                 self.feeders[feeder].team = ""
                 self.workers.send(feeder, Feed(leg=Leg.empty()))
 
     def define(self, trainer: str, members: Iterable[Member]) -> None:
-        """Let a trainer know members that it does not know yet: once each, all in one message."""
+        """Send a trainer the definitions of members that it does not have yet, in one message."""
         known = self.known.setdefault(trainer, set())
         new = tuple(member for member in members if member.name not in known)
         if new:
@@ -205,14 +205,14 @@ class WorkerPool:
             self.workers.enlist(trainer, new)
 
     def forget_members(self, names: Iterable[str]) -> None:
-        """Forget members: one that has one of these names later is another member."""
+        """Forget members; a later member with one of these names is a different one."""
         for known in self.known.values():
             known.difference_update(names)
 
     def lost(self, worker: str) -> None:
-        """Forget a feeder, start a trainer again."""
+        """Handle a lost worker: forget a feeder, restart a trainer."""
         if worker in self.feeders:
-            # What those that it exchanged blocks with will say of that is known.
+            # The feeders that it exchanged blocks with will report its loss again.
             self.disband(worker, self.feeders[worker].team)
             del self.feeders[worker]
         self.known.pop(worker, None)
@@ -221,9 +221,7 @@ class WorkerPool:
             self.workers.start_trainer(worker, self.node_of[worker])
 
     def abandon(self, node: str, *, answers: bool) -> list[str]:
-        """Go on without a node: its workers are told to exit where they answer, else ended, and no longer known.
-
-        Returns its devices.
+        """Give up a node: its workers are told to exit if they answer, else killed, and forgotten. Return its devices.
         """
         gone = [device for device, its_node in self.node_of.items() if its_node == node]
         feeders = [feeder.name for feeder in self.feeders.values() if feeder.node == node]
@@ -241,7 +239,7 @@ class WorkerPool:
         return gone
 
     def farewell(self, seconds: float) -> Iterator[tuple[str, Any]]:
-        """Ask every worker to exit, and yield what they still say, until all have gone or the time is over."""
+        """Ask every worker to exit, and yield their last messages until all have exited or the time is over."""
         asked = self.workers_known if self.feeders else ()
         remaining = set(asked)
         for worker in asked:
