@@ -1,8 +1,8 @@
-"""What earlier runs chose by measured times: taken over, so that the same command gives the same bits.
+"""Reuses choices that earlier runs made by measured times, so that the same command gives the same bits.
 
-Times decide which program steps members whose bits depend on that, and which devices share a member. The answer of before counts
-where the same is asked: of this run's own journal, else of the run that `Settings.like` names, else of this machine's cache. What
-none of them knows is measured, and kept. Whatever else a policy is asked follows from the journal.
+Measured times decide which program steps members whose bits depend on it, and which devices share a member. Earlier answers to the same
+question are reused: from this run's own journal, else from the run that `Settings.like` names, else from this machine's cache. If none
+of them has an answer, it is measured and kept. Everything else that a policy is asked follows from the journal.
 """
 
 import contextlib
@@ -32,32 +32,32 @@ from argosy.version import __version__
 __all__ = ["Choices"]
 
 DECIDING = ("threads", "numerics", "packing", "compile")
-"""Settings that choices and bits depend on."""
+"""Settings on which choices and bits depend."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptPrograms:
-    """Programs that were chosen on this machine for members of one kind."""
+    """Programs chosen on this machine for one kind of members."""
 
     chosen: tuple[Chosen, ...]
 
 
 class Choices:
-    """Choices of earlier runs, for one run."""
+    """Choices of earlier runs that are available to one run."""
 
     def __init__(
         self, settings: Settings, cluster: Cluster, own: RunState, like: RunState | None, work_of: Callable[[str], str]
     ) -> None:
         self._work_of = work_of
-        """By member, a digest of what decides the time of its steps."""
+        """Returns a digest of what decides the time of a member's steps."""
         self.policy: str = settings.policy
         self._pending: list[PolicyAnswered] = []
-        """Answers that are not journaled yet."""
+        """Answers that are not in the journal yet."""
         self._like_name = settings.like
         self._own = own
         self._like = like
         self._like_programs: dict[str, dict[tuple[int, bool], Chosen]] = {}
-        """By member and number of members on its device."""
+        """By member, then by number of members on its device and whether bits were kept."""
         for packed in () if like is None else like.packed:
             for name in (name for names in packed.programs if packed.settled for name in names):
                 self._like_programs.setdefault(name, {})[packed.chosen.members, packed.unlike] = packed.chosen
@@ -70,7 +70,7 @@ class Choices:
 
     @classmethod
     def of(cls, settings: Settings, cluster: Cluster, own: RunState, work_of: Callable[[str], str]) -> "Choices":
-        """Read the journal of the run that the settings name; raises StudyError where its bits could not be had with them."""
+        """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits."""
         if settings.like is None:
             return cls(settings, cluster, own, None, work_of)
         like = RunState.of(read_journal(Path(settings.like)))
@@ -85,7 +85,7 @@ class Choices:
         return cls(settings, cluster, own, like, work_of)
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return a sentence about members that the run to be followed does not have, if there are any."""
+        """Return a note on members that the run to be reproduced does not have, if there are any."""
         missing = [] if self._like is None else [name for name in names if name not in self._like.members]
         if not missing:
             return ()
@@ -94,14 +94,14 @@ class Choices:
     # ---- programs
 
     def programs(self, member: str) -> tuple[Chosen, ...]:
-        """Return what was chosen for a member, by number of members on its device."""
+        """Return the earlier choices for a member, by number of members on its device."""
         if member in self._like_programs:
             return tuple(self._like_programs[member].values())
         kept = self._programs.load(self._key(self._work_of(member)))
         return () if kept is None else kept.chosen
 
     def keep_programs(self, packed: Packed) -> None:
-        """Keep a choice for later runs, if it shows in bits and does not come from the run to be followed."""
+        """Keep a choice for later runs, if it affects bits and does not come from the run to be reproduced."""
         if not packed.settled or not packed.shows:
             return
         names = [name for names in packed.programs for name in names if name not in self._like_programs]
@@ -118,18 +118,18 @@ class Choices:
     # ---- the policy
 
     def repeating(self, policy: Policy) -> Policy:
-        """Return the policy, with the answers of before to questions of before."""
+        """Return the policy, wrapped to repeat earlier answers to the same questions."""
         return Repeating(policy, self)
 
     def answer(self, asked: str, members: Iterable[str]) -> PolicyAnswered | None:
-        """Return what a policy said to this question about these members; None where it was not asked before."""
+        """Return the earlier answer to this question about these members; None if there is none."""
         for state in (self._own, self._like):
             if state is not None and asked in state.policy_answers:
                 return state.policy_answers[asked]
         return self._answers.load(self._key(asked, *map(self._work_of, members)))
 
     def note(self, answered: PolicyAnswered, members: Iterable[str]) -> None:
-        """Keep an answer for later runs, if it does not come from the run to be followed; it is to be journaled, too."""
+        """Note an answer for the journal, and keep it for later runs unless it comes from the run to be reproduced."""
         if answered.question in self._own.policy_answers or answered in self._pending:
             return
         self._pending.append(answered)
@@ -137,7 +137,7 @@ class Choices:
             self._answers.save(self._key(answered.question, *map(self._work_of, members)), answered)
 
     def taken(self) -> list[PolicyAnswered]:
-        """Return the answers that are to be journaled, each once."""
+        """Return new answers for the journal, each once."""
         taken, self._pending = self._pending, []
         return taken
 
@@ -146,7 +146,7 @@ class Choices:
 
 
 class Repeating:
-    """A policy that says what was said before where it is asked the same, if that is possible still."""
+    """A policy that repeats earlier answers to the same questions, if they are still possible."""
 
     def __init__(self, policy: Policy, choices: Choices) -> None:
         self._policy = policy
@@ -157,7 +157,7 @@ class Repeating:
         asked, members = self._question(situation), [profile.member for profile in situation.waiting]
         known = self._choices.answer(asked, members)
         if known is not None:
-            with contextlib.suppress(PlanError):  # the memory that it needs may not be there any more
+            with contextlib.suppress(PlanError):  # its memory may no longer be available
                 found = _flotillas(known, situation.waiting)
                 Plan.of(self._choices.policy, found, situation.waiting, situation.free)
                 self._choices.note(known, members)
@@ -177,7 +177,7 @@ class Repeating:
         return keeps
 
     def _question(self, situation: Situation, started: Flotilla | None = None, live: Sequence[Profile] = ()) -> str:
-        """Return a digest of all that is asked but measured times; with `started`, whether that is to go on."""
+        """Return a digest of the question without measured times; with `started`, of whether that flotilla continues."""
         words = [
             self._choices.policy,
             [[profile.member for profile in profiles] for profiles in (situation.waiting, live)],
@@ -192,7 +192,7 @@ class Repeating:
 
 
 def _flotillas(answered: PolicyAnswered, profiles: Iterable[Profile]) -> tuple[Flotilla, ...]:
-    """Return the flotillas of an answer, at the costs of these profiles."""
+    """Return the flotillas of an answer, with the costs of these profiles."""
     known = {profile.member: profile for profile in profiles}
     return tuple(
         Flotilla(
@@ -210,7 +210,7 @@ def _placed(flotilla: Flotilla) -> tuple[tuple[str, tuple[str, ...], tuple[float
 
 
 def _processor() -> str:
-    """Return the processor's name, and the instructions that torch's kernels use of it."""
+    """Return the processor's name and the instruction set that torch's kernels use."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""From what trainers measured to what planners know."""
+"""Converts measurements of trainers to profiles for planners."""
 
 import functools
 import hashlib
@@ -21,46 +21,46 @@ __all__ = ["ASSUMED_LINK", "Costs", "Link", "Observed", "alike", "even_out", "pr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """What a sum over the ranks of a group takes: a ring, in which each rank sends 2 (m - 1) times its m-th part."""
+    """Cost of an all-reduce over the ranks of a group: in a ring of m ranks, each sends 2 (m - 1) pieces of 1/m of the data."""
 
     hop_seconds: float
-    """Seconds of a hop with the least that a rank can send."""
+    """Latency of one hop, in seconds."""
     bytes_per_second: float
 
     @classmethod
     def measured(cls, devices: int, short_seconds: float, long_seconds: float) -> "Link":
-        """By a sum of next to nothing and one of `LONG_BYTES` over so many devices."""
+        """Fit to the times of two all-reduces over `devices` devices: of almost no bytes, and of `LONG_BYTES`."""
         hops = 2 * (devices - 1)
         spent = max(long_seconds - short_seconds, 1e-9)
         return cls(hop_seconds=short_seconds / hops, bytes_per_second=hops / devices * LONG_BYTES / spent)
 
     def seconds(self, devices: int, size: int) -> float:
-        """Return what a sum of so many bytes over so many devices takes."""
+        """Return the seconds of an all-reduce of `size` bytes over a number of devices."""
         hops = 2 * (devices - 1)
         return hops * (self.hop_seconds + size / devices / self.bytes_per_second)
 
 
 ASSUMED_LINK = Link(hop_seconds=0.0, bytes_per_second=10e9)
-"""Where none was measured: as inside a node of GPUs."""
+"""Used if no link was measured: typical inside a node of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What members and preparation cost."""
+    """Costs of members and of preparation."""
 
     profiles: tuple[Profile, ...]
     lengths: dict[str, int]
     preparation_seconds_per_sample: float
-    """Seconds of one core; 0 where nothing is prepared."""
+    """Seconds of one core; 0 if nothing is prepared."""
 
 
 def profile_of(
     measured: Measured, *, batch_size: int, device_kind: str, node_devices: int, link: Link | None
 ) -> Profile:
-    """The profile of one member.
+    """Return the profile of one member.
 
-    A group of m devices trains at batch / (step of one share + sum of the gradients over the link). Without a link, or where
-    no shares were measured, the member may not be split.
+    A group of m devices trains at batch / (step of one shard + all-reduce of the gradients). Without a link, or without measured shards, the
+    member may not be split.
     """
     shares = () if link is None else enumerate(measured.shard_seconds, start=2)
     groups = [batch_size / (seconds + link.seconds(m, measured.gradient_bytes)) for m, seconds in shares if link]
@@ -77,9 +77,9 @@ def profile_of(
 
 
 def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: Mapping[str, Measured]) -> list[Profile]:
-    """Members that do the same work get the same profile, the best of theirs: what else runs on a machine only adds.
+    """Give members that do the same work the same profile, the best of theirs, because other load on the machine only adds time.
 
-    So a sweep over learning rates is dealt evenly, whatever disturbed its measuring.
+    A sweep over learning rates is therefore spread evenly, whatever disturbed its measurement.
     """
     known = ((member, measured[member.name]) for member in members if member.name in measured)
     works = {member.name: (*_work_of_steps(member, its), its.memory_bytes) for member, its in known}
@@ -92,7 +92,7 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
 
 def alike(member: Member, measured: Measured) -> str:
-    """A digest that members share which may become one program, as far as is known before their trainers try them."""
+    """Return a digest that is equal for members that may become one program, as far as is known before trainers try."""
     factories = (
         member.loss,
         member.step,
@@ -105,12 +105,12 @@ def alike(member: Member, measured: Measured) -> str:
 
 
 def work_digest(member: Member, measured: Measured) -> str:
-    """A digest of what decides the time of a member's steps."""
+    """Return a digest of everything that decides the time of a member's steps."""
     return hashlib.sha256(repr(_work_of_steps(member, measured)).encode()).hexdigest()[:16]
 
 
 def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
-    """What decides the work of a member's steps; learning rates do not."""
+    """Return what decides the work of a member's steps; learning rates do not."""
     optimizer = member.optimizer or member.optimizers
     optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
@@ -119,10 +119,10 @@ def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
 
 
 class Observed:
-    """What earlier runs saw of members, on this machine's disk: 30 ms at the start of a run are a noisy measure.
+    """Cache of rates that earlier runs on this machine observed, because 30 ms of measurement at the start of a run are noisy.
 
-    A member is known by its factory, hyper-parameters and parameter shapes, on one kind of device and one torch, and by whether its
-    steps are `exact`. Only plans depend on it, never a member's result.
+    The key of a member consists of its factories, hyper-parameters and parameter shapes, the kind of device, the version of torch, and
+    whether its steps are `exact`. Only plans depend on it, never a member's result.
     """
 
     def __init__(self, *, exact: bool = False) -> None:
@@ -130,12 +130,12 @@ class Observed:
         self._cache = Cached(folder=cache_folder() / "profiles", kind=Profile)
 
     def refresh(self, profile: Profile, member: Member, measured: Measured) -> Profile:
-        """The measured profile at the rate that runs have seen, where one has."""
+        """Return the measured profile at the rate of earlier runs, if there is one."""
         known = self._cache.load(self._key(profile, member, measured))
         return profile if known is None else profile.observed(known.samples_per_second[0], weight=1.0)
 
     def remember(self, profile: Profile, member: Member, measured: Measured, ended: SectionEnded) -> None:
-        """Take a section's rate into account, its share of validation included."""
+        """Update the observed rate with that of a section, validation included."""
         if ended.seconds > 0:
             seen = profile.observed(ended.samples / ended.seconds)
             self._cache.save(self._key(profile, member, measured), seen)

@@ -1,4 +1,4 @@
-"""What members cost: which must be measured, which are known already, and the profiles that follow."""
+"""Costs of members: which have to be measured, which are known, and the resulting profiles."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,48 +18,48 @@ from argosy.study import FACTORIES, Member, Study
 __all__ = ["Measuring"]
 
 WORTH_A_CORRECTION = 0.1
-"""Plans go by another rate than before where members have trained at one so far from it: less is noise."""
+"""Relative difference at which plans switch to the observed rate of members; smaller differences are noise."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Measuring:
-    """Members that do the same work are measured once: one of them stands for all."""
+    """Measures each kind of work once: one member stands for all that do the same."""
 
     device_kind: str
     node_devices: int | None = None
-    """Devices of a node, where members are measured as FLEET does it."""
+    """Devices per node, if members are measured as in FLEET."""
     groups: int = 1
-    """Devices of the largest groups that are measured."""
+    """Number of devices of the largest group that is measured."""
     link: Link | None = None
-    """Costs of a sum between devices; without it no member is split."""
+    """Cost of an all-reduce between devices; without it no member is split."""
     unsplit: str = ""
-    """Why no member is split, where there are several devices."""
+    """Why no member is split, although there are several devices."""
     exact: InitVar[bool] = False
     observed: Observed = field(init=False)
     samples_per_epoch: int | None = field(default=None, init=False)
-    """Samples of a stream epoch; None until the data is open."""
+    """Samples per stream epoch; None until the data are open."""
     measured: dict[str, Measured] = field(default_factory=dict, init=False)
     missing: set[str] = field(default_factory=set, init=False)
-    """Members whose costs are not known."""
+    """Members whose costs are unknown."""
     revision: int = field(default=0, init=False)
-    """Another number wherever profiles may have changed."""
+    """Increases whenever profiles may have changed."""
     _asked: dict[str, str] = field(default_factory=dict, init=False)
-    """By those of the missing that a trainer was told to measure: its device."""
+    """Missing members that are being measured, with their devices."""
     _suspects: set[str] = field(default_factory=set, init=False)
     """New members whose trainer was lost before it had measured them."""
     _large: set[object] = field(default_factory=set, init=False)
-    """Kinds of work that no device had the memory for beside members that train."""
+    """Kinds of work for which no device had enough memory beside training members."""
     _works: dict[str, object] = field(default_factory=dict, init=False)
     _shares: dict[str, float] = field(default_factory=dict, init=False)
-    """Seconds of a sample of members that are stepped with others by one program: their part of it."""
+    """By member of a program: its share of the program's seconds per sample."""
     _needs: dict[str, int] = field(default_factory=dict, init=False)
-    """Bytes of a step of such a program, their part of it."""
+    """By member of a program: its share of the bytes of a step."""
     _profiles: dict[str, Profile] = field(default_factory=dict, init=False)
-    """Profiles of all members that are known; empty where another one became known since."""
+    """Cache of the profiles of all known members; cleared when another becomes known."""
     _trained: dict[object, tuple[int, float]] = field(default_factory=dict, init=False)
-    """Samples and seconds in this run, by kind of work."""
+    """Samples and seconds trained in this run, by kind of work."""
     _rates: dict[object, float] = field(default_factory=dict, init=False)
-    """What plans go by instead of what was measured, by kind of work."""
+    """Rates that plans use instead of the measured ones, by kind of work."""
 
     def __post_init__(self, exact: bool) -> None:
         self.observed = Observed(exact=exact)
@@ -70,7 +70,7 @@ class Measuring:
         return {name: found.parameter_shapes for name, found in self.measured.items()}
 
     def want(self, members: Iterable[Member]) -> None:
-        """These are to be known; the costs of some may be, by what was measured of others."""
+        """Request the costs of members; some may be known from equal members."""
         for member in members:
             self._works[member.name] = _work(member)
             if member.name not in self.measured:
@@ -79,7 +79,7 @@ class Measuring:
             self._stands_for_others(name)
 
     def as_source(self, clone: str, source: str) -> None:
-        """A clone costs what its source does: numbers of an optimizer, a loss or an augmentation cost nothing."""
+        """Let a clone have the costs of its source, because hyper-parameters of optimizer, loss or augmentation cost nothing."""
         if source in self.measured:
             self.measured[clone] = replace(self.measured[source], member=clone)
             self._profiles.clear()
@@ -91,7 +91,7 @@ class Measuring:
         self._suspects.discard(member)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove members that have come to nothing: a later member of one of their names is another one."""
+        """Remove members that could not join; a later member with one of their names is a different one."""
         for name in names:
             self.forget(name)
             self._works.pop(name, None)
@@ -99,17 +99,17 @@ class Measuring:
         self._changed()
 
     def again(self) -> None:
-        """No trainer measures any more that was told to."""
+        """Note that no trainer is measuring any more."""
         self._asked.clear()
 
     def only_at(self, devices: Collection[str]) -> None:
-        """Only these measure any more: the others are given nothing to measure on."""
+        """Note that only these devices keep measuring; the others get no data to measure on."""
         self._asked = {name: device for name, device in self._asked.items() if device in devices}
 
     def lost(self, device: str, newcomers: Collection[str]) -> str | None:
-        """A trainer is gone, and maybe for one of the newcomers that it was to measure: returns the one that it surely was.
+        """Handle the loss of a trainer that a newcomer may have caused; return the newcomer if it certainly did.
 
-        All of these are measured one at a time from here on; the one whose trainer is lost once more is the cause.
+        From now on its newcomers are measured one at a time; the one whose trainer is lost again is the cause.
         """
         here = [name for name, asked in self._asked.items() if asked == device and name in self.missing]
         for name in here:
@@ -120,26 +120,26 @@ class Measuring:
         return None
 
     def too_large_beside(self, member: str) -> None:
-        """There was no memory for it beside members that train: its like are measured where none trains."""
+        """Note that a member did not fit beside training members: its kind is measured when none trains."""
         self._large.add(self._works[member])
         self._asked.pop(member, None)
 
     def handle(self, measured: Measured) -> None:
-        """What a trainer found."""
+        """Handle a trainer's measurement."""
         self.measured[measured.member] = measured
         self._changed()
         self.forget(measured.member)
         self._stands_for_others(measured.member)
 
     def crowded(self, member: str, memory_bytes: int) -> None:
-        """It ran out of memory beside others: it needs a device for itself."""
+        """Note that a member ran out of memory beside others: it needs a device of its own."""
         self.measured[member] = replace(self.measured[member], memory_bytes=memory_bytes)
-        # Others that do the same work did not run out of it, and no longer stand for this one.
+        # Other members of its kind did not run out of memory, and no longer stand for it.
         self._works[member] = (self._works[member], member)
         self._changed()
 
     def stepped(self, packed: Packed) -> None:
-        """What a trainer found of programs of several members: for the loads of plans, a member costs its part of it."""
+        """Note the measured costs of a program of several members; plans charge each member its share."""
         seconds, needs = packed.seconds.get((packed.kind, packed.size)), dict(packed.step_bytes)
         for names in packed.programs:
             for name in names:
@@ -159,16 +159,16 @@ class Measuring:
 
     @property
     def representatives(self) -> list[str]:
-        """Members to be measured next: of each kind of work one whose costs are missing; suspects one at a time."""
+        """Return the members to measure next: one of each kind of work with missing costs, suspects one at a time."""
         return self._representatives(self._works)
 
     @property
     def representatives_beside(self) -> list[str]:
-        """Those of them that may find memory beside members that train."""
+        """Return those of the `representatives` that may fit beside training members."""
         return self._representatives({name: work for name, work in self._works.items() if work not in self._large})
 
     def _representatives(self, works: Mapping[str, object]) -> list[str]:
-        """A suspect that is measured alone shows whether its trainer is lost for it."""
+        """Choose representatives; a suspect is measured alone to show whether it causes the loss of its trainer."""
         asked = [name for name in self._asked if name in self.missing]
         first = {self._works[name]: name for name in asked}
         for name, work in works.items():
@@ -181,7 +181,7 @@ class Measuring:
     def commands(
         self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
     ) -> dict[str, Measure]:
-        """What each device is to measure; one without members still has to let go of the block of an earlier assignment."""
+        """Return what each device measures; a device without members still has to release the block of an earlier assignment."""
         wanted, shares = self.representatives_beside if assignment is None else self.representatives, {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
@@ -194,7 +194,7 @@ class Measuring:
         return shares
 
     def needs_groups(self, names: Sequence[str]) -> bool:
-        """FLEET measures groups of up to M_t devices once the rates on one device are known (§6.1, steps 2 and 3)."""
+        """Return whether groups of up to M_t devices have to be measured, now that the rates on one device are known (FLEET §6.1)."""
         if self.node_devices is None or self.groups > 1 or not names:
             return False
         rates = [self.measured[name].samples_per_second for name in names]
@@ -204,14 +204,14 @@ class Measuring:
         self.again()
         return True
 
-    # ---- what follows from it
+    # ---- profiles
 
     def _changed(self) -> None:
         self._profiles.clear()
         self.revision += 1
 
     def profiles(self, names: Iterable[str], study: Study) -> list[Profile]:
-        """Profiles of these members, as far as they are known, at rates over samples of the stream, which a subset has only some of."""
+        """Return the known profiles of these members; rates are in samples of the stream, of which a subset uses only some."""
         if not self._profiles:
             first = self.firsts(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
@@ -235,7 +235,7 @@ class Measuring:
         return profile if rate is None else profile.observed(rate, weight=1.0)
 
     def saw(self, ended: SectionEnded, state: MemberState) -> None:
-        """A member has trained a section: from here on plans go by the rate at which its kind did, validation included."""
+        """Update the rate of a member's kind of work after a section, validation included."""
         if not _by_itself(state):
             return
         work = self._works.get(ended.member)
@@ -257,7 +257,7 @@ class Measuring:
         return replace(profile, samples_per_second=rates, program_bytes=self._needs[profile.member])
 
     def firsts(self, study: Study) -> dict[object, Member]:
-        """The first known member of each kind of work: what is true of it is true of the others."""
+        """Return the first known member of each kind of work, which stands for the others."""
         found: dict[object, Member] = {}
         for member in study.members:
             if member.name in self.measured:
@@ -265,14 +265,14 @@ class Measuring:
         return found
 
     def remember(self, state: RunState, study: Study) -> None:
-        """Keep the rates that this run has seen for the plans of later ones."""
+        """Keep the observed rates for the plans of later runs."""
         for member in self.firsts(study).values():
             found = state.member(member.name)
             if found.sections and _by_itself(found):
                 self.observed.remember(self.profile(member), member, self.measured[member.name], found.sections[-1])
 
     def profile(self, member: Member) -> Profile:
-        """Return the profile of one member, at the rate that runs have seen."""
+        """Return the profile of one member, at the rate that runs have observed."""
         measured = self.measured[member.name]
         profile = profile_of(
             measured,
@@ -285,32 +285,32 @@ class Measuring:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is unusual about members."""
+        """Notes on unusual members."""
         unusual = [f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes]
         whole = [f"{name}: not split, as {m.whole}" for name, m in self.measured.items() if m.whole]
         return (*unusual, *whole, *([f"no member is split: {self.unsplit}"] if self.unsplit else []))
 
     @property
     def may_split(self) -> bool:
-        """Whether some member may be split, so that it matters what a sum over devices takes."""
+        """Whether some member may be split, so that the cost of an all-reduce matters."""
         return any(m.shard_seconds and not m.whole for m in self.measured.values())
 
     def know_link(self, link: Link) -> None:
-        """What a sum over devices takes."""
+        """Set the cost of an all-reduce."""
         self.link = link
         self._changed()
 
 
 def _work(member: Member) -> object:
-    """What decides the work of a member's steps, as far as two members can be told to do the same."""
+    """Return what decides the work of a member's steps; equal for members that do the same work."""
     factories = [getattr(member, name) for name in FACTORIES]
     sizes = (member.batch_size, member.accumulate, member.precision, member.clip_grad_norm is None, member.average)
-    # Metrics cost little; but a member that is measured tries them.
+    # Metrics cost little, but measuring a member also tries its metrics.
     return (*map(_alike, (*factories, *member.metrics.values())), *sizes)
 
 
 def _alike(factory: Any) -> object:
-    """Equal for factories that surely build the same, but for a learning rate, which costs nothing."""
+    """Return a key that is equal for factories that build the same except for a learning rate, which costs nothing."""
     if isinstance(factory, functools.partial):
         bound = sorted(factory.keywords.items())
         if not all(
@@ -331,6 +331,6 @@ def _alike(factory: Any) -> object:
 
 
 def _by_itself(state: MemberState) -> bool:
-    """Whether its time is that of all its steps, and theirs alone: that of a split member is that of one of its shares."""
+    """Return whether a member's time covers exactly its own steps; that of a split member covers one of its shards."""
     packed = state.packed
     return state.split is None and (packed is None or (packed.size == 1 and packed.kind == "plain"))

@@ -1,7 +1,7 @@
-"""How a run keeps to its plan: of each section of a leg, what was predicted and what came, journaled when all assignments are through.
+"""Predicted and actual times of each section of a leg, journaled when all assignments have finished it.
 
-A prediction is made when the section begins, of the flotilla as it is then, at the rates that are known by then. What the policy
-took and what a change of assignments took is told apart, as in FLEET's Table 4.
+A prediction is made when the section begins, for the flotilla and the known rates at that time. The times of the policy and of changes of
+assignments are recorded separately, as in FLEET's Table 4.
 """
 
 import contextlib
@@ -20,39 +20,39 @@ __all__ = ["Predictions"]
 
 @dataclass(slots=True)
 class _Expected:
-    """A leg, from where all its assignments are through a section."""
+    """State of a leg since all its assignments have finished a section."""
 
     section: int
-    """The one that is to come."""
+    """The next section."""
     position: int
-    """Sample of the stream, counted over epochs, where it begins here."""
+    """Position of its beginning in samples of the stream, counted over epochs."""
     began: float
     seconds_per_sample: float = 0.0
-    """Predicted of the device with most work, ..."""
+    """Prediction for the busiest device, ..."""
     priced: tuple[int, int] = (-1, 0)
-    """... by this revision of the profiles, for so many members."""
+    """... with this revision of the profiles and this number of members."""
     starting: set[str] = field(default_factory=set)
-    """Members that were assigned since, and are not ready."""
+    """Members that were assigned since then and are not ready yet."""
     changed: float = 0.0
-    """When they were told to."""
+    """When they were assigned."""
     changing_seconds: float = 0.0
 
 
 class Predictions:
-    """What is predicted of each leg of one run, and what came."""
+    """Predicted and actual times of the legs of one run."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._of_legs: dict[int, _Expected] = {}
-        """By number of the leg."""
+        """By leg number."""
         self._stepping: dict[tuple[str, int], float] = {}
-        """Seconds of members' own work, by device and section of the stream, until the section is passed."""
+        """Seconds of members' own work, by device and section of the stream, until the section is finished."""
         self._planning_seconds = 0.0
         self._profiled: set[str] = set()
-        """Members whose profiles are journaled."""
+        """Members whose profiles are in the journal."""
 
     def profiled(self, profiles: Iterable[Profile]) -> list[Profiled]:
-        """The policy is asked about these members. Returns what is to be journaled of those that are new to it."""
+        """Note that the policy is asked about members; return events for those that are new to it."""
         new = [profile for profile in profiles if profile.member not in self._profiled]
         if not new:
             return []
@@ -64,20 +64,20 @@ class Predictions:
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """Inside, the policy is asked."""
+        """Measure the time of the policy inside the context."""
         began = time.monotonic()
         yield
         self._planning_seconds += time.monotonic() - began
 
     def begin(self, leg: LiveLeg) -> None:
-        """A leg begins, and all its members with it."""
+        """Note that a leg begins with all its members."""
         length, per_epoch = self.run.lengths["train"], self.run.per_epoch
         position = leg.begins.section // per_epoch * length + leg.begins.position
         self._of_legs[leg.number] = _Expected(section=leg.begins.section, position=position, began=time.monotonic())
         self.change(leg, leg.members)
 
     def change(self, leg: LiveLeg, starting: Collection[str]) -> None:
-        """A leg has other assignments from here on, and these start in them."""
+        """Note that a leg's assignments change, and which members start."""
         expected = self._of_legs[leg.number]
         expected.priced = (-1, 0)
         self._predict(expected, leg)
@@ -85,25 +85,25 @@ class Predictions:
             expected.starting, expected.changed = set(starting), time.monotonic()
 
     def end(self, leg: LiveLeg) -> None:
-        """A leg is over."""
+        """Note that a leg has ended."""
         self._of_legs.pop(leg.number, None)
 
     def started(self, member: str) -> None:
-        """A member that was assigned is ready."""
+        """Note that an assigned member is ready."""
         for expected in self._of_legs.values():
             if member in expected.starting:
                 expected.starting.discard(member)
                 expected.changing_seconds += (time.monotonic() - expected.changed) * (not expected.starting)
 
     def stepped(self, ended: SectionEnded) -> None:
-        """A member is through a section of its own; all devices of a split one have stepped as long as the one that tells."""
+        """Note a member's section; all devices of a split member have stepped as long as the one that reports it."""
         split = self.run.state.member(ended.member).split
         for device in (ended.device,) if split is None else split.devices:
             key = device, ended.stream_epoch * self.run.per_epoch + ended.section
             self._stepping[key] = self._stepping.get(key, 0.0) + ended.seconds
 
     def section_ended(self, leg: LiveLeg) -> list[Passed]:
-        """An assignment is through a section. Returns what is to be journaled of what all of them are through."""
+        """Note that an assignment has finished a section; return events for the sections that all assignments have finished."""
         expected, run = self._of_legs[leg.number], self.run
         through = min((leg.assignments[device].section for device in leg.devices), default=expected.section)
         if through <= expected.section:
@@ -111,7 +111,7 @@ class Predictions:
         now, per_epoch, length = time.monotonic(), run.per_epoch, run.lengths["train"]
         position = through // per_epoch * length + section_start(through, length, per_epoch)
         epoch, section = divmod(through - 1, per_epoch)
-        # A batch that ends behind a section's end was finished before this leg began.
+        # A batch across the end of a section was finished before this leg began.
         samples = max(position - expected.position, 0)
         passed = Passed(
             leg=leg.number,
@@ -136,7 +136,7 @@ class Predictions:
         return stepping
 
     def _predict(self, expected: _Expected, leg: LiveLeg) -> None:
-        """Seconds per sample of the stream: of the flotilla's busiest device, at the rates that are known."""
+        """Predict the seconds per sample of the stream for the flotilla's busiest device, at the known rates."""
         priced = self.run.measuring.revision, len(leg.members)
         if expected.priced != priced:
             expected.priced, expected.seconds_per_sample = priced, self._predicted(leg)

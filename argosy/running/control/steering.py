@@ -1,7 +1,7 @@
-"""The ensemble of a run's members, chosen anew after each section, as a judge: members that it does without end, and so does the run.
+"""The ensemble as a judge: it is selected again after each section, and ends members that it does not need, and finally the run.
 
-A decision is of all members after as many sections of their own, so it depends on no timing: a member that a decision could end waits
-for it. What members answered is in a file of the run, what was decided in its journal, from which the verdicts follow.
+A decision covers all members after the same number of sections, so it does not depend on timing; a member that a decision could end waits
+for it. The members' outputs are in a file of the run. Decisions are in the journal, and verdicts follow from them.
 """
 
 import math
@@ -28,32 +28,32 @@ __all__ = ["Standing", "Steering", "decided"]
 
 FILE = "answers.bin"
 APART = 2**32 - 1
-"""In the place of an epoch's number, for the order of which the first samples are kept apart."""
+"""Takes the place of an epoch number in the seed of the order whose first samples are held out."""
 AHEAD = 1.5
-"""How far a member's loss is extrapolated, as a part of the sections that it has trained."""
+"""How far a member's loss is extrapolated, as a multiple of the sections that it has trained."""
 
 
 class Standing:
-    """What decisions have come to so far: a fold of `EnsembleChosen` under one rule."""
+    """State after all decisions so far: a fold of `EnsembleChosen` events under one rule."""
 
     def __init__(self, rule: EnsemblePlateau) -> None:
         self.rule = rule
         self.all_end: int = 2 * rule.patience
-        """Sections without a better ensemble after which all members end: a slow gain hides longer in the noise of few samples."""
+        """Sections without a better ensemble after which all members end; twice the patience, because noise hides slow gains longer."""
         self.decisions: int = 0
         self.dropped: dict[str, int] = {}
-        """By member: the decision with which it ends."""
+        """By member: the decision that ends it."""
         self.over: int | None = None
-        """The decision with which all end."""
+        """The decision that ends all members; None so far."""
         self._best, self._since = math.inf, 0
         self._idle: dict[str, int] = {}
 
     def follow(self, decisions: Sequence[EnsembleChosen]) -> None:
-        """Apply those that are new."""
+        """Apply new decisions."""
         for event in decisions[self.decisions :]:
             self.decisions = event.section
             if event.loss is None:
-                continue  # of sections from before the study had an ensemble: no member could be chosen
+                continue  # from before the study had an ensemble: no member could be selected
             value = event.loss if event.held_out is None else event.held_out
             better = value < self._best - self.rule.min_delta
             self._best, self._since = (value, 0) if better else (self._best, self._since + 1)
@@ -79,7 +79,7 @@ class Standing:
         return f"no use to the ensemble for {self.rule.patience} sections"
 
     def ends(self, member: str) -> bool:
-        """Whether a decision is known that ends the member."""
+        """Return whether a known decision ends the member."""
         return self.over is not None or member in self.dropped
 
 
@@ -96,7 +96,7 @@ class Steering:
         self._file = AnswerFile(directory / FILE)
         self._answers: dict[tuple[str, int], npt.NDArray[np.float32]] = {}
         self._alone: dict[tuple[str, int], float] = {}
-        """Loss of each member by itself in each of its best sections so far, on the samples that ensembles are chosen on."""
+        """Loss of each member alone in each of its best sections so far, on the samples that ensembles are selected on."""
         self._know(self._file.read())
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Steering:
         self._file.close()
 
     def check(self, members: Iterable[Member]) -> None:
-        """Raise StudyError for members that cannot be in one ensemble with those of the study."""
+        """Raise StudyError for members that cannot be combined with those of the study."""
         for member in members:
             if self._kind is None or kind_of(member) != self._kind:
                 raise StudyError(
@@ -112,10 +112,10 @@ class Steering:
                     "nn.MSELoss(), of all members alike. Give the members such losses, or leave out ensemble."
                 )
 
-    # ---- what members answer
+    # ---- outputs of members
 
     def keep(self, ended: Iterable[SectionEnded], answers: Mapping[str, tuple[int, bytes]], per_epoch: int) -> None:
-        """Write what members answered in sections that they ended, before these are journaled."""
+        """Write the members' outputs of ended sections, before these are journaled."""
         found = [
             (event.member, event.epoch * per_epoch + event.section + 1, *answers[event.member])
             for event in ended
@@ -131,7 +131,7 @@ class Steering:
             self._alone[at] = float(self._losses(torch.tensor(told, dtype=torch.float64)[None, on]))
 
     def decide(self, state: RunState, study: Study) -> EnsembleChosen | None:
-        """Return the next decision, to be journaled, once all members that train have come as far."""
+        """Return the next decision, to be journaled, once all training members have reached its section."""
         self._standing.follow(state.ensembles)
         section = self._standing.decisions + 1
         here = [state.member(name) for name in study.names]
@@ -147,7 +147,7 @@ class Steering:
         )
 
     def _expected(self, section: int, members: Iterable[MemberState]) -> dict[str, float]:
-        """Return what the loss of each member by itself is expected to become, where it is known how it fell."""
+        """Return the extrapolated loss of each member alone, if its history allows it."""
         back = min(self.rule.patience, section - 1)
         found = {}
         for one in members:
@@ -159,7 +159,7 @@ class Steering:
     # ---- the judge
 
     def verdict(self, member: str, state: RunState, study: Study) -> Verdict:
-        """Implement `Judge.verdict`: a member that a decision could end where it is waits for that."""
+        """Implement `Judge.verdict`: a member that the next decision could end waits for it."""
         self._standing.follow(state.ensembles)
         sections, last = len(state.member(member).sections), self._standing.last(member)
         if sections < last:
@@ -169,19 +169,19 @@ class Steering:
         return Verdict(Fate.REST, f"waits for the ensemble of section {last}")
 
     def called(self, resting: Collection[str], state: RunState, study: Study) -> Sequence[str]:
-        """Return those that a decision lets go on, or ends."""
+        """Return the resting members for which a decision has been made."""
         return [name for name in resting if self.verdict(name, state, study).fate is not Fate.REST]
 
 
 def _best(member: MemberState, section: int) -> int:
-    """Return the number of a member's best section among the first so many; 0 where there is none."""
+    """Return the number of a member's best section among the first `section` ones; 0 if there is none."""
     rows = member.sections[:section]
     return next((number for number in range(len(rows), 0, -1) if rows[number - 1].best), 0)
 
 
 def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
-    """Return the loss that a member comes to in `AHEAD` times as many sections again as it has trained, if it goes on to fall by the power of
-    their number by which it fell in the last `back`, before which it was `then`."""
+    """Return the loss `AHEAD` times `section` further sections from now, if it keeps falling by the same power of the number of sections as
+    over the last `back` sections, before which it was `then`."""
     if not then:
         return now
     further = math.log(1 + AHEAD) / math.log(section / (section - back))
@@ -189,7 +189,7 @@ def extrapolated(now: float, then: float, *, section: int, back: int) -> float:
 
 
 def _chosen_on(rows: int, holdout: float, seed: int) -> Tensor:
-    """Return which of so many samples ensembles are chosen on, as a mask."""
+    """Return a mask of the samples that ensembles are selected on."""
     on = torch.ones(rows, dtype=torch.bool)
     on[torch.from_numpy(permutation(seed, APART, rows)[: int(rows * holdout)])] = False
     return on
@@ -204,11 +204,11 @@ def decided(
     holdout: float,
     seed: int,
 ) -> EnsembleChosen:
-    """Choose an ensemble from members' answers ``[N, K]`` on a part of the samples; the share `holdout` of them is kept apart.
+    """Select an ensemble from members' outputs ``[N, K]`` on a part of the samples; the fraction `holdout` of them is held out.
 
-    Of use are its members, those of ensembles of random halves, and those whose own loss is expected below the mean of that of its members,
-    or of which nothing is expected.
-    Members whose answers are not numbers, or are of fewer samples than others', as some were broken, cannot be chosen.
+    Useful members are those in it, those in ensembles of random halves of the members, and those whose extrapolated loss is below the mean
+    loss of the selected members or cannot be extrapolated. Members with outputs that are not finite, or with fewer samples than others
+    because some were broken, cannot be selected.
     """
     shape = max((told.shape for told in terms.values()), default=(0, 0))
     finite = {name: told for name, told in terms.items() if told.shape == shape and np.isfinite(told).all()}

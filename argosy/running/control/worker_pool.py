@@ -221,8 +221,7 @@ class WorkerPool:
             self.workers.start_trainer(worker, self.node_of[worker])
 
     def abandon(self, node: str, *, answers: bool) -> list[str]:
-        """Give up a node: its workers are told to exit if they answer, else killed, and forgotten. Return its devices.
-        """
+        """Give up a node: its workers are told to exit if they answer, else killed, and forgotten. Return its devices."""
         gone = [device for device, its_node in self.node_of.items() if its_node == node]
         feeders = [feeder.name for feeder in self.feeders.values() if feeder.node == node]
         for worker in (*gone, *feeders):
