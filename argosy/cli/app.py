@@ -87,11 +87,14 @@ def run(
 def tune(
     search_file: SearchFile,
     directory: Directory = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; what was there is kept.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; the old directory is kept.")] = False,
     storage: Annotated[
-        str | None, typer.Option(help="Optuna's storage, as sqlite:///search.db; by default a file in the directory.")
+        str | None,
+        typer.Option(help="URL of Optuna's storage, such as sqlite:///search.db; by default a file in the directory."),
     ] = None,
-    study_name: Annotated[str | None, typer.Option(help="Of the study there; by default the directory's name.")] = None,
+    study_name: Annotated[
+        str | None, typer.Option(help="Name of the Optuna study there; by default the directory's name.")
+    ] = None,
     launcher: LauncherName = "auto",
     address: Address = None,
     track: Track = None,
@@ -99,7 +102,7 @@ def tune(
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """Search for the best parameters: every trial is a member of one fleet (extra: tune)."""
+    """Search for the best hyper-parameters: every trial is a member of one fleet (extra: tune)."""
     place = _place(launcher)
     chosen = _settings(settings, place)
     directory = _directory(directory, search_file)
@@ -123,7 +126,7 @@ def tune(
 
 
 DEMO_NEEDS = {"Pillow": "PIL", "scikit-learn": "sklearn"}
-"""Packages of the extra demo, and their modules."""
+"""Packages of the extra demo, with their modules."""
 
 
 @takes_settings("devices")
@@ -168,15 +171,17 @@ def demo(
 def plan(
     study_file: StudyFile,
     cluster: Annotated[
-        str | None, typer.Option(help="nodes x devices x memory, as 2x4x80GB: explain that instead.")
+        str | None, typer.Option(help="Plan for this cluster instead: nodes x devices x memory, such as 2x4x80GB.")
     ] = None,
-    profiles: Annotated[Path | None, typer.Option(help="From `argosy profile` on one such device.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline here.")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Profiles that `argosy profile` measured on a device of that cluster.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Draw the cluster's timeline in this file.")] = None,
     every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """Show which members would share which device at which pace, on this machine or on a cluster, without training."""
+    """Show which members would share which device at which pace, here or on a cluster, without training."""
     if cluster is None and (profiles or html):
         raise PlanError(
             "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
@@ -220,14 +225,16 @@ def plan(
 @takes_settings("devices")
 def profile(
     study_file: StudyFile,
-    out: Annotated[Path, typer.Option(help="File for `argosy plan --profiles`.")] = Path("profiles.json"),
-    node_devices: Annotated[int, typer.Option(help="Devices of a node of the cluster to come.", min=1)] = 4,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Also what every two members spare on one device.")] = False,
+    out: Annotated[Path, typer.Option(help="Output file, for `argosy plan --profiles`.")] = Path("profiles.json"),
+    node_devices: Annotated[int, typer.Option(help="Devices per node of the planned cluster.", min=1)] = 4,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also measure what each pair of members saves by sharing a device.")
+    ] = False,
     every: All = False,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """Measure what the members cost, alone and in groups of devices, as FLEET does: for `argosy plan --profiles`."""
+    """Measure the costs of members, alone and in groups of devices, as FLEET does, for `argosy plan --profiles`."""
     out = to_be_written(out)
     with _launcher("processes") as place:
         from argosy import api  # beside the launcher's own imports
@@ -267,7 +274,7 @@ def _version(asked: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train a whole fleet of networks as one job."""
@@ -276,14 +283,14 @@ def _options(
 AS_USUAL = warnings.formatwarning
 PANELS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Train": (run, tune),
-    "Look": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
-    "Take along": (exporting_cli.export,),
-    "Change a run that goes on": (steering_cli.stop, steering_cli.add, steering_cli.clone),
-    "Try, and look after this machine": (demo, doctor_cli.doctor, cache_cli.cache),
-    "Foresee": (plan, profile, planning_cli.simulate),
-    "Drive it by a program": (guide, schema),
+    "Inspect": (runs_cli.runs, reporting_cli.status, reporting_cli.report, compare, query, reporting_cli.audit),
+    "Export": (exporting_cli.export,),
+    "Change a run in progress": (steering_cli.stop, steering_cli.add, steering_cli.clone),
+    "Try, check and clean up": (demo, doctor_cli.doctor, cache_cli.cache),
+    "Plan": (plan, profile, planning_cli.simulate),
+    "Automate": (guide, schema),
 }
-"""Commands by their part of ``--help``, in the order in which people come to need them."""
+"""Commands by panel of ``--help``, in the order in which users come to need them."""
 
 app: typer.Typer = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.callback()(_options)
@@ -294,9 +301,9 @@ for _panel, _commands in PANELS.items():
 
 
 def main() -> None:
-    """Entry of the command ``argosy``: errors become one message and their exit code."""
+    """Entry point of the command ``argosy``: turns errors into one message and an exit code."""
     open_what_is_closed()
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # an encoding may lack a member's letters
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # the encoding may lack letters of a member's name
     warnings.formatwarning = _warning
     try:
         app()
@@ -313,7 +320,7 @@ def main() -> None:
 def _warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return a warning as Python shows it; without a place where Argosy warns of the line that began a run, which is one of Typer here."""
+    """Format a warning like Python, but without a source line if that is Typer's, as for warnings about the caller of a run."""
     of_typer = Path(filename).is_relative_to(Path(typer.__file__).parent)
     return f"Warning: {message}\n" if of_typer else AS_USUAL(message, category, filename, lineno, line)
 
@@ -322,7 +329,7 @@ def _warning(
 def _launcher(
     name: str, place: "JobPlace | None" = None, directory: Path = Path(), address: str | None = None
 ) -> Iterator["Launcher"]:
-    """A launcher; processes are made warm first, so that they import torch while this process imports the study."""
+    """Open a launcher; processes start early, so that they import torch while this process imports the study."""
     if place is not None and place.nodes > 1:
         from argosy.running.hosts.agents import Agents
 
@@ -347,14 +354,14 @@ def _launcher(
 
 
 def _place(launcher: str) -> "JobPlace | None":
-    """Of this process in a job of several, if it is in one."""
+    """Return the place of this process in a job of several processes; None outside of one."""
     from argosy.running.hosts.place import place_asked
 
     return place_asked(launcher, os.environ)
 
 
 def _directory(given: Path | None, file: Path) -> Path:
-    """Of the run of a file; absolute, because what the file does may change the folder that this process is in."""
+    """Return the run directory for a study file; absolute, because the file may change the working directory."""
     return (Path("runs", file.stem) if given is None else given).absolute()
 
 
@@ -367,7 +374,7 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
 
 
 def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
-    """As the job has them, where they are not given: its nodes, and the time that is left of it."""
+    """Complete the settings with the number of nodes and the remaining time of the job, unless they are given."""
     found = dict(given)
     if place is not None and given["nodes"] == 1:
         found["nodes"] = place.nodes
@@ -379,7 +386,7 @@ def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:
 
 
 def _serve(place: "JobPlace | None", settings: Settings, directory: Path) -> None:
-    """Where another process of the job drives: be the agent of this node, and exit."""
+    """If another process of the job is the driver, serve as the agent of this node, then exit."""
     if place is not None and place.rank > 0:
         from argosy.running.hosts.agent import serve
 

@@ -12,12 +12,12 @@ __all__ = ["cache"]
 
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Delete them; runs that use them keep what they have open.")
+        bool, typer.Option("--clear", help="Delete the cache; runs in progress keep the files that they have open.")
     ] = False,
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """List what is kept for later runs, or delete it: prepared samples (Data(keep=False) keeps none), and which programs and shares were chosen."""
+    """List or delete what is cached for later runs: prepared samples (none with Data(keep=False)), and choices of programs and device shares."""
     from argosy.disk.cached import choices_folder
     from argosy.stream.kept.cache import RowCache
     from argosy.views.tables import kept_table

@@ -124,7 +124,7 @@ def head(width: int) -> list[nn.Module]:
 
 
 def resnet(width: int) -> nn.Module:
-    """A stem and two residual blocks at a quarter of the side."""
+    """Return a ResNet: a stem and two residual blocks at a quarter of the side length."""
     return nn.Sequential(
         convolution(1, width, stride=2),
         Residual(width),
@@ -175,7 +175,7 @@ class Vit(nn.Module):
 
 
 def member(name: str, model: Any, optimizer: Any, batch_size: int = 32) -> argosy.Member:
-    """A member that reports its accuracy and lets its learning rate fall along a cosine."""
+    """Return a member that reports its accuracy and decays its learning rate along a cosine."""
     return argosy.Member(
         name,
         model=model,

@@ -1,4 +1,4 @@
-"""``argosy doctor``: what would fail on this machine, or between the nodes of a job, and what mends it."""
+"""``argosy doctor``: problems of this machine, or between the nodes of a job, and how to fix them."""
 
 import os
 from dataclasses import asdict
@@ -18,15 +18,15 @@ __all__ = ["doctor"]
 
 def doctor(
     study_file: Annotated[
-        Path | None, typer.Argument(help="With --cluster: a study whose data all nodes are to open.")
+        Path | None, typer.Argument(help="With --cluster: a study whose data all nodes open.")
     ] = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Directory of a run to come.")] = Path("runs/argosy"),
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of a planned run.")] = Path("runs/argosy"),
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="The nodes of a job instead, as in srun argosy doctor --cluster.")
+        bool, typer.Option("--cluster", help="Check the nodes of a job instead: srun argosy doctor --cluster.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check this machine: what would fail, and what mends it; exit code 1 if something would."""
+    """Check this machine for problems and show how to fix them; exit code 1 if there are any."""
     if study_file is not None and not cluster:
         raise StudyError(
             f"{study_file}: doctor opens a study's data only to compare them between nodes. Start it as in srun argosy doctor "
@@ -49,7 +49,7 @@ def _of_this_machine(directory: Path) -> "list[Check]":
 
 
 def _of_nodes(directory: Path, study_file: Path | None) -> "list[Check]":
-    """At rank 0 of the job; another process of it answers, and exits."""
+    """Examine the cluster at rank 0 of the job; other processes answer it and exit."""
     from argosy.running.doctor.cluster import answer, examine_cluster, place_in
 
     place = place_in(os.environ)

@@ -14,22 +14,23 @@ __all__ = ["export"]
 
 def export(
     directory: RunDirectory,
-    member: Annotated[str | None, typer.Argument(help="Its name, or a trial's; without, the best.")] = None,
+    member: Annotated[str | None, typer.Argument(help="Name of a member or trial; the best by default.")] = None,
     study_file: Annotated[
-        Path, typer.Option("--study", help="Python file with the run's `study` or `search`, which builds the networks.")
+        Path,
+        typer.Option("--study", help="Python file with the `study` or `search` of the run, which builds the networks."),
     ] = Path("study.py"),
     format: Annotated[
         Literal["safetensors", "onnx", "torch-export", "hub"],
-        typer.Option(help="Weights, a program for ONNX Runtime or for torch, or a folder of the Hugging Face Hub."),
+        typer.Option(help="Weights, a program for ONNX Runtime or torch, or a folder for the Hugging Face Hub."),
     ] = "safetensors",
-    to: Annotated[Path, typer.Option(help="Folder to write.")] = Path("exported"),
-    ensemble: Annotated[bool, typer.Option("--ensemble", help="All members as one network, instead of one.")] = False,
-    top: Annotated[int | None, typer.Option(help="The ensemble is of so many of the best.", min=1)] = None,
+    to: Annotated[Path, typer.Option(help="Output folder.")] = Path("exported"),
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Export all members as one network.")] = False,
+    top: Annotated[int | None, typer.Option(help="Export an ensemble of this many of the best members.", min=1)] = None,
     preprocess: Annotated[
-        bool, typer.Option("--with-preprocessing", help="`Data.on_device` inside (onnx, torch-export).")
+        bool, typer.Option("--with-preprocessing", help="Include `Data.on_device` (onnx, torch-export).")
     ] = False,
     push_to_hub: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the folder there (hub).")
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the folder to this repository (hub).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def export(
     ensemble = ensemble or top is not None
     if ensemble and member is not None:
         raise PlanError(f"member {member!r} was named, and --ensemble or --top is of several; leave one of them out.")
-    to = to.absolute()  # what the file does may change the folder that this process is in
+    to = to.absolute()  # the study file may change the working directory
     directory = directory.absolute()
     from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study
     from argosy.running.search.loading import load
@@ -52,6 +53,6 @@ def export(
 
 
 def _files(folder: Path) -> set[tuple[str, tuple[int, int]]]:
-    """Return the files of a folder, each with what another content of it changes."""
+    """Return the files of a folder, each with metadata that changes with its content."""
     there = [file for file in folder.glob("*") if file.is_file()]
     return {(str(file), (file.stat().st_ino, file.stat().st_mtime_ns)) for file in there}

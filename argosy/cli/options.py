@@ -1,4 +1,4 @@
-"""Options that several commands have: those of a run's settings are made from `argosy.settings.Settings`."""
+"""Options that several commands share; those of a run's settings are generated from `argosy.settings.Settings`."""
 
 import inspect
 import sys
@@ -28,11 +28,11 @@ __all__ = [
 Command = TypeVar("Command", bound=Callable[..., None])
 
 SEVERAL_NODES = "Several nodes"
-"""The part of ``--help`` that people with one machine may skip."""
+"""Panel of ``--help`` that users with one machine may skip."""
 Directory = Annotated[
     Path | None,
     typer.Option(
-        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command again resumes."
+        "--dir", help="Directory of the run, by default runs/ and the file's name; the same command resumes it."
     ),
 ]
 Fresh = Annotated[
@@ -40,25 +40,25 @@ Fresh = Annotated[
     typer.Option(
         "--fresh",
         metavar="[MEMBER]",
-        help="Begin anew: everything, or a member; several times. What was there is kept.",
+        help="Start over, entirely or only this member; repeatable. Old files are kept.",
     ),
 ]
 LauncherName = Annotated[
     Literal["auto", "processes", "inline", "agents", "ray"],
     typer.Option(
-        help="inline: one process. agents: one node each, in a job of srun, mpirun or torchrun; auto sees that. ray: a Ray cluster."
+        help="inline: everything in one process. agents: nodes of a job of srun, mpirun or torchrun, which auto detects. ray: a Ray cluster."
     ),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(help="Of the Ray cluster: auto, ray://host:10001, local.", rich_help_panel=SEVERAL_NODES),
+    typer.Option(help="Address of the Ray cluster: auto, ray://host:10001 or local.", rich_help_panel=SEVERAL_NODES),
 ]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Tell figures to tensorboard, mlflow, wandb or trackio; several times."),
+    typer.Option("--track", help="Send metrics to tensorboard, mlflow, wandb or trackio; repeatable."),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Also what it cost and why: programs, waits, predictions, every row.")
+    bool, typer.Option("--verbose", help="Show all rows, and costs with their reasons: programs, waits, predictions.")
 ]
 SearchFile = Annotated[Path, typer.Argument(help="Python file with a variable `search`.")]
 OF_MEMBERS = {owner: OWNERS[owner] for owner in ("argosy.Data", "argosy.Member")}
@@ -66,18 +66,18 @@ OF_FILES = {
     "study_file": {"argosy.Study": OWNERS["argosy.Study"], **OF_MEMBERS},
     "search_file": {"argosy.Search": OWNERS["argosy.tune"], **OF_MEMBERS},
 }
-"""By the argument of a command, classes that its file is made of, with their keywords."""
+"""By argument of a command: classes that its file uses, with their keywords."""
 
 
 class Commands(TyperGroup):
-    """All commands: one that is given an unknown flag says what was meant, by the words alone and not by their dashes."""
+    """All commands; for an unknown flag, the error suggests what was meant, also for spellings with other dashes."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
         found: tuple[Any, Any, list[str]] = super().resolve_command(ctx, args)
         name, command, words = found
         if not sys.stdout.isatty():
-            command.rich_markup_mode = None  # frames around options are half of what a program would read
+            command.rich_markup_mode = None  # frames around options would be half of the output for programs
         options = [param for param in command.params if param.param_type_name == "option"]
         flags = {one: param.opts[-1] for param in options for one in (param.name, word_of(param.opts[-1]))}
         known = {flag for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
@@ -91,7 +91,7 @@ class Commands(TyperGroup):
 
 
 def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Give a command, in the place of its ``**settings``, an option for each of these settings; for all of them, `but` some."""
+    """Replace the ``**settings`` of a command by an option for each named setting, or for all settings except `but`."""
 
     def decorated(command: Command) -> Command:
         signature = inspect.signature(command)
@@ -106,7 +106,7 @@ def takes_settings(*names: str, but: tuple[str, ...] = ()) -> Callable[[Command]
 
 def _option(name: str) -> inspect.Parameter:
     field, kind = ALL[name], get_type_hints(Settings)[name]
-    flag = f"--{name.replace('_', '-')}"  # which has no --no- beside it, where it is one
+    flag = f"--{name.replace('_', '-')}"  # a boolean flag without a --no- counterpart
     panel = SEVERAL_NODES if field.metadata["several_nodes"] else None
     option = typer.Option(flag, help=field.metadata["help"], rich_help_panel=panel)
     kinds = inspect.Parameter.KEYWORD_ONLY

@@ -24,34 +24,42 @@ def simulate(
     table: Annotated[
         Path,
         typer.Argument(
-            help="CSV: name, samples_per_second, epochs, model_mb; or the directory of a run, on the devices that it had"
+            help="CSV with columns name, samples_per_second, epochs, model_mb; or the directory of a run, replayed on its devices."
         ),
     ],
     scaling: Annotated[
-        Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it nothing is split")
+        Path | None, typer.Option(help="CSV of rates on 1, 2, … devices; without it no network is split.")
     ] = None,
-    devices: Annotated[str, typer.Option(help="cluster sizes, as in 20,40,80")] = "8",
-    policy: Annotated[str, typer.Option(help="all, or some, as in balanced,solo")] = "all",
-    samples: Annotated[int, typer.Option(help="samples of one epoch")] = 30606,
-    epochs_known: Annotated[bool, typer.Option(help="policies see the epochs of the table beforehand")] = False,
+    devices: Annotated[str, typer.Option(help="Numbers of devices, such as 20,40,80.")] = "8",
+    policy: Annotated[str, typer.Option(help="Policies: all, or names such as balanced,solo.")] = "all",
+    samples: Annotated[int, typer.Option(help="Samples per epoch.")] = 30606,
+    epochs_known: Annotated[bool, typer.Option(help="Let policies know the epochs of the table beforehand.")] = False,
     preparation: Annotated[
         float | None,
-        typer.Option(help="samples/s that the cluster prepares for all streams together; without it no limit"),
+        typer.Option(
+            help="Samples per second that the cluster prepares for all streams together; no limit by default."
+        ),
     ] = None,
-    slowdown: Annotated[float, typer.Option(help="seconds of a real sample over those of the table")] = 1.0,
-    rebalance_seconds: Annotated[float, typer.Option(help="of every re-balancing, moves apart")] = 2.0,
-    memory_gb: Annotated[float, typer.Option(help="of one device")] = 16.0,
-    activation_gb: Annotated[float, typer.Option(help="of one step, as far as the device has it")] = 4.0,
-    node_devices: Annotated[int, typer.Option(help="devices of one node")] = 4,
-    gb_per_second: Annotated[float, typer.Option(help="bandwidth of one device for moves")] = 1.0,
-    one_link: Annotated[bool, typer.Option(help="the whole cluster shares that bandwidth")] = False,
-    flotilla_seconds: Annotated[float, typer.Option(help="of every flotilla of FLEET's policies")] = 34.5,
-    one_pace: Annotated[bool, typer.Option(help="FLEET's policies, too, wait for the slowest of a flotilla")] = False,
-    draws: Annotated[int, typer.Option(help="runs of a policy with random order, of which the median is shown")] = 21,
+    slowdown: Annotated[float, typer.Option(help="Factor by which real samples take longer than in the table.")] = 1.0,
+    rebalance_seconds: Annotated[float, typer.Option(help="Seconds of each re-balancing, without moves.")] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="Memory of a device in GB.")] = 16.0,
+    activation_gb: Annotated[float, typer.Option(help="Memory of a step in GB, at most that of the device.")] = 4.0,
+    node_devices: Annotated[int, typer.Option(help="Devices per node.")] = 4,
+    gb_per_second: Annotated[float, typer.Option(help="Bandwidth of a device for moves, in GB per second.")] = 1.0,
+    one_link: Annotated[bool, typer.Option(help="Let the whole cluster share that bandwidth.")] = False,
+    flotilla_seconds: Annotated[
+        float, typer.Option(help="Seconds that FLEET's policies need for each flotilla.")
+    ] = 34.5,
+    one_pace: Annotated[
+        bool, typer.Option(help="Let FLEET's policies wait for the slowest member of a flotilla too.")
+    ] = False,
+    draws: Annotated[
+        int, typer.Option(help="Number of runs of policies with random order, of which the median is shown.")
+    ] = 21,
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Replay a table of networks on clusters that need not exist, or a run: options but --policy are of tables."""
+    """Replay a table of networks on hypothetical clusters, or a run; options other than --policy apply to tables."""
     if table.is_dir():
         _simulate_run(table, policy, as_json=as_json, every=every)
         return
@@ -85,7 +93,7 @@ def simulate(
 
 
 def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -> None:
-    """A run at the rates and for the epochs that its members had, beside what it took."""
+    """Replay a run with the rates and epochs of its members, and compare it with what it took."""
     from argosy.planning import POLICIES
     from argosy.planning.hindsight import Hindsight
     from argosy.running.directory.journal import read_journal, timeline
@@ -105,7 +113,7 @@ def _simulate_run(directory: Path, policy: str, *, as_json: bool, every: bool) -
 
 
 def cluster_of(devices: int, node_devices: int, memory_gb: float) -> "Cluster":
-    """So many devices in equal nodes; PlanError where they do not fill them."""
+    """Return a cluster of `devices` devices in equal nodes; raises PlanError if they do not fill them."""
     from argosy.cluster import Cluster
 
     if devices < 1 or node_devices < 1 or devices % node_devices:
@@ -114,7 +122,7 @@ def cluster_of(devices: int, node_devices: int, memory_gb: float) -> "Cluster":
 
 
 def read_networks(path: Path) -> "list[Network]":
-    """The rows of a table with columns name, samples_per_second, epochs, model_mb."""
+    """Read a table with columns name, samples_per_second, epochs, model_mb."""
     from argosy.planning.replay import Network
 
     try:
@@ -139,7 +147,7 @@ def read_networks(path: Path) -> "list[Network]":
 
 
 def read_scaling(path: Path) -> list[list[float]]:
-    """Curves of rates on 1, 2, … devices, one a row under a header."""
+    """Read curves of rates on 1, 2, … devices, one per row below a header."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             curves = [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]

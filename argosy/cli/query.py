@@ -1,4 +1,4 @@
-"""``argosy query`` and ``argosy compare``: questions to a run that its report does not answer."""
+"""``argosy query`` and ``argosy compare``: questions about a run that its report does not answer."""
 
 import csv
 import io
@@ -14,9 +14,9 @@ from argosy.views.output import All, Json, write
 __all__ = ["compare", "query"]
 
 SHOWN = 50
-"""Rows that are printed where not all are asked for."""
+"""Rows that are printed unless all are requested."""
 UNBOUNDED = 10**6
-"""Columns of a table of which none is left out: each was asked for."""
+"""Width at which no column of a table is left out, since each was requested."""
 
 
 def query(
@@ -27,7 +27,7 @@ def query(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """Ask a run in SQL: its members, best first, their sections and all events are tables; nothing is written."""
+    """Query a run in SQL: members (best first), sections and events are tables; nothing is written."""
     from argosy.running.directory.query import columns_of
     from argosy.running.directory.query import query as ask
 
@@ -56,11 +56,9 @@ def query(
 
 def compare(
     directory: RunDirectory,
-    first: Annotated[
-        str, typer.Argument(help="Configuration: a name that argosy.replicate or argosy.kfold was given.")
-    ],
-    second: Annotated[str, typer.Argument(help="Configuration that it is compared with.")],
-    metric: Annotated[str | None, typer.Option(help="By default the objective.")] = None,
+    first: Annotated[str, typer.Argument(help="Configuration: the name given to argosy.replicate or argosy.kfold.")],
+    second: Annotated[str, typer.Argument(help="Configuration to compare it with.")],
+    metric: Annotated[str | None, typer.Option(help="Metric to compare; the objective by default.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two configurations over their seeds or folds: the difference of their means, and its 95 % interval."""

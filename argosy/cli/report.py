@@ -1,4 +1,4 @@
-"""``argosy status``, ``report`` and ``audit``: where a run is, what came out, and whether it is right."""
+"""``argosy status``, ``report`` and ``audit``: the progress of a run, its results, and whether they are right."""
 
 import csv
 import io
@@ -36,19 +36,19 @@ __all__ = [
 ]
 
 SHARE = 0.05
-"""Of the time that may go into a page of a run that goes on: a large one is written less often."""
+"""Share of the time that may be spent on the page of a running run; large pages are written less often."""
 DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
-"""What of a report only says how it was made."""
+"""Keys of a report that only describe how it was made."""
 BEGUN_BY = "the command that began it"
 
 
 def status(
     directory: RunDirectory,
-    wait: Annotated[bool, typer.Option("--wait", help="Until a section has ended from now on, or the run.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the next section, or the run, has ended.")] = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Say where a run is, from its journal alone."""
+    """Show the progress of a run, from its journal alone."""
     from argosy.running.directory.journal import wait_for_section
     from argosy.running.directory.loading import load, search_of
 
@@ -73,22 +73,24 @@ def status(
 
 def report(
     directory: RunDirectory,
-    html: Annotated[bool, typer.Option("--html", help="As a page with pictures, report.html.")] = False,
-    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
-    live: Annotated[bool, typer.Option("--live", help="Write the page again and again while the run goes on.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write report.html, a page with figures.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Update the page while the run is in progress.")] = False,
     verbose: Verbose = False,
     csv_file: Annotated[
         str | None,
         typer.Option(
-            "--csv", metavar="[FILE.csv]", help="Learning curves, a row for each value; to a file, or printed."
+            "--csv",
+            metavar="[FILE.csv]",
+            help="Write learning curves, one row per value, to a file or to the terminal.",
         ),
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Figures for a paper: PNG, SVG and PDF (extra: report).")
+        Path | None, typer.Option(metavar="DIR", help="Write figures for a paper as PNG, SVG and PDF (extra: report).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what came out of a run, from its journal alone; or write it as a page that needs no network."""
+    """Show the results of a run, from its journal alone, or write them as a self-contained HTML page."""
     from argosy.running.directory.loading import load, search_of
 
     page_wanted = html or open_ or live
@@ -131,7 +133,7 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
 
 
 def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as_json: bool) -> dict[str, Any]:
-    """What was written: the curves as CSV, printed for an empty name of the file, and the figures."""
+    """Write the curves as CSV (printed if the file name is empty) and the figures; return what was written."""
     from argosy.running.directory.loading import load, search_of
 
     written: dict[str, Any] = {}
@@ -157,7 +159,7 @@ def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as
 
 
 def _tell(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
-    """Say which files were written."""
+    """Print which files were written."""
     if as_json:
         write(written, every=every)
         return
@@ -168,7 +170,7 @@ def _tell(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
 
 
 def _print(found: "Report", *, verbose: bool) -> None:
-    """For people who come to a directory: a search as its trials, any other run as its members."""
+    """Print a run for a person: a search as trials, any other run as members."""
     from argosy.running.directory.loading import search_of
 
     search = search_of(found)
@@ -181,17 +183,17 @@ def _print(found: "Report", *, verbose: bool) -> None:
 
 
 def brief(found: "Report | SearchReport") -> dict[str, Any]:
-    """Return what came out, without what only says how it was made."""
+    """Return the results, without details of how they were made."""
     return {key: value for key, value in found.to_json().items() if key not in DETAILS}
 
 
 def write_report(found: "Report | SearchReport", *, verbose: bool) -> None:
-    """For programs: what came out; everything where it is asked for."""
+    """Print the results for a program; everything if `verbose`."""
     write(found.to_json() if verbose else brief(found), every=verbose)
 
 
 def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:
-    """The same of a search."""
+    """Print a search for a person."""
     if verbose:
         from argosy.views.tables import report_table, search_table
 
@@ -202,7 +204,7 @@ def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:
 
 
 def print_report(found: "Report", again: str, mended: str, *, verbose: bool) -> None:
-    """For people: the ending; before it, where it is asked for, what all of it cost."""
+    """Print the ending of a run for a person, if `verbose` after its costs."""
     if verbose:
         from argosy.views.tables import report_table
 
@@ -237,7 +239,7 @@ def _fresh_with_names(words: Sequence[str]) -> list[str]:
 
 
 def _joined(words: Sequence[str], option: str, is_value: Callable[[str], bool]) -> list[str]:
-    """An option and the word after it as one word, if that is its value."""
+    """Join an option with the following word if that is its value."""
     found: list[str] = []
     for word in words:
         if found[-1:] == [f"{option}="] and is_value(word):
@@ -248,7 +250,7 @@ def _joined(words: Sequence[str], option: str, is_value: Callable[[str], bool]) 
 
 
 def typed() -> str:
-    """The command as it was typed, but for what is done once."""
+    """Return the command as it was typed, without one-time options."""
     words = _fresh_with_names(sys.argv[1:])
     return shlex.join(
         [
@@ -263,7 +265,7 @@ def typed() -> str:
 
 
 def _write_page(directory: Path, *, live: bool) -> tuple[Path, bool]:
-    """The page, and whether it is a live one."""
+    """Write the page; return it, and whether it is a live page."""
     from argosy.running.directory.journal import timeline
     from argosy.running.directory.loading import load
     from argosy.views.html.report import write_report

@@ -1,4 +1,4 @@
-"""``argosy runs``: the runs below a folder, with their states and their best."""
+"""``argosy runs``: the runs below a folder, with their states and best members."""
 
 import time
 from pathlib import Path
@@ -14,15 +14,15 @@ from argosy.views.output import All, Json, write
 __all__ = ["runs"]
 
 SHOWN = 20
-"""Runs that are listed where not all are asked for."""
+"""Runs that are listed unless all are requested."""
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder with directories of runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that contains run directories.")] = Path("runs"),
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """List the runs that are here, the latest first: how far each is, and its best."""
+    """List the runs below a folder, the latest first, with their progress and best members."""
     found = [*folder.glob("journal.jsonl"), *folder.glob("*/journal.jsonl")]
     journals = sorted(found, key=lambda path: -path.stat().st_mtime)
     rows = [_row(journal) for journal in (journals if every or as_json else journals[:SHOWN])]
@@ -46,5 +46,5 @@ def _row(journal: Path) -> dict[str, Any]:
         found = load(journal.parent)
         status, best = found.status, (search_of(found) or found).ending().best[0].removeprefix("Best: ")
     except ArgosyError as error:
-        status, best = "unreadable", f"{error}"  # the other runs are listed all the same
+        status, best = "unreadable", f"{error}"  # the other runs are still listed
     return {"run": journal.parent.resolve().name, "status": status, "changed": changed, "best": best}

@@ -1,4 +1,4 @@
-"""``argosy schema`` and ``argosy guide``: what programs that drive Argosy go by."""
+"""``argosy schema`` and ``argosy guide``: documentation for programs that drive Argosy."""
 
 import importlib.resources
 import json
@@ -17,14 +17,16 @@ REFERENCE = "#/$defs/"
 
 
 def schema(
-    command: Annotated[str, typer.Argument(help="As status; without, the commands that have one.")] = "",
+    command: Annotated[
+        str, typer.Argument(help="Name of a command, such as status; lists the commands by default.")
+    ] = "",
 ) -> None:
     """Print the JSON Schema of what a command prints with --json; each output names its version, as "schema": 1."""
     write(schema_of(command) if command else {"commands": [*_schemas()["commands"]]}, every=True)
 
 
-def guide(topic: Annotated[str, typer.Argument(help="As compare; without, all of it.")] = "") -> None:
-    """Tell a program, or an agent, how to start a run, wait, read, compare, change it, and use what came out."""
+def guide(topic: Annotated[str, typer.Argument(help="Topic, such as compare; everything by default.")] = "") -> None:
+    """Explain to a program, or an agent, how to start a run, wait, read, compare, change it, and use its results."""
     text = (FOLDER / "guide.md").read_text(encoding="utf-8").rstrip("\n")
     if topic:
         parts = {part.partition("\n")[0].casefold(): f"## {part}".rstrip("\n") for part in text.split("\n## ")[1:]}

@@ -1,4 +1,4 @@
-"""``argosy stop``, ``add`` and ``clone``: change a run while it goes on, and wait for its answer."""
+"""``argosy stop``, ``add`` and ``clone``: change a running run, and wait for its answer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,15 +21,17 @@ StudyFile = Annotated[Path, typer.Argument(help="Python file with a variable `st
 
 def stop(
     directory: RunDirectory,
-    members: Annotated[list[str] | None, typer.Argument(help="Their names; without, all, and the run ends.")] = None,
+    members: Annotated[
+        list[str] | None, typer.Argument(help="Names of members; by default all, which ends the run.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell a run to save members and stop them, or to save all and end, as Ctrl-C does; exit code 2 if it refuses one."""
+    """Save and stop members of a run, or save everything and end it, like Ctrl-C; exit code 2 if the run refuses."""
     _ask(directory, lambda run: run.stop(members or None), as_json=as_json)
 
 
 def add(directory: RunDirectory, study_file: StudyFile, as_json: Json = False) -> None:
-    """Add the members of a study file that a run does not have yet; exit code 2 if it refuses."""
+    """Add the members of a study file that a run does not have yet; exit code 2 if the run refuses."""
     _ask(directory, lambda run: [run.add(study_file)], as_json=as_json)
 
 
@@ -38,12 +40,12 @@ def clone(
     member: Annotated[str, typer.Argument(help="Member to clone.")],
     name: Annotated[str, typer.Argument(help="Name of the new member.")],
     changes: Annotated[
-        list[str], typer.Option("--set", help="What is to differ, as optimizer.lr=0.01; several times.")
+        list[str], typer.Option("--set", help="Changed hyper-parameter, such as optimizer.lr=0.01; repeatable.")
     ],
-    warm: Annotated[bool, typer.Option("--warm", help="Go on from its weights, instead of from nothing.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Start from its weights instead of from scratch.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Add a member to a run that is another one but for some hyper-parameters; exit code 2 if it refuses."""
+    """Add a copy of a member with some hyper-parameters changed; exit code 2 if the run refuses."""
     settings = dict(_setting(change) for change in changes)
     _ask(directory, lambda run: [run.clone(member, name, settings, warm=warm)], as_json=as_json)
 
@@ -61,7 +63,7 @@ def _ask(directory: Path, request: Callable[["AttachedRun"], Sequence[str]], *, 
 
 
 def _setting(change: str) -> tuple[str, Any]:
-    """A name and its value: JSON, or the text itself."""
+    """Return a name and its value, parsed as JSON if possible, else as text."""
     name, equals, text = change.partition("=")
     if not equals:
         raise StudyError(f"--set {change!r} has no value; write it as --set optimizer.lr=0.01.")
