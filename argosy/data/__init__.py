@@ -1,6 +1,7 @@
-"""Datasets from what people have: folders of images, tables, JSON lines, and what a frozen network makes of another Dataset.
+"""Build Datasets from folders of images, tables, JSON lines, and the outputs of a frozen network on another Dataset.
 
-Each function but `unfrozen` returns a map-style Dataset (or arrays) for `argosy.Data`; samples are prepared once and kept, as those of any Dataset.
+Every function except `unfrozen` and `by_weight` returns data for `argosy.Data`: a map-style Dataset, a stream, or arrays. Samples of Datasets and
+streams are prepared once and kept, as those of any Dataset.
 """
 
 from argosy.data.features import features as features

@@ -1,4 +1,4 @@
-"""What a frozen network makes of a Dataset's samples: computed once for all heads, and for members that train its last layers with them."""
+"""Features that a frozen network computes from a Dataset: once for all heads, and for members that also train its last layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ __all__ = ["Features", "Unfrozen", "features", "unfrozen"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """Samples of a Dataset with the network's output, ``[...]`` of one sample, in place of the first leaf."""
+    """Samples of a Dataset with their first leaf replaced by the network's output for that sample, ``[...]``."""
 
     dataset: Any
     network: nn.Module
     unfreeze: tuple[int, ...] | None = None
-    """Where the network is cut, as numbers of layers above; then the first leaf becomes a dict of what comes out at each cut."""
+    """Cuts, each as the number of layers above it. If given, the first leaf becomes a dict with the output at each cut."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -40,7 +40,7 @@ class Features:
         return unflatten([*made, *leaves[1:]], tree) if len(made) == 1 else (*made, *leaves[1:])
 
     def _cut(self, inputs_B: Tensor) -> dict[str, Any]:
-        """Return, of one sample, what comes out at each cut, by name."""
+        """Return one sample's output at each cut, by name."""
         assert self.unfreeze is not None and isinstance(self.network, nn.Sequential)
         found, done = {}, 0
         for layers in sorted(self.unfreeze, reverse=True):
@@ -51,7 +51,7 @@ class Features:
 
 
 class Unfrozen(nn.Module):
-    """The last layers of a trunk and a head on them. Takes what comes out at the trunk's cuts, by name, or at its own cut alone."""
+    """The last layers of a trunk with a head on top. The input is a dict of outputs at the trunk's cuts, or the output at its own cut."""
 
     def __init__(self, tail: nn.Sequential, head: nn.Module) -> None:
         super().__init__()
@@ -63,23 +63,24 @@ class Unfrozen(nn.Module):
         return self.head(self.tail(self.own(features)))
 
     def own(self, features: Any) -> Any:
-        """Return, of what comes out at several cuts, what comes out below these layers."""
+        """Return the output of the trunk below these layers, which may be one of several in a dict."""
         return features[_below(len(self.tail))] if isinstance(features, Mapping) else features
 
 
 def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None = None) -> Features:
-    """Return a Dataset of what a frozen network makes of the inputs of another one; targets stay.
+    """Return a Dataset whose inputs are the outputs of a frozen network on the inputs of `dataset`; targets are unchanged.
 
-    A copy of the network is run on the CPU by the loader workers, sample by sample, in ``eval()`` and without gradients; what it makes is kept as all
-    prepared samples are: fifty heads cost one pass of it in all, and the second epoch and the next run none. What is random before it,
-    as an augmentation, makes it run in each epoch. It gets inputs as the Dataset has them, before `Data.on_device`: of bytes, as
-    `image_folder` gives them, it begins with what scales them, ``nn.Sequential(Scaled(), trunk)``.
+    The loader workers run a copy of the network on the CPU, sample by sample, in ``eval()`` and without gradients. Its outputs are kept like all
+    prepared samples: fifty heads need one pass in all, and later epochs and runs need none. Randomness in `dataset`, such as
+    augmentation, makes the network run in each epoch. Its inputs are those of `dataset`, before `Data.on_device`. If they are bytes, as from
+    `image_folder`, let the network begin with a layer that scales them: ``nn.Sequential(Scaled(), trunk)``.
 
-    With ``unfreeze=(0, 2)`` members may train its last layers: heads alone, and the last two layers below a head, each as
-    `argosy.data.unfrozen` builds it. The network runs once for all of these, and each sample has a dict of what comes out at each cut.
+    With ``unfreeze=(0, 2)`` members may train the head alone, or the head and the last two layers, as `argosy.data.unfrozen`
+    builds them. The network runs once for all of these members, and each sample has a dict with the output at each cut.
 
     Raises:
-        StudyError: for what is no map-style Dataset, or no network; for a network to unfreeze that is no `nn.Sequential`, or has fewer layers.
+        StudyError: if `dataset` is not a map-style Dataset, or `network` not a network on the CPU; with `unfreeze`, if the network is not an
+            `nn.Sequential`, or has fewer layers.
     """
     check_dataset("features: dataset", dataset)
     if not is_map_style(dataset):
@@ -108,13 +109,13 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
 
 
 def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -> Unfrozen:
-    """Build a head on a copy of the trunk's last `layers` with its weights, all of which are trained; 0 layers are the head alone.
+    """Build a head on a copy of the trunk's last `layers`, with their weights; all of it is trained. With 0 layers it is the head alone.
 
-    As a member's model: ``partial(argosy.data.unfrozen, trunk, 2, partial(nn.Linear, 64, 10))``, on samples of
+    Use it as a member's model, ``partial(argosy.data.unfrozen, trunk, 2, partial(nn.Linear, 64, 10))``, on the samples of
     ``argosy.data.features(dataset, trunk, unfreeze=(0, 2))``. The layers below stay frozen, in ``eval()``.
 
     Raises:
-        StudyError: for a trunk that is no `nn.Sequential`, or has fewer layers.
+        StudyError: if the trunk is not an `nn.Sequential`, or has fewer layers.
     """
     _check_cut("unfrozen", trunk, layers)
     last = trunk[len(trunk) - layers :]
@@ -137,5 +138,5 @@ def _check_cut(what: str, network: nn.Module, layers: int) -> None:
 
 
 def _below(layers: int) -> str:
-    """Return the name of what comes out below the last layers."""
+    """Return the name of the output below the last `layers`."""
     return f"below_{layers}"

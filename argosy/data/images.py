@@ -1,4 +1,4 @@
-"""A folder of images in class folders, without torchvision."""
+"""Images in one folder per class, read without torchvision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFolder:
-    """Samples (image, class): the image uint8 ``[3, size, size]``, the class an int."""
+    """Samples (image, class): the image is uint8 ``[3, size, size]``, the class an int."""
 
     root: str
     files: tuple[str, ...]
-    """Below the root, by class and name."""
+    """Paths relative to the root, sorted by class and name."""
     labels: tuple[int, ...]
     classes: tuple[str, ...]
     """Names of the class folders, by class number."""
@@ -37,15 +37,16 @@ class ImageFolder:
 
 
 def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None = None) -> ImageFolder:
-    """Return the images of a folder with one folder for each class, ``root/cat/1.jpg``.
+    """Return the images of a folder that has one folder for each class, ``root/cat/1.jpg``.
 
-    Each image is decoded to RGB, 16 bits scaled to 8, its shorter side resized to `size` (bilinear, with antialiasing), and its middle cut out. Let
-    `Data.on_device` normalise bytes, and `Data.then` or `Member.augment` do what is random. Hidden files and folders (``.ipynb_checkpoints``) are left out. Classes are numbered by name, or as in `classes`, for a
-    validation set that lacks some: ``classes=train.classes``. What is returned has the attributes `classes`, the names by class number,
-    and `labels`, the class number of each image. Needs Pillow.
+    Each image is decoded to RGB (16-bit pixels are scaled to 8 bits), resized so that its shorter side is `size` (bilinear, antialiased), and
+    cropped to the centre. Normalise the bytes in `Data.on_device`, and augment in `Data.then` or `Member.augment`. Hidden files and folders
+    (``.ipynb_checkpoints``) are ignored. Classes are numbered in the order of their names, or as in `classes`: give ``classes=train.classes`` for
+    a validation set that lacks some. The Dataset has the attributes `classes`, the names by class number, and `labels`, the class number of each
+    image. Needs Pillow.
 
     Raises:
-        StudyError: where there is no such folder, no image in it, or a class that is none of `classes`.
+        StudyError: if the folder does not exist, has no image, or has a class that is not in `classes`.
 
     Example:
         ``argosy.Data(train=argosy.data.image_folder("photos/train", size=64), val=argosy.data.image_folder("photos/val", size=64))``
@@ -88,10 +89,10 @@ def _decoded(path: Path, size: int) -> Tensor:
 
 
 def _in_bytes(path: Path, file: Any) -> Any:
-    """Return an image in 8 bits a channel: Pillow would make all above 255 white."""
+    """Return an image with 8 bits per channel. Pillow's own conversion would make all values above 255 white."""
     from argosy.data.pillow import Image
 
-    # Of these formats Pillow scales what it opens as 32 bits to 16.
+    # In PNG and PPM files, pixels that Pillow opens in the 32-bit mode I are scaled to 16 bits.
     if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):
         return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
     if file.mode in ("I", "F"):

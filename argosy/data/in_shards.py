@@ -1,4 +1,4 @@
-"""A stream in shards, of which each can be read from any of its samples on."""
+"""A stream in shards, each of which can be read from any of its samples on."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class FromShards(IterableDataset[Any]):
     shards: tuple[Any, ...]
     read: Callable[[Any, int], Iterable[Any]]
     shard_lengths: tuple[int, ...] | None
-    """Samples of each shard; None where they are to be counted."""
+    """Number of samples in each shard; None if they have to be counted."""
 
     @property
     def num_shards(self) -> int:
@@ -26,11 +26,11 @@ class FromShards(IterableDataset[Any]):
         return len(self.shards)
 
     def read_from(self, shard: int, row: int) -> Iterator[Any]:
-        """Return the samples of a shard from this one on."""
+        """Return the samples of a shard, beginning at sample `row`."""
         return iter(self.read(self.shards[shard], row))
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the samples of all shards, or those of this loader worker."""
+        """Yield the samples of all shards; in a loader worker, those of its shards."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for shard in range(first, len(self.shards), step):
@@ -40,13 +40,13 @@ class FromShards(IterableDataset[Any]):
 def from_shards(
     shards: Iterable[Any], *, read: Callable[[Any, int], Iterable[Any]], lengths: Sequence[int] | None = None
 ) -> FromShards:
-    """Return a stream for `Data`: ``read(shard, row)`` gives the samples of a shard, as of a file, from its sample `row` on.
+    """Return a stream for `Data`, where ``read(shard, row)`` gives the samples of a shard (for example a file) from sample `row` on.
 
-    With ``Data(keep=False)`` an epoch reads eight shards at a time, and a resume begins in the middle of them. `lengths`, the samples of each
-    shard, then spare the pass in which they are counted.
+    With ``Data(keep=False)`` an epoch reads eight shards at a time, and a resume begins in the middle of them. If `lengths` gives the number of
+    samples in each shard, the pass that would count them is skipped.
 
     Raises:
-        StudyError: where there is no shard, or another number of lengths.
+        StudyError: if there is no shard, or the number of lengths differs from that of shards.
     """
     found = tuple(shards)
     if not found:

@@ -1,4 +1,4 @@
-"""A file with one JSON value in each line, as Datasets have their samples: by index."""
+"""A file with one JSON value in each line, as a Dataset with samples by index."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ __all__ = ["JsonLines", "json_lines"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonLines:
-    """Samples ``make(record)``, one of each line."""
+    """Samples ``make(record)``, one for each line."""
 
     path: str
     starts: npt.NDArray[np.int64]
@@ -33,12 +33,12 @@ class JsonLines:
 
 
 def json_lines(path: str | Path, *, make: Callable[[Any], Any]) -> JsonLines:
-    """Return a Dataset of a file of JSON lines; `make` turns what a line holds into a sample of tensors, as by a tokenizer.
+    """Return a Dataset of the lines of a JSON Lines file; `make` turns the value of a line into a sample of tensors, for example with a tokenizer.
 
-    Empty lines are left out. The file stays on disk: each sample is read when it is prepared, which is once.
+    Empty lines are left out. The file stays on disk: a line is read when its sample is prepared, which happens once.
 
     Raises:
-        StudyError: where there is no such file, or no line in it.
+        StudyError: if the file does not exist or has no lines.
     """
     path = Path(path).absolute()
     try:

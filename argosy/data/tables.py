@@ -1,4 +1,4 @@
-"""A table as arrays: numbers as they are, words as one column for each."""
+"""Tables as arrays: a column of numbers becomes one feature, a column of words one feature for each word."""
 
 import contextlib
 import csv
@@ -26,16 +26,16 @@ __all__ = ["Table", "columns", "table", "written_as"]
 Column = npt.NDArray[Any]
 TargetIs = Literal["classes", "numbers"]
 MOST_WORDS = 1000
-"""Most different words of a column: more are names or texts, of which each row has another."""
+"""Most different words in a column; a column with more holds names or texts, which differ in nearly every row."""
 MARKS = {
     *("?", "NA", "N/A", "n/a", "<NA>", "#NA", "#N/A", "#N/A N/A", "NULL", "null", "None"),
     *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
 }
-"""What stands in a CSV file for a missing value, besides an empty one: what `pandas.read_csv` takes for one, and ``?``."""
+"""Texts that stand for a missing value in a CSV file, besides the empty one: those of `pandas.read_csv`, and ``?``."""
 FEWEST_NUMBERS, MOST_NUMBERS = 10, 0.9
-"""A column of words has fewer numbers than the one, or at most this share of them: else its words are slips in a column of numbers."""
+"""A column is one of words if it has fewer numbers than the first, or at most this share of numbers. Else its words are errors among numbers."""
 WRITTEN = re.compile(r"[-+]? ?[$€£]? ?\d[\d.,' ]*[%$€£]?")
-"""A number as people write it, as 1,234 or $5 or 12%: not a word, though Python takes it for no number."""
+"""A number as people write it, such as 1,234 or $5 or 12%. It is not a word, though Python cannot parse it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +47,15 @@ class Table:
     targets: Column
     """Class numbers, int64 ``[rows]``, or numbers, float32 ``[rows]``."""
     features: tuple[str, ...]
-    """Names of the columns of `inputs`; ``colour=red`` says 1 where the table's column colour is red."""
+    """Names of the columns of `inputs`; ``colour=red`` is 1 in rows whose column colour is red."""
     classes: tuple[Any, ...]
-    """Classes by number; empty where targets are numbers."""
+    """Classes by number; empty if targets are numbers."""
     words: Mapping[str, tuple[str, ...] | None]
-    """By column of the table, beside the target, its words in order; None for a column of numbers."""
+    """The words of each column except the target, in order; None for a column of numbers."""
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.float32], Column]:
-        """For `Data`: ``Data(arrays=table.arrays)``."""
+        """Inputs and targets, for ``Data(arrays=table.arrays)``."""
         return self.inputs, self.targets
 
 
@@ -69,21 +69,21 @@ def table(
 ) -> Table:
     """Return the rows of a table: a ``.csv`` or ``.parquet`` file, a DataFrame, an Arrow table, or a dict of columns.
 
-    Columns of numbers become one feature each, columns of words one for each word. Targets that are words, flags or whole numbers are
-    classes, as in `argosy.fit`; other numbers are wanted outputs. With ``target_is="numbers"`` whole numbers are wanted outputs too, as prices
-    are; with ``target_is="classes"`` any numbers are classes. Nothing is scaled: what is learnt from training rows, such as a mean, belongs
-    into each fold (see examples/tabular.py).
+    A column of numbers becomes one feature, a column of words one feature for each word. Targets that are words, flags or whole numbers are
+    classes, as in `argosy.fit`; other numbers are regression targets. With ``target_is="numbers"`` whole numbers, such as prices, are regression
+    targets too; with ``target_is="classes"`` all numbers are classes. Nothing is scaled: statistics of training rows, such as a mean, must be
+    computed in each fold (see examples/tabular.py).
 
-    A ``.csv`` file is in UTF-8, with commas, semicolons or tabs between its values, as its first line has them. An empty value is missing, and so are
-    ``NA``, ``null``, ``?`` and the like; a column without a name, as the index that pandas writes, is left out. Columns that `words` names are of words,
-    whatever they look like, as floors of which one is ``G``, or regions of which one is ``NA``.
+    A ``.csv`` file must be in UTF-8. Its first line determines whether commas, semicolons or tabs separate values. Empty values are missing, and
+    so are ``NA``, ``null``, ``?`` and the like. Columns without a name, such as the index that pandas writes, are left out. Columns listed in
+    `words` hold words, whatever they look like: for example floors, one of which is ``G``, or regions, one of which is ``NA``.
 
-    Of two files each would number its own words and classes. `like`, the table read from the first, gives the second the same features and classes: its
-    columns are taken, others left out, and a word that it does not have is 0 in all features of its column.
+    Two files read separately would each number their own words and classes. Pass the table of the first as `like` to give the second the same
+    features and classes: only its columns are used, and a word that it does not have is 0 in all features of its column.
 
     Raises:
-        StudyError: where there is no such file or column, a value is missing, or a column holds neither numbers nor words, or numbers and a few words;
-            with `like`, where a column does not hold what it held there, or there is another class.
+        StudyError: if the file or a column does not exist, a value is missing, or a column holds neither numbers nor words, or numbers and a few
+            words; with `like`, if a column holds another kind of value than in that table, or a class is not in it.
 
     Example:
         ``train = argosy.data.table("train.csv", target="kind")``, then
@@ -111,7 +111,7 @@ def table(
 
 
 def _read_like(like: Table, source: Any, target: str) -> Table:
-    """Return the rows of another table with the features and classes of this one."""
+    """Return the rows of a source with the features and classes of the table `like`."""
     known = {name: words for name, words in like.words.items() if words is not None}
     if any(isinstance(one, str) for one in like.classes):
         known[target] = like.classes
@@ -143,13 +143,13 @@ def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Ta
 
 
 def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
-    """Return columns of an Arrow table, a ``.parquet`` file or what else `table` takes, for ``Data(arrays=columns(source, "image", "label"))``.
+    """Return columns of an Arrow table, a ``.parquet`` file or another source of `table`, for ``Data(arrays=columns(source, "image", "label"))``.
 
-    Numbers of an Arrow column in one piece are not copied; lists of one size are rows of that shape. A Parquet file is read once, and only these
-    columns of it.
+    Numbers in an Arrow column with a single chunk are not copied; lists of equal length become rows of that shape. A Parquet file is read once,
+    and only these columns of it.
 
     Raises:
-        StudyError: where there is no such file or column, or a value is missing.
+        StudyError: if the file or a column does not exist, or a value is missing.
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
         source = _parquet(Path(source), names)
@@ -163,7 +163,7 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
 
 
 def _rows(name: str, column: Any) -> Column:
-    """Return a column as an array, lists of one size as rows."""
+    """Return a column as an array; lists of equal length become rows."""
     if not hasattr(column, "null_count"):
         rows = np.asarray(column)
         _check_filled(name, _missing(rows), len(rows))
@@ -181,7 +181,7 @@ def _rows(name: str, column: Any) -> Column:
 
 
 def _names(source: Any) -> list[Any]:
-    """Return the names of columns as the source has them, which are numbers in a DataFrame that was made of an array."""
+    """Return column names as the source has them; in a DataFrame made from an array they are numbers."""
     found = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
     if found is None:
         raise StudyError(
@@ -207,7 +207,7 @@ def _check_once(names: Iterable[str]) -> None:
 
 
 def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
-    """Return columns by name; of a file those of `words` as texts, of which these are no marks of missing ones."""
+    """Return columns by name. In a file, columns of `words` are read as texts, and these words do not count as missing values."""
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix == ".parquet":
@@ -225,7 +225,7 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
 
 
 def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
-    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins a file with a mark
+    with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte order mark
         between = max(",;\t", key=file.readline().count)
         file.seek(0)
         reader = csv.reader(file, delimiter=between)
@@ -242,7 +242,7 @@ def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
 
 
 def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
-    """Return the Arrow table of a file, with the columns of these names that it has."""
+    """Return the Arrow table of a file, with those of these columns that it has."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -252,7 +252,7 @@ def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
             there = parquet.read_schema(path).names
             names = [name for name in names if name in there] or there
         return parquet.read_table(path, columns=names)
-    except (OSError, ValueError) as error:  # what Arrow says of a damaged file is a ValueError
+    except (OSError, ValueError) as error:  # Arrow raises ValueError for damaged files
         raise _unreadable(path, error) from error
 
 
@@ -262,24 +262,24 @@ def _unreadable(path: Path, error: Exception) -> StudyError:
 
 
 def _plain(column: Column) -> Column:
-    """Return a column of objects that are all numbers, as a DataFrame of mixed rows has them, as one of numbers."""
+    """Return a column of numbers for one of objects that are all numbers, as a DataFrame of mixed rows has."""
     if column.dtype == object and all(isinstance(value, Real) for value in column.flat):
         return np.array(column.tolist())
     return column
 
 
 def _parsed(values: list[str]) -> Column:
-    """Return whole numbers, numbers or words, whichever all values are; one that is missing is NaN or an empty word."""
+    """Return a column of whole numbers, of numbers or of words, whichever all values are; missing values become NaN or an empty word."""
     texts = _texts(values, ())
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            if not any("_" in value for value in values):  # which Python takes for 1_000
+            if not any("_" in value for value in values):  # Python would read 1_000 as a number
                 return np.array([kind(value) if value else np.nan for value in texts.tolist()])
     return texts
 
 
 def _texts(values: list[str], words: Collection[str]) -> Column:
-    """Return values as they are written; empty where one stands for none, and is none of these words."""
+    """Return the values as written, but empty for those that mark a missing value and are not among these words."""
     return np.array(["" if value in MARKS and value not in words else value for value in values], dtype=object)
 
 
@@ -292,9 +292,9 @@ def _check_none_missing(name: str, column: Column) -> None:
 
 
 def _missing(column: Column) -> list[int]:
-    """Return the rows that have no value, or lack one of several: None, NaN, NaT, NA or an empty word."""
+    """Return the rows in which the value, or one of several, is missing: None, NaN, NaT, NA or an empty word."""
     if column.dtype.kind in "biu":
-        return []  # without a pass over what may be large
+        return []  # none can be missing: skip the pass over a large column
     if column.dtype.kind in "OU":
         gone = np.frompyfunc(lambda value: is_missing(value) or (isinstance(value, str) and not value), 1, 1)(column)
     else:
@@ -303,7 +303,7 @@ def _missing(column: Column) -> list[int]:
 
 
 def _check_no_slips(name: str, column: Column) -> None:
-    """Raise StudyError for a few words in a column of numbers, of which they would make words."""
+    """Raise StudyError if a column of numbers has a few words, which would turn all of it into words."""
     slips, rows, values = _slips(column), len(column), column.tolist()
     numbers = rows - sum(WRITTEN.fullmatch(str(values[row])) is None for row in slips)
     if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
@@ -316,14 +316,14 @@ def _check_no_slips(name: str, column: Column) -> None:
 
 
 def _slips(column: Column) -> list[int]:
-    """Return the rows of which the value is no number."""
+    """Return the rows whose value is not a number."""
     if column.dtype.kind in "biuf":
         return []
     return [row for row, value in enumerate(column.tolist()) if not _is_number(value)]
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or the text of a finite one."""
+    """Return whether a value is a number, or the text of a finite one."""
     with contextlib.suppress(ValueError):
         text = isinstance(value, str) and "_" not in value
         return isinstance(value, Real | Decimal) or (text and math.isfinite(float(value)))
@@ -331,7 +331,7 @@ def _is_number(value: Any) -> bool:
 
 
 def written_as(texts: Sequence[str]) -> Literal["numbers", "dates"] | None:
-    """Return what texts are where nearly all are numbers, or all are dates; None for words, and for codes of digits alone."""
+    """Return whether nearly all texts are numbers, or all are dates; None for words, and for codes that consist of digits alone."""
     numbers = [text for text in texts if _is_number(text) or WRITTEN.fullmatch(text)]
     if len(numbers) >= max(FEWEST_NUMBERS, MOST_NUMBERS * len(texts)) and not all(map(str.isdigit, numbers)):
         return "numbers"
@@ -339,7 +339,7 @@ def written_as(texts: Sequence[str]) -> Literal["numbers", "dates"] | None:
 
 
 def _is_date(value: Any) -> bool:
-    """Whether a value is the text of a date."""
+    """Return whether a value is the text of a date."""
     with contextlib.suppress(ValueError, TypeError):
         return datetime.fromisoformat(value) is not None
     return False
@@ -375,7 +375,7 @@ def _stacked(features: Mapping[str, Column]) -> npt.NDArray[np.float32]:
 
 
 def _words(name: str, column: Column) -> tuple[str, ...] | None:
-    """Return the words of a column in order, or None where it is of numbers."""
+    """Return the words of a column in order, or None if it holds numbers."""
     if column.dtype.kind in "biuf":
         return None
     other = next((value for value in column.tolist() if not isinstance(value, str)), None)
@@ -391,7 +391,7 @@ def _words(name: str, column: Column) -> tuple[str, ...] | None:
 
 
 def _known(name: str, column: Column, words: Collection[str]) -> Column:
-    """Return a column as words, as it is in another table."""
+    """Return a column as words, for a column that holds words in another table."""
     texts = column.astype(str)
     if column.dtype.kind in "biuf" and not np.isin(texts, list(words)).any():
         raise StudyError(
@@ -420,7 +420,7 @@ def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Colum
 
 
 def _numbers(name: str, column: Column) -> Column:
-    """Return a column as numbers, of texts those that they say."""
+    """Return a column as numbers; texts are parsed."""
     if slips := _slips(column):
         raise StudyError(
             f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Mend it, or leave out its row."

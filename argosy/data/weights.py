@@ -1,4 +1,4 @@
-"""Weights of samples as multiplicities of a subset, so that how often a member sees each sample is exact, and audited."""
+"""Sample weights as multiplicities of a subset, so that the number of times a member sees each sample is exact and audited."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ __all__ = ["by_weight"]
 
 
 def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
-    """Return a `Member.subset` in which each sample comes as often as its weight asks for, `samples` in all.
+    """Return a `Member.subset` of `samples` elements in which each sample is repeated in proportion to its weight.
 
-    In place of ``torch.utils.data.WeightedRandomSampler(weights, samples)``: not drawn, but each sample's share of `samples`, rounded
-    down, and one more for those with the largest remainders (Hamilton's method), of equal ones for some that are spread over all samples. The
-    choice is the same in every epoch of a run, so with fewer `samples` than the weights ask for some are never seen: a larger number, as so many
-    times ``len(weights)``, brings more of them in. The order is the study's.
+    Use it in place of ``torch.utils.data.WeightedRandomSampler(weights, samples)``. Nothing is drawn: each sample's share of `samples` is rounded
+    down, and the samples with the largest remainders get one more (Hamilton's method). Among equal remainders the samples that get one more are
+    spread over the whole data set. The choice is the same in every epoch of a run, so if a sample's share is below 1 it may never be seen; a larger
+    `samples`, such as several times ``len(weights)``, includes more of them. The study determines the order.
 
     Raises:
-        StudyError: where weights are negative, not finite or all zero.
+        StudyError: if weights are negative, not finite or all zero.
     """
     check_whole("by_weight: samples", samples, least=1)
     share = np.asarray(weights, dtype=np.float64)
@@ -32,7 +32,7 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
     exact = share / share.sum() * samples
     often = np.floor(exact).astype(np.int64)
     left = samples - int(often.sum())
-    # Rows are often sorted, by class or site: ties broken by their numbers would leave out whole ones.
+    # Rows are often sorted by class or site: breaking ties by row number would leave out whole classes or sites.
     ties = np.random.RandomState(0).permutation(len(share))
     often[np.lexsort((ties, often - exact))[:left]] += 1
     return np.repeat(np.arange(len(share)), often).tolist()

@@ -1,7 +1,7 @@
-"""The folder of kept rows: one folder for each key, with a budget in bytes, of which the least recently used go first.
+"""The folder of kept rows: one folder for each key. A budget in bytes limits it; the least recently used rows are deleted first.
 
-Contract. A folder of rows appears whole, by a rename, and goes by one; processes that have its files open keep them. The folder is its
-user's alone. What is read from it is data: nothing there is unpickled.
+Contract. A folder of rows is created and removed by one rename each, so it is never seen incomplete. Processes that have its files open can still
+use them. The folder is accessible only to its user. Its content is read as plain data: nothing is unpickled.
 """
 
 import contextlib
@@ -32,25 +32,25 @@ __all__ = ["NOTES", "Entry", "Header", "RowCache", "Location", "header_of"]
 VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
 MOST = 200
-"""Most keys: each opening of data that were never kept looks through all of them."""
+"""Most keys. Opening data that were never kept reads the headers of all of them."""
 YOUNG_SECONDS = 60.0
 SHARE = 5
-"""By default all rows together may take a fifth of what the disk has free."""
+"""By default all rows together may take this part (a fifth) of the free disk space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What is known of kept rows without preparing a sample."""
+    """What can be known of kept rows without preparing a sample."""
 
     version: int = VERSION
     subject: str
     parts: Mapping[str, str]
     roots: tuple[str, ...]
-    """Folders in which files were looked for."""
+    """Folders from which the samples' files were read."""
     length: int
-    """Samples of the Dataset."""
+    """Number of samples of the Dataset."""
     count: int
-    """Rows that there is room for: samples of indices below this are kept."""
+    """Number of rows for which there is room: samples with smaller indices are kept."""
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     fingerprint: str
@@ -58,7 +58,7 @@ class Header:
     seconds_per_sample: float
 
     def fits(self, layout: Layout) -> bool:
-        """Return whether rows have this layout."""
+        """Return whether the rows have this layout."""
         return (self.dtypes, self.shapes) == _shape(layout)
 
 
@@ -67,32 +67,32 @@ class Location:
     """Where the rows of one split are kept."""
 
     name: str
-    """Splits of the same name share their rows."""
+    """Splits with the same name share their rows."""
     folder: str | None
-    """None in memory, for this run alone."""
+    """None if rows are in memory, for this run alone."""
     count: int
     roots: tuple[str, ...] = ()
 
     @property
     def witnesses(self) -> Path | None:
-        """Return where is noted what samples read."""
+        """Return the file that records what samples read."""
         return None if self.folder is None else Path(self.folder, NOTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """Kept rows on the cache, as `argosy cache` shows them."""
+    """The kept rows of one Dataset, as `argosy cache` lists them."""
 
     folder: Path
     header: Header
     bytes: int
-    """Bytes that they take on the disk."""
+    """Bytes that they occupy on disk."""
     used: float
-    """When they were last opened, in seconds since 1970."""
+    """Time at which they were last opened, in seconds since 1970."""
 
     @property
     def found(self) -> int:
-        """Number of samples that are there; 0 where another process has just taken them away."""
+        """Number of kept samples; 0 if another process has just deleted them."""
         try:
             return int(np.count_nonzero(marked(self.folder)))
         except FileNotFoundError:
@@ -106,10 +106,10 @@ class RowCache:
         self.folder: Path = folder or Path(os.environ.get("ARGOSY_CACHE") or cache_folder()) / "rows"
         self.most_bytes = most_bytes
         self._used: set[str] = set()
-        """Names of rows that were found or placed here, which the caller is about to open."""
+        """Names of rows that were found or placed by this object, which the caller is about to open."""
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        """Return what is there under names that begin so, the least recently used first."""
+        """Return the rows whose names begin with `prefix`, the least recently used first."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for folder in self.folder.iterdir():
@@ -122,7 +122,7 @@ class RowCache:
         return sorted(found, key=lambda entry: entry.used)
 
     def look_up(self, key: Key, length: int | None = None) -> Entry | str:
-        """Return the rows of a key; else in words why there are none. Rows that have become stale where they were made go."""
+        """Return the rows of a key, or in words why there are none. Deletes rows that are stale in the place where they were made."""
         entries = self.entries(key.prefix)[::-1]
         same = [entry for entry in entries if not key.difference(entry.header.parts)]
         for entry in sorted(same, key=lambda entry: entry.header.roots != key.place):
@@ -141,10 +141,10 @@ class RowCache:
         return "never prepared here before"
 
     def _placed(self, entry: Entry, key: Key) -> Entry | None:
-        """Return rows that were made where a key looks for files, or elsewhere of equal files; None where these may not be added to.
+        """Return the rows if they may be used for this key, moved to its place if necessary; None if they may not be extended from there.
 
-        Complete rows may be read from any place. Others belong to one place, since files that are still to be read may differ: they
-        are moved where the files were.
+        Complete rows may be used from any place. Incomplete rows belong to one place, because files that are still to be read may differ elsewhere.
+        They are moved to the key's place if their own folders no longer exist, or only the working directory differs.
         """
         roots = entry.header.roots
         if roots == key.place or marked(entry.folder)[: entry.header.count].all():
@@ -155,14 +155,14 @@ class RowCache:
         folder, header = self.folder / key.name, replace(entry.header, roots=key.place)
         try:
             entry.folder.rename(folder)
-        except OSError:  # another process has begun there
+        except OSError:  # another process has created the folder
             return None
         with replacing(folder / HEADER, mode=0o600) as file:
             file.write(json.dumps(asdict(header)).encode())
         return replace(entry, folder=folder, header=header)
 
     def create(self, key: Key, header: Header, layout: Layout) -> Path | None:
-        """Make a folder for rows, or take the one that another process has made meanwhile; None for one of another kind. Raises OSError, RunError."""
+        """Create a folder for rows, or return the one that another process has just created; None if that one differs. Raises OSError, RunError."""
         with self.new() as new:
             Rows.create(new, layout, header.count)
             Witnesses(new / NOTES, key.roots).write(fresh_record(key.files, key.roots))
@@ -172,7 +172,7 @@ class RowCache:
 
     @contextlib.contextmanager
     def new(self) -> Iterator[Path]:
-        """Make a folder for rows that no process finds before it was placed; without that, it goes. Raises OSError, RunError."""
+        """Create a temporary folder that no process finds until it is placed; otherwise it is deleted at exit. Raises OSError, RunError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_own(self.folder, self.folder.stat())
         new = self.folder / f".{secrets.token_hex(8)}"
@@ -186,7 +186,7 @@ class RowCache:
             shutil.rmtree(new, ignore_errors=True)
 
     def place(self, new: Path, key: Key, header: Header) -> Path:
-        """Give a new folder its name; return it, or that of the same name which another process has placed meanwhile."""
+        """Rename a temporary folder to its final name. Returns its path, which may hold a folder that another process has placed meanwhile."""
         (new / HEADER).write_text(json.dumps(asdict(header)))
         folder = self.folder / key.name
         self._used.add(folder.name)
@@ -198,9 +198,9 @@ class RowCache:
         return folder
 
     def room(self, bytes_wanted: int) -> int:
-        """Return how many of these bytes there is room for, after what was not used for longest has gone, and what was given up.
+        """Return how many of these bytes there is room for, after deleting abandoned folders and the least recently used rows.
 
-        Without a budget nothing is added, and nothing goes.
+        With a budget of 0 bytes nothing is added and no rows are deleted.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sweep()
@@ -218,14 +218,14 @@ class RowCache:
         return max(min(wanted, most - taken), 0)
 
     def _sweep(self) -> None:
-        """Take away what a process that was killed has left; a young folder may be one that is about to be locked."""
+        """Delete temporary folders of killed processes. Young ones are spared, because their process may be about to lock them."""
         for folder in self.folder.glob(".*"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - folder.stat().st_mtime > YOUNG_SECONDS and not _in_use(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
-        """Take rows from the cache; runs that use them keep what they have open."""
+        """Delete rows from the cache. Processes that have them open can still use them."""
         gone = self.folder / f".{secrets.token_hex(8)}"
         with contextlib.suppress(FileNotFoundError):
             folder.rename(gone)
@@ -233,7 +233,7 @@ class RowCache:
 
 
 def header_of(key: Key, facts: Any, count: int) -> Header:
-    """Return the header of rows to be kept, from what `probe` has found."""
+    """Return the header for rows to be kept, from what `probe` found."""
     dtypes, shapes = _shape(facts.layout)
     return Header(
         subject=key.subject,
@@ -254,7 +254,7 @@ def _shape(layout: Layout) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]
 
 
 def _header(folder: Path) -> Header | None:
-    """Return the header of kept rows; None where none are, or they are of another version."""
+    """Return the header of kept rows; None if there are none, or they have another version."""
     try:
         found: Header = conforming(parsed((folder / HEADER).read_text()), Header, "it")
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""The key of kept rows: what decides the content of a Dataset's samples and can be told before one is prepared.
+"""The key of kept rows: everything that decides a Dataset's samples and is known before a sample is prepared.
 
-That is the code of its class with all that it refers to in the user's files, the values of its attributes in full, and the versions
-of the packages that either names. Comments, line numbers, the study, its workers, blocks and seeds do not count; nor do the
-names of the folders in which its files lie. What cannot be told before (files that samples open, variables that they read) has
-witnesses (`argosy.stream.kept.witnesses`).
+It covers the code of the Dataset's class with all that it refers to in the user's files, the complete values of its attributes, and the versions
+of the packages that code or values name. Comments, line numbers, the study, its workers, blocks and seeds do not count; nor do the
+names of the folders that contain its files. What is known only after preparation (files that samples open, variables that they read) is
+covered by witnesses (`argosy.stream.kept.witnesses`).
 """
 
 import contextlib
@@ -30,54 +30,54 @@ from argosy.stream.padding import given
 __all__ = ["Key", "key_of"]
 
 ALWAYS = ("numpy", "torch")
-"""Packages that make every sample."""
+"""Packages that affect every sample."""
 ITEMS = (list, tuple, dict, np.ndarray, torch.Tensor)
-"""Types whose subclasses may be Datasets, with samples besides their attributes."""
+"""Types whose subclasses may be Datasets that hold samples besides their attributes."""
 REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """What decides the samples of one Dataset."""
+    """Everything that decides the samples of one Dataset."""
 
     subject: str
-    """Name of its class: of two keys of one subject a message says which parts differ."""
+    """Name of its class. For two keys of the same subject, a message says which parts differ."""
     parts: dict[str, str]
-    """Digest of each part, by its name in words."""
+    """Digest of each part, by the part's name in words."""
     roots: Roots
     files: tuple[str, ...]
-    """Files that it names or maps, with absolute paths."""
+    """Absolute paths of files that it names or maps."""
     whole: Content
     """What was noted when its values were read."""
 
     @classmethod
     def of_one_run(cls, dataset: Any) -> "Key":
-        """Return a key that no other run has, for what has no content to be told."""
+        """Return a key that no other run has, for a Dataset with unreadable content."""
         parts = {"this run": secrets.token_hex(8)}
         return cls(subject=_subject(dataset), parts=parts, roots=Roots([]), files=(), whole=Content())
 
     @property
     def name(self) -> str:
-        """Return the name under which rows are kept, another one for each place; that of all keys of one subject begins alike."""
+        """Return the name under which rows are kept. It differs between places; names of keys of the same subject have a common prefix."""
         return f"{self.prefix}{_hash(repr((sorted(self.parts.items()), self.place)))}"
 
     @property
     def place(self) -> tuple[str, ...]:
-        """Return the folders in which files are looked for: two that are alike but for what lies in them have equal parts."""
+        """Return the folders from which files are read. Keys of Datasets that differ only in the content of these folders have equal parts."""
         return tuple(self.roots.folders)
 
     @property
     def prefix(self) -> str:
-        """Return what the names of all keys of this subject begin with."""
+        """Return the common prefix of the names of all keys of this subject."""
         return f"{_hash(self.subject)}-"
 
     def difference(self, parts: Mapping[str, str]) -> str:
-        """Return which parts another key has otherwise, in words."""
+        """Return in words which parts differ in another key."""
         changed = [name for name in {**parts, **self.parts} if parts.get(name) != self.parts.get(name)]
         return ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
     def note_use(self, dataset: Any) -> None:
-        """Note what the first samples have changed: where the Dataset is opened again in this process, it counts as it was."""
+        """Note what the first samples changed, so that if the Dataset is opened again in this process, it counts with its earlier values."""
         dataset = given(dataset)
         now, _ = _parts(dataset, Code(self.whole))
         changed = {name: self.parts.get(name) for name, digest in now.items() if self.parts.get(name) != digest}
@@ -85,10 +85,10 @@ class Key:
 
 
 class _Used:
-    """What samples have changed in this process, with the digests from before; None for what was not there.
+    """What samples have changed in this process, with the earlier digests; None for what did not exist before.
 
-    A counter or a cache decides nothing: samples are equal before and after. A global list counts as it was for all Datasets that
-    refer to this very list, an attribute for this very Dataset.
+    A counter or a cache does not decide samples: they are equal before and after. For a changed global, the earlier digest counts for all
+    Datasets that refer to the same object; for a changed attribute, for the same Dataset only.
     """
 
     def __init__(self) -> None:
@@ -103,14 +103,14 @@ class _Used:
             if digest is not None:
                 self._globals[id(_held(part))] = (_held(part), digest)
             elif name in changed and not isinstance(part, Global):
-                of_dataset[name] = None  # a class of which samples have made objects
-        with contextlib.suppress(TypeError):  # a class without weak references: its objects count as they are
+                of_dataset[name] = None  # a class that is referred to only since samples made objects of it
+        with contextlib.suppress(TypeError):  # a class without weak references: its current values count
             identity, before = id(dataset), self._of(dataset)
             reference = weakref.ref(dataset, lambda _: self._attributes.pop(identity, None))
             self._attributes[identity] = (reference, before | of_dataset)
 
     def before(self, dataset: Any, whole: Content) -> dict[str, str | None]:
-        """Return what counts instead of the digests of some parts."""
+        """Return the digests that replace those of some parts."""
         known = {name: self._globals.get(id(_held(part))) for name, part in whole.parts.items()}
         return self._of(dataset) | {name: found[1] for name, found in known.items() if found is not None}
 
@@ -127,9 +127,9 @@ USED = _Used()
 
 
 def key_of(dataset: Any) -> Key:
-    """Return the key of a Dataset that was opened; raises Opaque where it holds what has no content to be told.
+    """Return the key of an opened Dataset. Raises Opaque if it holds an object whose content cannot be read.
 
-    Of samples that are padded it is that of the Dataset as it was given, and how they are.
+    For padded samples, it is the key of the Dataset as it was given, with the lengths to which they are padded.
     """
     if given(dataset) is not dataset:
         key = key_of(given(dataset))
@@ -164,7 +164,7 @@ def _subject(dataset: Any) -> str:
 
 
 def _parts(dataset: Any, code: Code) -> tuple[dict[str, str], dict[str, Opaque]]:
-    """Return the digests of a Dataset's class, of what it refers to, and of its attributes; why some of these have none."""
+    """Return the digests of a Dataset's class, of what it refers to, and of its attributes; and for parts without a digest, the reason."""
     values = attributes_of(dataset)
     named = {f"its {name}": value for name, value in values.items()}
     named["its class"] = type(dataset) if values else dataset
@@ -187,7 +187,7 @@ def _hash(text: str) -> str:
 
 
 def _roots(paths: Iterable[str]) -> list[str]:
-    """Return the folders that values name, or the files of which they name, but for those inside of others."""
+    """Return the folders that values name, and those of files that they name, except folders inside others."""
     folders: dict[str, None] = {}
     for path in paths:
         folder = path if Path(path).is_dir() else str(Path(path).parent)
@@ -197,7 +197,7 @@ def _roots(paths: Iterable[str]) -> list[str]:
 
 
 def _versions(packages: set[str]) -> set[tuple[str, str]]:
-    """Return the installed distributions of these packages, with their versions, and of what they need but for `ALWAYS`."""
+    """Return names and versions of the distributions of these packages and of `ALWAYS`, and of their dependencies except those of `ALWAYS`."""
     left = [name for package in {*packages, *ALWAYS} for name in _distributions_of(package)]
     found: dict[str, str] = {}
     while left:
@@ -205,7 +205,7 @@ def _versions(packages: set[str]) -> set[tuple[str, str]]:
         if name not in found:
             try:
                 distribution = importlib.metadata.distribution(name)
-            except importlib.metadata.PackageNotFoundError:  # needed on other systems alone
+            except importlib.metadata.PackageNotFoundError:  # needed only on other systems
                 continue
             found[name] = distribution.version
             needed = (text for text in distribution.requires or () if "extra ==" not in text)
@@ -215,7 +215,7 @@ def _versions(packages: set[str]) -> set[tuple[str, str]]:
 
 
 def _distributions_of(package: str) -> list[str]:
-    """Return the distributions that have a package; most have its name."""
+    """Return the distributions that contain a package; most have its name."""
     try:
         importlib.metadata.distribution(package)
         return [package.lower()]
@@ -225,7 +225,7 @@ def _distributions_of(package: str) -> list[str]:
 
 @functools.cache
 def _distributions_with(package: str) -> list[str]:
-    """Find them by their lists of files, unparsed: `importlib.metadata.packages_distributions` takes a quarter of a second for all packages."""
+    """Search the unparsed file lists of all distributions. `importlib.metadata.packages_distributions` would take a quarter of a second."""
     its_file = re.compile(rf"^{re.escape(package)}[/.]", re.MULTILINE)
     found = []
     for distribution in importlib.metadata.distributions():

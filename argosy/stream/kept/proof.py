@@ -1,6 +1,6 @@
-"""What is known of a Dataset when it is opened: from rows that were kept, which a few samples prove, or learned anew.
+"""Learn the facts of a Dataset when it is opened: from kept rows, which a few samples prove, or by probing it.
 
-Whatever a key says, samples of kept rows are prepared again at each opening and compared to the bit; one that differs drops the file.
+Whatever the key says, a few kept samples are prepared again at each opening and compared bit by bit. If one differs, all rows are deleted.
 """
 
 import random
@@ -26,7 +26,7 @@ from argosy.stream.trees import unflatten
 __all__ = ["Prover"]
 
 PROVED = 3
-"""Samples that are prepared again at each opening."""
+"""Number of samples that are prepared again at each opening."""
 DRAWN = (
     "drawn anew in each epoch, so nothing is kept. Data(train=..., then=...) tells apart what draws, and the rest is prepared once "
     "for all"
@@ -38,24 +38,24 @@ class Prover:
     """Learns the facts of the splits of one study's data."""
 
     cache: RowCache | None
-    """Where rows are kept; None to keep none."""
+    """Cache of kept rows; None to keep none."""
     skip_errors: bool
     keys: dict[int, Key | Opaque]
-    """Keys by the identity of the Dataset, which may be that of two splits."""
+    """Keys by the identity of the Dataset, which two splits may share."""
 
     def facts(self, preparing: Preparing) -> Facts:
         """Return the facts of a split."""
         return self.finished(preparing, self._of_dataset(preparing))
 
     def note_use(self, datasets: Iterable[Any]) -> None:
-        """Note what the first samples have changed in Datasets that this process may open again."""
+        """Note what the first samples changed in Datasets that this process may open again."""
         for dataset in datasets:
             key = self.keys.get(id(dataset))
             if isinstance(key, Key):
                 key.note_use(dataset)
 
     def finished(self, preparing: Preparing, facts: Facts) -> Facts:
-        """Return the facts of a split after `Data.then`, where there is that, from those of the Dataset's own samples."""
+        """Return the facts of a split after `Data.then`, if there is one, from the facts of the Dataset's own samples."""
         if preparing.then is None:
             return facts
         finished = probe(preparing, skip_errors=self.skip_errors, base=facts.layout)
@@ -95,14 +95,14 @@ class Prover:
         return replace(facts, location=location, keeping=f"prepared once and kept from now on ({why})")
 
     def _created(self, cache: RowCache, key: Key, facts: Facts) -> tuple[Path, int] | None:
-        """Return a folder for the rows, and how many of them it has room for; None where that is none."""
+        """Return a folder for the rows, and the number of rows for which it has room; None if there is no room."""
         sample_bytes = max(facts.layout.sample_bytes, 1)
         count = cache.room(facts.length * sample_bytes) // sample_bytes
         folder = cache.create(key, header_of(key, facts, count), facts.layout) if count else None
         return None if folder is None else (folder, count)
 
     def _proved(self, preparing: Preparing, cache: RowCache, key: Key, entry: Entry) -> Facts | str:
-        """Return the facts that a header has, where kept rows are as they would be prepared now; else why not."""
+        """Return the facts from the header if preparing some kept samples again gives the same bits; else the reason in words."""
         folder, header = entry.folder, entry.header
         there = marked(folder)[: header.count]
         if not len(there.nonzero()[0]):
@@ -115,7 +115,7 @@ class Prover:
                 leaves, tree = sample_leaves(preparing(index))
                 layout = layout or Layout.of(unflatten(leaves, tree))
                 layout.check(leaves, tree)
-            except THROWN:  # the user's code: raised again where the sample is asked for
+            except THROWN:  # the user's code: raised again when the sample is requested
                 leaves = []
             if rows is None and layout is not None and header.fits(layout):
                 rows = Rows.open(folder, layout, header.count)
@@ -143,7 +143,7 @@ class Prover:
 
 
 def _begun(found: Entry | str, facts: Facts) -> tuple[Path, int] | None:
-    """Return the folder of a file that was begun, as for another split of the same Dataset, and has no row yet."""
+    """Return a folder of rows that has none yet, for example one created for another split of the same Dataset."""
     if isinstance(found, str) or not found.folder.exists() or not found.header.fits(facts.layout):
         return None
     return found.folder, found.header.count

@@ -1,7 +1,7 @@
-"""Several processes that read one stream, each whole shards of it.
+"""Several processes read one stream, each of them whole shards.
 
-Contract. Reader k of n reads shards k, k + n, k + 2n, …; which of them reads a shard cannot be told from what it finds there. A reader says how
-far it is, and of each shard what it has found. It dies with the caller, which ends all readers before it returns.
+Contract. Reader k of n reads shards k, k + n, k + 2n, …; a shard's result does not depend on which reader reads it. A reader reports its
+progress, and its result for each shard. It dies with the caller, which kills all readers before it returns.
 """
 
 import os
@@ -22,29 +22,29 @@ from argosy.stream.heartbeat import Heartbeat
 __all__ = ["Found", "Grown", "Read", "by_readers"]
 
 Grown = Callable[[int, int, int], None]
-"""Called with a shard, how many of its samples were read, and how many bytes they have."""
+"""Called with a shard, the number of its samples that were read, and their size in bytes."""
 Found = TypeVar("Found")
 Read = Callable[[int, Heartbeat, Grown], Found]
-"""Reads a shard to its end."""
+"""Reads a shard to its end and returns a result."""
 
 TOLD_BYTES = 2**20
-"""A reader says how far it is whenever it has read so much more."""
+"""A reader reports its progress after each so many bytes."""
 POLL_SECONDS = 1.0
 
 
 class _Reader(NamedTuple):
-    """The caller's end of one reader."""
+    """The caller's handle on one reader."""
 
     pid: int
     shards: set[int]
-    """Those that it has not read to their ends."""
+    """Shards that it has not finished."""
     heartbeat: Heartbeat
 
 
 def by_readers(
     read: Read[Found], shards: int, readers: int, heartbeat: Heartbeat, grown: Grown, doing: str
 ) -> list[Found]:
-    """Return what `read` finds in each shard, read by so many processes; raises what one of them raises."""
+    """Return what `read` returns for each shard, read by up to `readers` processes. Raises what any of them raises."""
     if min(readers, shards) < 2:
         return [read(shard, heartbeat, grown) for shard in range(shards)]
     found: dict[int, Found] = {}
@@ -117,7 +117,7 @@ def _work(heartbeat: Heartbeat, connection: Connection, read: Read[Found], shard
         except (StudyError, OSError) as error:
             connection.send((shard, error))
             return 1
-        except Exception as error:  # process boundary: whatever it is, the caller must learn of it
+        except Exception as error:  # process boundary: the caller must learn of any error
             connection.send((shard, "".join(traceback.format_exception(error))))
             return 1
         connection.send((shard, cloudpickle.dumps(found)))

@@ -1,9 +1,9 @@
-"""Prepared samples that stay: one column of rows for each leaf, in a file that the processes of a machine share.
+"""Kept samples in a file that the processes of a machine share: one column of rows for each leaf.
 
-Contract. A row belongs to a sample for which nothing was drawn, which makes it a function of the index alone: whichever process
-writes it writes the same bytes. It is written by ``pwrite``, so that a full disk is an error and not a signal, and marked
-after that; marks lie in memory that all processes map. A mark says that the row is whole as long as this kernel runs. What must
-outlive the machine is flushed to the disk first and then marked as such (`Rows.commit`): after a power loss only these rows count.
+Contract. Rows are kept only for samples that drew no random numbers and so depend on the index alone: every process that
+writes a row writes the same bytes. A row is written by ``pwrite``, so that a full disk is an error and not a signal, and marked
+after that. Marks are in memory that all processes map. A mark guarantees that the row is complete until this kernel stops. Rows that must
+survive a power loss are flushed to disk first and then marked as durable (`Rows.commit`): only these count afterwards.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ from argosy.stream.order import Indices
 __all__ = ["ROWS", "Rows", "marked"]
 
 WRITTEN, DURABLE = 1, 2
-"""Marks of a row: whole for this kernel; whole on the disk as well."""
+"""Marks of a row: complete for this kernel; complete on disk too."""
 CHUNK = 2**24
 ROWS, MARKS, BOOT = "rows.bin", "marks.bin", "boot"
 
 
 def marked(folder: Path) -> npt.NDArray[np.bool_]:
-    """Return which rows of a folder are whole, as far as this kernel can tell; raises OSError."""
+    """Return which rows of a folder are complete, as far as this kernel knows. Raises OSError."""
     marks = np.frombuffer((folder / MARKS).read_bytes(), dtype=np.uint8)
     return marks > 0 if (folder / BOOT).read_text() == _kernel() else marks == DURABLE
 
 
 def _kernel() -> str:
-    """Return what identifies this kernel's run: another machine, or this one started again, has another."""
+    """Return an identifier of this boot of this machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class Rows:
-    """The kept samples of one Dataset, of indices below `count`."""
+    """The kept samples of one Dataset with indices below `count`."""
 
     def __init__(self, layout: Layout, count: int, rows: int, marks: int) -> None:
-        """Map what two descriptors hold: the rows and their marks."""
+        """Map the files of two descriptors: the rows and their marks."""
         self.count = count
         self._descriptor = rows
         self._mapped = mmap.mmap(rows, 0)
@@ -58,30 +58,30 @@ class Rows:
         self.marks: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(marks, 0), dtype=np.uint8)[:count]
         os.close(marks)
         self.full = False
-        """Whether this process keeps no more: the disk has no room, or failed."""
+        """Whether this process stops keeping rows because the disk is full or failed."""
         self.from_disk: bool = False
-        """Whether they are more than memory has room for, so that most are read from disk."""
-        # Last: where this raises, the descriptor is the caller's to close.
-        weakref.finalize(self, os.close, rows).atexit = False  # and with it the lock
+        """Whether the rows do not fit in memory, so most are read from disk."""
+        # Last: if anything above raises, the caller still has to close the descriptor.
+        weakref.finalize(self, os.close, rows).atexit = False  # also releases the lock
 
     @classmethod
     def in_memory(cls, layout: Layout, count: int) -> "Rows":
-        """Return rows in anonymous memory, of which pages take memory when they are written to."""
+        """Return rows in anonymous memory, whose pages are allocated when they are written."""
         rows = memory_file("argosy-rows", _bytes(layout, count))
         return cls(layout, count, rows, memory_file("argosy-marks", max(count, 1)))
 
     @classmethod
     def create(cls, folder: Path, layout: Layout, count: int) -> None:
-        """Write the files of rows that are still to be prepared; raises OSError."""
+        """Create the files for rows that are not prepared yet. Raises OSError."""
         with (folder / ROWS).open("xb") as rows:
             rows.truncate(_bytes(layout, count))
-        # Written, and not only made so long: writing to a mapped page for which the disk has no room would be a signal.
+        # Written, not only extended: if the disk were full, writing to a mapped page would raise a signal.
         (folder / MARKS).write_bytes(bytes(max(count, 1)))
         (folder / BOOT).write_text(_kernel())
 
     @classmethod
     def assemble(cls, folder: Path, layout: Layout, count: int, parts: Sequence[Sequence[Path]]) -> None:
-        """Write the files of rows from files in which all are there, parts one after another with a file for each leaf; these go. Raises OSError."""
+        """Create the files of rows from complete parts in order, each with one file per leaf. Deletes the files of the parts. Raises OSError."""
         cls.create(folder, layout, count)
         offsets = layout.offsets(count)
         with (folder / ROWS).open("r+b") as rows:
@@ -95,9 +95,9 @@ class Rows:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, count: int) -> "Rows | None":
-        """Map the rows of a folder; None where a run under another kernel has them open, whose marks this one cannot trust.
+        """Map the rows of a folder; None if a run under another kernel has them open, because this kernel cannot trust its marks.
 
-        They are locked for as long as this process and those that it forks live. Raises OSError.
+        The rows are locked for as long as this process or one of its forks lives. Raises OSError.
         """
         rows = os.open(folder / ROWS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -117,22 +117,22 @@ class Rows:
 
     @property
     def found(self) -> int:
-        """Number of rows that are there."""
+        """Number of kept rows."""
         return int(np.count_nonzero(self.marks))
 
     @property
     def any(self) -> bool:
-        """Whether there is a row."""
+        """Whether any row is kept."""
         return bool(self.marks.any())
 
     def has(self, indices: Indices) -> npt.NDArray[np.bool_]:
-        """Return which of these samples are here."""
+        """Return which of these samples are kept."""
         here = indices < self.count
         here[here] = self.marks[indices[here]] > 0
         return here
 
     def keep(self, index: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Keep a sample, if it is one of these and is not there; raises OSError where the disk has no room for it."""
+        """Keep a sample if there is room for its index and it is not kept yet. Raises OSError if the disk is full."""
         if index >= self.count or self.full or self.marks[index]:
             return
         for leaf, offset in zip(leaves, self._offsets, strict=True):
@@ -141,15 +141,15 @@ class Rows:
         self.marks[index] = WRITTEN
 
     def come_from_disk(self) -> None:
-        """Read from the disk only what is asked for, and the rows of one request all at once (`fetch`).
+        """Read only requested rows from disk, and all rows of one request at once (`fetch`).
 
-        Otherwise each missing page makes the kernel read ahead around it, up to megabytes that leave memory before they are asked for.
+        Otherwise the kernel would read up to megabytes around each missing page, which would be evicted before they are used.
         """
         self._mapped.madvise(mmap.MADV_RANDOM)
         self.from_disk = True
 
     def fetch(self, indices: Indices) -> None:
-        """Let the kernel begin to read these samples, where they come from disk."""
+        """Let the kernel begin to read these samples, if they come from disk."""
         for column, offset in zip(self._columns, self._offsets, strict=True) if self.from_disk else ():
             size = column.stride(0) * column.element_size()
             for index in indices.tolist():
@@ -160,7 +160,7 @@ class Rows:
         return [column[index].clone() for column in self._columns]
 
     def copy(self, block: Block, low: int, indices: Indices) -> npt.NDArray[np.bool_]:
-        """Copy those of these samples that are here into rows low, low+1, … of a block; return which they are."""
+        """Copy the kept ones of these samples to rows low, low+1, … of a block. Returns which ones were copied."""
         here = self.has(indices)
         self.fetch(indices[here])
         if here.all():
@@ -177,7 +177,7 @@ class Rows:
         return here
 
     def commit(self) -> None:
-        """Let the rows that are marked by now outlive the machine; a disk that fails meanwhile leaves them as they were."""
+        """Flush all marked rows to disk and mark them as durable. If the disk fails, their marks do not change."""
         written = np.flatnonzero(self.marks == WRITTEN)
         if len(written):
             with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""Data that can only be had one after another, as an IterableDataset, are read once into kept rows and are any other data from then on.
+"""Read data that only yield samples in sequence, such as an IterableDataset, once into kept rows. From then on they are treated as any other data.
 
-Where they are not to be kept, their shards are counted, and read in each epoch (`argosy.stream.shards`).
+If they are not to be kept, only the lengths of their shards are counted here, and the shards are read in each epoch (`argosy.stream.shards`).
 
-Contract. Reading takes one pass before training begins, in one process, or in several where the stream tells its shards. The order of the
-shards, and that within each of them, gives samples their indices; the stream shuffles them like those of any Dataset, so a resume is exact
-whatever the workers, devices and nodes. No sample may depend on what is drawn in that pass, as it would be the same in each epoch: a shard for which
-something was drawn is read again, with other random numbers.
+Contract. Reading takes one pass before training begins, in one process, or in several if the stream has `num_shards`. The order of shards and of
+samples within them determines the indices. The study shuffles these like those of any Dataset, so a resume is exact
+whatever the workers, devices and nodes. No sample may depend on random numbers drawn in that pass, because they would be the same in each epoch:
+a shard that draws is read again with other random numbers.
 """
 
 import contextlib
@@ -40,41 +40,41 @@ from argosy.stream.trees import unflatten
 __all__ = ["ReadOnce", "Spool"]
 
 FEW_BYTES = 2**26
-"""Room that is asked for at first."""
+"""Room requested at first."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Part:
-    """What was read of one shard."""
+    """The samples read from one shard."""
 
     shard: int
     layout: Layout | None = None
-    """None where it has no sample."""
+    """None if the shard has no sample."""
     samples: int = 0
     files: list[Path] = field(default_factory=list)
-    """By leaf, where its samples lie."""
+    """One file of samples for each leaf."""
     first: list[torch.Tensor] = field(default_factory=list)
     last: list[torch.Tensor] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Spool:
-    """One split that is read from beginning to end."""
+    """Reads one split from beginning to end."""
 
     stream: Any
     split: str
     seed: int
     heartbeat: Heartbeat
     lengths: tuple[int, ...] = ()
-    """Of its shards, once they are known; where it is kept, they need not be."""
+    """Lengths of the shards, once they are known; needed only if the stream is not kept."""
     readers: int = 1
-    """Processes that may read its shards at a time."""
+    """Number of processes that may read shards at a time."""
 
     def facts(self, cache: RowCache) -> Facts:
-        """Return what is known of it once it was read, here or by an earlier run."""
+        """Return the facts of the split after it was read, by this or an earlier run."""
         try:
             return self._facts(cache)
-        except OSError as error:  # of the folder of kept rows: what the stream raises is told as its sample's
+        except OSError as error:  # from the folder of kept rows: errors of the stream are reported for their sample
             raise StudyError(
                 f"Data.{self.split}: what the {self._kind} gives cannot be written to {cache.folder}: {error.strerror}. Free some space, or "
                 "name a folder on another disk: ARGOSY_CACHE."
@@ -101,7 +101,7 @@ class Spool:
         seed_everything(sample_seed(self.seed, self.split, epoch, OPENING))
 
     def _samples_of(self, shard: int, heartbeat: Heartbeat, epoch: int = 0) -> Iterator[tuple[list[torch.Tensor], Any]]:
-        """Yield the leaves and the structure of each sample of a shard."""
+        """Yield leaves and structure of each sample of a shard."""
         self._seed(epoch)
         row = 0
         try:
@@ -121,7 +121,7 @@ class Spool:
         return str(row) if shard_count(self.stream) is None else f"{row} of shard {shard}"
 
     def counted(self) -> tuple[int, ...]:
-        """Return the lengths of its shards; where nothing tells them, it is read to its end for that."""
+        """Return the lengths of the shards. If neither a journal nor the stream gives them, read the stream to its end."""
         told = tuple(getattr(given(self.stream), "shard_lengths", None) or ())
         self.lengths = self.lengths or told or tuple(self._by_readers(self._count, lambda *_: None))
         if not sum(self.lengths):
@@ -136,7 +136,7 @@ class Spool:
         return by_readers(read, shard_count(self.stream) or 1, self.readers, self.heartbeat, grown, doing)
 
     def _proved(self, cache: RowCache, entry: Entry, key: Key) -> Facts | None:
-        """Return the facts of rows that were kept, where the first samples are still the same."""
+        """Return the facts of kept rows if the first samples of the stream are still the same; else delete the rows."""
         header = entry.header
         layout: Layout | None = None
         rows: Rows | None = None
@@ -155,7 +155,7 @@ class Spool:
         return _known(layout, header.length, header.fingerprint, entry.folder, key, "read by an earlier run")
 
     def _read(self, cache: RowCache, key: Key, why: str) -> Facts:
-        """Read all of it into rows."""
+        """Read the whole stream into rows."""
         with cache.new() as folder:
             witnesses = Witnesses(folder / NOTES, key.roots)
             found = self._by_readers(partial(self._read_shard, folder, witnesses), self._budget(cache))
@@ -176,7 +176,7 @@ class Spool:
     def _read_shard(
         self, folder: Path, witnesses: Witnesses, shard: int, heartbeat: Heartbeat, grown: Grown
     ) -> "_Part":
-        """Write the samples of one shard into files, one for each leaf."""
+        """Write the samples of one shard to files, one for each leaf."""
         own = states_of_own(given(self.stream))
         with contextlib.ExitStack() as files:
             columns: list[BinaryIO] = []
@@ -200,7 +200,7 @@ class Spool:
         return part
 
     def _budget(self, cache: RowCache) -> Grown:
-        """Return what asks for room whenever more was read than there was room for."""
+        """Return a callback that requests more room whenever the samples read exceed it."""
         sizes: dict[int, tuple[int, int]] = {}
         room = 0
 
@@ -226,13 +226,13 @@ class Spool:
             raise refusal(error, self.split, place) from error
 
     def _drew(self) -> bool:
-        """Return whether random numbers were drawn in the pass that has just ended."""
+        """Return whether the pass that has just ended drew random numbers."""
         states = generator_states()
         self._seed()
         return states != generator_states()
 
     def _equal(self, part: _Part, heartbeat: Heartbeat) -> bool:
-        """Return whether a shard has the same samples with other random numbers: some draw what decides nothing, as a name."""
+        """Return whether a shard yields the same samples with other random numbers, as when they only choose a name."""
         with contextlib.ExitStack() as files:
             columns = [files.enter_context(path.open("rb")) for path in part.files]
             for leaves, _ in self._samples_of(part.shard, heartbeat, epoch=1):
@@ -247,7 +247,7 @@ class Spool:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnce:
-    """What was read, as a Dataset: for `Data.then`, and where its rows cannot be kept open."""
+    """What was read, as a Dataset: for `Data.then`, and if its rows cannot be kept open."""
 
     facts: Facts
 

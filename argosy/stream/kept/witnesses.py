@@ -1,8 +1,8 @@
-"""What decides prepared samples besides code and arguments: the files and variables that preparation was seen to read.
+"""Witnesses: the files and environment variables that preparation was observed to read, which decide samples besides code and arguments.
 
-Contract. While a sample is prepared, the process notes which files are opened for reading, which folders are listed (audit events of
-Python) and which environment variables are read. What a sample has read is written down before its row is marked. Libraries that
-open files without Python (HDF5, LMDB, image readers in C++) are not seen, unless the Dataset names the file or holds it open.
+Contract. While a sample is prepared, the process notes which files are opened for reading, which folders are listed (both from audit events of
+Python) and which environment variables are read. What a sample has read is written to disk before its row is marked. Libraries that
+open files without Python (HDF5, LMDB, image readers in C++) are not observed, unless the Dataset names the file or holds it open.
 """
 
 import contextlib
@@ -25,53 +25,53 @@ from argosy.readings import is_installed
 __all__ = ["RECORDER", "Roots", "Witnesses", "fresh_record", "stale"]
 
 FEW = 16
-"""Files named by a Dataset that are read when its samples are first kept; of more of them, those that samples open are."""
+"""If a Dataset names at most so many files, all are hashed when its samples are first kept; else only those that samples open."""
 YOUNG_SECONDS = 2.0
-"""Age below which a file's time says little: its next change may get the same. It is read again at the next opening."""
+"""Age below which a file's times are unreliable, because its next change may get the same ones. It is read again at the next opening."""
 LARGEST = 2**28
-"""Most bytes of a file of which the content is hashed; of a larger one size, times and inode count."""
+"""Bytes up to which the content of a file is hashed. A larger file is compared by size, times and inode."""
 SOURCES = frozenset({".py", ".pyc", ".so", ".ipynb"})
-"""Code counts by its digest."""
+"""Files of code, which the key covers."""
 SYSTEM = ("/proc/", "/sys/")
 WRITING = os.O_WRONLY | os.O_CREAT
 DATABASE = "sqlite3.connect"
 LOG = "-wal"
-"""End of the name of a file beside a database, with changes that are still to be copied there."""
+"""Suffix of a database's write-ahead log, which holds changes not yet copied to the database."""
 ABSENT = "absent"
-"""Content of a file that was looked for and is not there."""
+"""Content of a file that was looked for and did not exist."""
 DIGITS = 32
 
 
 class Note(NamedTuple):
-    """What samples were seen to read, as it was then."""
+    """One thing that samples were observed to read, in its state at that time."""
 
     kind: Literal["variable", "file", "folder"]
     root: int
-    """Number of the root that it lies in; -1 for none."""
+    """Number of the root that contains it; -1 for none."""
     name: str
-    """Its place there, or the whole path; of a variable its name."""
+    """Path relative to the root, or the whole path; for a variable its name."""
     state: Any
-    """Of a file size, times and inode, but [] while its times say little; of others a digest."""
+    """For a file its size, times and inode, or [] while its times are unreliable; else a digest."""
     content: str | None
-    """Digest of a file, where it was read."""
+    """Digest of a file's content, if it was read."""
 
     @classmethod
     def parsed(cls, line: str) -> "Note":
-        """Return a note from its line; raises ValueError or TypeError for others."""
+        """Parse a note from its line. Raises ValueError or TypeError if that is not possible."""
         return cls(*json.loads(line))
 
 
 @dataclass(slots=True)
 class Roots:
-    """Folders that may be moved as a whole: what lies there is known by its place in them.
+    """Folders that may be moved as a whole: their files are identified by relative paths.
 
-    The last one is the working directory, for what was opened by a relative path.
+    The last one is the working directory, for files that were opened by a relative path.
     """
 
     folders: Sequence[str]
 
     def within(self, path: str) -> tuple[int, str]:
-        """Return the number of the root that holds a path and the place in it; -1 and the path itself where none does."""
+        """Return the number of the root that contains a path and the path relative to it; -1 and the path itself if none does."""
         if not path.startswith(os.sep):
             return len(self.folders) - 1, path
         for number, root in enumerate(self.folders[:-1]):
@@ -80,23 +80,23 @@ class Roots:
         return -1, path
 
     def path(self, number: int, name: str) -> str:
-        """Return the path that `within` has taken apart."""
+        """Return the path for a result of `within`."""
         return name if number < 0 else os.path.join(self.folders[number], name) if name else self.folders[number]  # noqa: PTH118
 
 
 @dataclass(slots=True)
 class _Recorder:
-    """Notes of this process while samples are prepared."""
+    """What this process reads while samples are prepared."""
 
     active: bool = False
     notes: list[tuple[str, str]] = field(default_factory=list)
-    """What was read, each once: ("path" or "variable", name)."""
+    """Everything that was read, each once: ("path" or "variable", name)."""
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _installed: bool = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Note what is read meanwhile."""
+        """Record what is read inside this context."""
         if not self._installed:
             self._install()
         before, self.active = self.active, True
@@ -106,7 +106,7 @@ class _Recorder:
             self.active = before
 
     def _install(self) -> None:
-        """Hear of every open from now on, in this process and its forks: an audit hook cannot be taken away."""
+        """Observe all later opens in this process and its forks. An audit hook cannot be removed."""
         self._installed = True
         sys.addaudithook(self._audit)
         environment: Any = os.environ
@@ -140,7 +140,7 @@ class _Recorder:
                 self._note("path", os.path.normpath(os.fsdecode(path) + LOG))
 
     def _leave_out(self, path: object) -> None:
-        """Do not note what samples write themselves."""
+        """Ignore a file that samples write themselves."""
         if isinstance(path, str | bytes):
             self._seen.add(("path", os.path.normpath(os.fsdecode(path))))
 
@@ -154,16 +154,16 @@ RECORDER = _Recorder()
 
 
 class Witnesses:
-    """The notes of one kept file, to which each process adds what it has seen."""
+    """The notes of one set of kept rows, to which each process appends what it has read."""
 
     def __init__(self, path: Path, roots: Roots) -> None:
         self.path = path
         self.roots = roots
         self._noted = 0
-        """How many of the recorder's notes are there."""
+        """Number of the recorder's notes that are written."""
 
     def add(self) -> None:
-        """Write down what this process has read, and has not written down yet."""
+        """Write what this process has read since the last call."""
         if self._noted == len(RECORDER.notes):
             return
         new = RECORDER.notes[self._noted :]
@@ -175,7 +175,7 @@ class Witnesses:
         )
 
     def write(self, notes: Iterable[Note | None]) -> None:
-        """Append such notes."""
+        """Append notes to the file."""
         text = "".join(f"{json.dumps(note)}\n" for note in notes if note is not None)
         if text:
             with os.fdopen(append_descriptor(self.path, 0o600), "ab", buffering=0) as file:
@@ -183,12 +183,12 @@ class Witnesses:
 
 
 def fresh_record(paths: Collection[str], roots: Roots) -> list[Note | None]:
-    """Return notes of files that a Dataset names or maps."""
+    """Return notes for the files that a Dataset names or maps."""
     return [_of_path(path, roots, read=len(paths) <= FEW) for path in paths if _counts(path)]
 
 
 def stale(path: Path, roots: Roots) -> str:
-    """Return what has changed since the notes were written, in words; empty where nothing has."""
+    """Return in words what has changed since the notes were written; empty if nothing has."""
     notes: dict[tuple[Any, ...], Note] = {}
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(errors="surrogateescape").splitlines():
@@ -215,7 +215,7 @@ def stale(path: Path, roots: Roots) -> str:
 
 
 def _now(note: Note, roots: Roots) -> Note | None:
-    """Return the note as it would be written now; a file is read only where it is another one, or was written to."""
+    """Return the note as it would be written now. The file is read only if its size, times or inode differ."""
     if note.kind == "variable":
         return _of_variable(note.name)
     path = roots.path(note.root, note.name)
@@ -230,14 +230,14 @@ def _changed(note: Note, roots: Roots) -> str:
 
 
 def _same(before: Note, note: Note) -> bool:
-    """Return whether two notes are of the same content."""
+    """Return whether two notes record the same content."""
     if before.content is None or note.content is None:
         return before.state == note.state or [] in (before.state, note.state)
     return before.content == note.content
 
 
 def _counts(path: str) -> bool:
-    """Return whether a file decides samples by its content. Asked for each sample, so that what is true of a folder is known."""
+    """Return whether a file's content may decide samples. Called for the files of every sample, so the answer for a folder is cached."""
     if path.startswith(SYSTEM) or os.path.splitext(path)[1] in SOURCES:  # noqa: PTH122
         return False
     if os.path.islink(path) or not path.startswith(os.sep):  # noqa: PTH114
@@ -256,11 +256,11 @@ def _of_variable(name: str) -> Note:
 
 
 def _of_path(path: str, roots: Roots, *, read: bool = True) -> Note | None:
-    """Return a note of a path; None for what is neither a file nor a folder."""
+    """Return a note for a path; None if it is neither a file nor a folder."""
     place = roots.within(path)
     path = roots.path(*place)
     try:
-        found = os.stat(path)  # noqa: PTH116  # of each file that a sample is made of
+        found = os.stat(path)  # noqa: PTH116  # called for every file that a sample reads
         if stat.S_ISDIR(found.st_mode):
             names = "\0".join(sorted(os.listdir(path)))  # noqa: PTH208
             return Note("folder", *place, _digest(names.encode(errors="surrogateescape")), None)
@@ -279,7 +279,7 @@ def _of_path(path: str, roots: Roots, *, read: bool = True) -> Note | None:
 
 
 def _database(given: Any) -> Any:
-    """Return the path of a database that is opened; empty for one in memory."""
+    """Return the path of a database that is being opened; empty for one in memory."""
     text = os.fsdecode(given) if isinstance(given, str | bytes | os.PathLike) else ""
     if text.startswith("file:"):
         return unquote(urlsplit(text).path)
@@ -287,8 +287,8 @@ def _database(given: Any) -> Any:
 
 
 def _read(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # of each file that a sample is made of
-        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]  # which processors compute fastest
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # called for every file that a sample reads
+        return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]  # the fastest hash on most processors
 
 
 def _digest(data: bytes) -> str:
