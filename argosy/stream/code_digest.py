@@ -1,12 +1,12 @@
-"""Digests of what the user's functions and classes compute, to tell whether code is still what a run began with.
+"""Digests of what the user's functions and classes compute, which show whether code has changed since a run began.
 
-The user's code counts by its bytecode with constants and names, its defaults, its closure, and all that it refers to in
-the user's files, recursively; lines, comments and docstrings do not count. Installed code counts by its name. Values
-count by their content: numbers, texts, containers, arrays, networks, instances of the user's classes; other objects by
-their `repr`. Digests are comparable only under the same Python and torch (`Code.VERSION`).
+The user's code counts by its bytecode with constants and names, its defaults, its closure, and recursively all that it refers to in
+the user's files; line numbers, comments and docstrings do not count. Installed code counts by its name. Numbers, texts, containers, arrays,
+networks and instances of the user's classes count by their content; other objects by their `repr`. Digests are comparable only under the same
+versions of Python and torch (`Code.VERSION`).
 
-Where a digest decides what data are (`Code(whole=...)`), all values count in full: every element, and of objects of installed
-classes what they would be pickled as. What has no such content, as an open file, raises `Opaque`.
+With `Code(whole=...)`, which keys prepared samples, values are hashed completely: every element of arrays and containers, and the pickled state of
+objects of installed classes. Objects without such a state, for example open files, raise `Opaque`.
 """
 
 import argparse
@@ -50,9 +50,9 @@ __all__ = ["Code", "Content", "Global", "Opaque", "Reading", "attributes_of"]
 
 DIGITS = 12
 MOST_ELEMENTS = 2**22
-"""Elements of an array that are read; the first ones distinguish arrays that were not made to deceive."""
+"""Most elements of an array that are hashed. The first ones are enough to distinguish arrays that were not made to deceive."""
 MOST_ITEMS = 10_000
-"""Items of a container that are read; a larger one counts by its length."""
+"""Most items of a container that are read; a larger one counts by its length."""
 ATOMS = frozenset({bool, int, float, str, bytes, types.NoneType})
 NAMED = (
     types.BuiltinFunctionType,
@@ -66,10 +66,10 @@ NAMED = (
     torch.dtype,
     torch.device,
 )
-"""What is written in C, and counts by its name."""
+"""Types of objects written in C, which count by their names."""
 PATHS = frozenset({type(Path()), type(PurePath())})
 ATOMIC = (str, bytes, bool, int, float, complex)
-"""Types whose subclasses have a value besides their attributes."""
+"""Types whose subclasses hold a value besides their attributes."""
 CONTAINERS = (
     list,
     tuple,
@@ -82,12 +82,12 @@ CONTAINERS = (
     property,
     functools.cached_property,
 )
-"""Types whose subclasses have methods and attributes besides their items."""
+"""Types whose subclasses hold methods and attributes besides their items."""
 FEW_PATHS = 1000
-"""Files named in one list that are looked at one by one."""
+"""Most paths in one list that are checked for being files."""
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 HOLDERS = (torch.nn.Module, argparse.Namespace, types.SimpleNamespace)
-"""Installed classes with instances that count by their content."""
+"""Installed classes whose instances count by their content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,30 +97,30 @@ class Global:
     name: str
     value: Any
     namespace: int
-    """Identity of the module's names, where values count in full: constants of one name may change places."""
+    """Identity of the module's namespace if values are read in full, to distinguish constants with the same name."""
     module: str
     """Name of the module."""
 
 
 Part = types.FunctionType | type | Global
-"""A thing that the user's files define, with a digest of its own."""
+"""A function, class or global of the user's files, with a digest of its own."""
 Key = tuple[str | None, int, int]
-"""Key of a part: its global name and namespace, if it is one, and its identity."""
+"""Key of a part: its global name and namespace (None and 0 for others), and its identity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was found about a value."""
+    """The digests of a value."""
 
     digest: str
     parts: tuple[tuple[str, str], ...]
-    """Name and digest of each thing in the user's files that the value refers to."""
+    """Name and digest of each function, class and global in the user's files that the value refers to."""
     said: str = ""
-    """Digest of the value, without that of these things."""
+    """Digest of the value without these parts."""
 
 
 class Opaque(Exception):  # noqa: N818  # a clause about a value, not a sentence
-    """Reason why the content of a value cannot be told."""
+    """Says why the content of a value cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +128,30 @@ class Content:
     """What is noted while values are read in full."""
 
     roots: tuple[str, ...] = ()
-    """Folders whose names do not count: what lies there may be moved as a whole."""
+    """Folders whose names do not count, because their files may be moved as a whole."""
     paths: dict[str, None] = field(default_factory=dict)
-    """Absolute paths among the values, or what several of them begin with, in the order in which they were found."""
+    """Absolute paths among the values, or the common folder of several, in the order in which they were found."""
     packages: set[str] = field(default_factory=set)
     """Top-level names of installed packages that code or values refer to."""
     files: list[MappedFile] = field(default_factory=list)
-    """Files that arrays map, whose content was not read."""
+    """Files that arrays map; their content was not read."""
     named: dict[str, None] = field(default_factory=dict)
-    """Files that values name by absolute paths, but for those of long lists."""
+    """Files that values name by absolute paths, except those in long lists."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """Parts by their names, which are numbered in the order in which they were found."""
+    """Parts by their names; equal names are numbered in the order in which they were found."""
     names: dict[Key, str] = field(default_factory=dict)
     hashes: dict[int, tuple[Any, str]] = field(default_factory=dict)
-    """Arrays and their hashes by identity: values are read again where there are roots."""
+    """Arrays and their hashes by identity, because values are read a second time if there are roots."""
 
     def text(self, value: Any) -> str:
-        """Return plain values as text, without the names of the roots."""
+        """Return plain values as text, with the names of the roots replaced."""
         text = repr(value)
         for number, root in enumerate(self.roots):
             text = re.sub(rf"{re.escape(root)}(?=[/'\"])", f"<folder {number}>", text)
         return text
 
     def name(self, part: Part) -> str:
-        """Return the name of a part, which no other part has: two functions of one name may change places."""
+        """Return a unique name for a part, so that two functions of one name that change places are noticed."""
         key = _key(part)
         if key not in self.names:
             name = _name(part)
@@ -162,29 +162,29 @@ class Content:
 
 
 class Code:
-    """Computes digests of code. Results are kept, because members share most of their code."""
+    """Computes digests of code. Results are cached, because members share most of their code."""
 
     VERSION = f"{sys.implementation.cache_tag} torch-{torch.__version__}"
 
     def __init__(self, whole: Content | None = None) -> None:
         self.whole = whole
-        """Where given, all values count in full."""
+        """If given, all values count in full."""
         self._read: dict[Key, tuple[Part, str, tuple[Part, ...]]] = {}
-        """Each part with its digest and what it refers to.
+        """Each part with its digest and the parts that it refers to.
 
-        It is referenced so that no other object gets its identity.
+        Holding the part prevents another object from getting its identity.
         """
 
     def read(self, value: Any) -> "Reading":
-        """Digest a value, and all parts that it refers to."""
+        """Digest a value and all parts that it refers to."""
         text = _Text(self.whole)
         said = text.of(value)
         parts = tuple(sorted(self._reach(text.parts)))
         return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
     def imported(self) -> dict[str, list[str]]:
-        """Return digests by name of what was read so far in modules of the user: functions, classes and constants, which every process
-        imports for itself."""
+        """Return, by name, digests of the parts read so far that belong to modules of the user: functions, classes and constants, which every
+        process imports for itself."""
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
             module = part.module if isinstance(part, Global) else part.__module__
@@ -209,16 +209,16 @@ class Code:
 
 
 class _Text:
-    """Writes a value as text, equal in every process, and collects the parts of the user's files that it names."""
+    """Writes a value as text that is equal in every process, and collects the parts of the user's files that it refers to."""
 
     def __init__(self, whole: Content | None) -> None:
         self.whole = whole
         self.parts: list[Part] = []
         self._within: set[int] = set()
-        """Identities of the objects being written, which may contain themselves."""
+        """Identities of the objects being written, because objects may contain themselves."""
 
     def of_part(self, part: Part) -> str:
-        """Return the content of a part; further parts only by their names."""
+        """Return the content of a part, in which further parts are given by name."""
         if isinstance(part, Global):
             return self.of(part.value)
         return self._function(part) if isinstance(part, types.FunctionType) else self._class(part)
@@ -280,20 +280,20 @@ class _Text:
             return f"{self.of(type(value))} {self._attributes(attributes_of(value))}"
         if self.whole is not None:
             return self._pickled(value)
-        # A run may continue elsewhere, and on other devices.
+        # A run may continue on another machine, and on other devices.
         return "" if isinstance(value, torch.device) else re.sub(r"0x[0-9a-f]+", "", repr(value))
 
     def _several(self, values: Any) -> str:
         return f"[{', '.join(map(self.of, values))}]"
 
     def _attributes(self, named: dict[str, Any]) -> str:
-        """Return attributes as text, in whatever order they were set."""
+        """Return attributes as text, independent of the order in which they were set."""
         return self.of(named if self.whole is None else dict(sorted(named.items())))
 
     # ---- values in full
 
     def _besides(self, value: Any) -> str:
-        """Return what a value of a subclass has besides what its content tells."""
+        """Return what an instance of a subclass holds besides its `_content`."""
         if self.whole is None:
             return ""
         if isinstance(value, defaultdict):
@@ -315,7 +315,7 @@ class _Text:
         return self.whole.text(values)
 
     def _listed(self, values: Any) -> str:
-        """Return a list as text; one of plain values, or of tuples of them, at once: there may be millions."""
+        """Return a list as text. Plain values, or tuples of them, are written at once, because there may be millions."""
         if self.whole is None:
             return self._several(values)
         kinds = set(map(type, values))
@@ -350,7 +350,7 @@ class _Text:
         return f"{head} {_hash_bytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)}"
 
     def _pickled(self, value: Any) -> str:
-        """Return what an object of an installed class would be pickled as."""
+        """Return the pickled state of an object of an installed class."""
         self._installed(type(value).__module__)
         match value:
             case _ if isinstance(value, NAMED):
@@ -366,7 +366,7 @@ class _Text:
                 raise Opaque(f"{value!r:.80}")
         try:
             found = value.__reduce_ex__(4)
-        except Exception as error:  # whatever an object raises that cannot be pickled
+        except Exception as error:  # an object that cannot be pickled may raise anything
             raise Opaque(
                 f"{type(value).__module__}.{type(value).__qualname__}, which has no content to be told"
             ) from error
@@ -376,7 +376,7 @@ class _Text:
         return self._several([made, arguments, *(list(part) if isinstance(part, Iterator) else part for part in rest)])
 
     def _installed(self, module: str | None) -> None:
-        """Note an installed package."""
+        """Note the package of an installed module."""
         package = (module or "").partition(".")[0]
         if self.whole is not None and package not in sys.stdlib_module_names and not is_own_module(module):
             self.whole.packages.add(package)
@@ -394,7 +394,7 @@ class _Text:
         attributes = {i.argval for i in instructions if i.opname in ("LOAD_ATTR", "LOAD_METHOD")}
         names = {i.argval for i in instructions if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - stored
         for name in sorted(names & function.__globals__.keys()):
-            # The module's own name and file may differ.
+            # The module's name and file may differ.
             if not name.startswith("__"):
                 for path, value in read_of(instructions, name, function.__globals__[name], HOLDERS).items():
                     self._global(path, value, function.__globals__, attributes)
@@ -418,7 +418,7 @@ class _Text:
             self._inside(value, attributes)
 
     def _inside(self, module: types.ModuleType, attributes: set[str]) -> None:
-        """Collect what a function reaches by these attributes in a module of the user, and in modules there."""
+        """Collect what a function reaches by these attributes in a module of the user, and in modules inside it."""
         found = {name: getattr(module, name) for name in sorted(attributes) if getattr(module, name, None) is not None}
         for name, value in found.items():
             if not isinstance(value, types.ModuleType):
@@ -431,7 +431,7 @@ class _Text:
                 self._global(name, value, vars(module), attributes - {name})
 
     def _imports(self, instructions: Sequence[dis.Instruction], names: dict[str, Any], attributes: set[str]) -> None:
-        """Collect what a function imports itself: a package by its name, what it takes from modules of the user by its content."""
+        """Collect what a function imports: packages by name, and what it takes from modules of the user by content."""
         attributes = attributes | {i.argval for i in instructions if i.opname == "IMPORT_FROM"}
         for number, instruction in enumerate(instructions):
             if instruction.opname == "IMPORT_NAME":
@@ -444,12 +444,12 @@ class _Text:
         except Opaque:
             if self.whole is not None:
                 raise
-            module = None  # raised again where the function is called
+            module = None  # the import raises again when the function is called
         if module is None:
             if self.whole is not None:
                 self.whole.packages.add(name.partition(".")[0])
         elif is_own_module(module.__name__):
-            # `import a.b` gives the function a.
+            # `import a.b` binds a in the function.
             self._inside(module if taken else sys.modules[module.__name__.partition(".")[0]], attributes)
         else:
             self._installed(module.__name__)
@@ -463,7 +463,7 @@ class _Text:
             code.co_exceptiontable,
         )
         instructions = list(dis.get_instructions(code))
-        # From Python 3.13 on, the body of a class stores the number of its first line.
+        # From Python 3.13 on, the body of a class stores its first line number.
         lines = {n - 1 for n, i in enumerate(instructions) if i.argval == "__firstlineno__"}
         body = (f"{i.opname} {self._argument(i)}" for n, i in enumerate(instructions) if n not in lines)
         return "\n".join([repr(head), *body])
@@ -473,7 +473,8 @@ class _Text:
 
 
 def _is_as_imported(part: Part) -> bool:
-    """Whether a part is what its import has made unless a script has set it: nothing that calls fill or count, and no place of a node's own."""
+    """Return whether importing the module recreates this part, unless a script sets it: no cache or counter that calls change, and no path of one
+    node."""
     if isinstance(part, Global):
         return _is_constant(part.value)
     if isinstance(part, type):
@@ -485,7 +486,8 @@ def _is_as_imported(part: Part) -> bool:
 
 
 def _is_state(part: Part) -> bool:
-    """Whether a part is an attribute or a key of something that functions of its module set, but for those that make objects: state, and no setting."""
+    """Return whether functions of its module, other than `__init__`, set the attribute or key that this part names: it is state then, not a
+    setting."""
     if not isinstance(part, Global) or "." not in part.name:
         return False
     own = [
@@ -500,7 +502,7 @@ def _is_state(part: Part) -> bool:
 
 @functools.lru_cache(maxsize=1000)
 def _set_by(code: types.CodeType) -> frozenset[Any]:
-    """Return the attributes and constant keys that code sets."""
+    """Return the attributes and constant keys that the code sets."""
     instructions = instructions_of(code)
     attributes = {one.argval for one in instructions if one.opname == "STORE_ATTR"}
     pairs = itertools.pairwise(instructions)
@@ -510,7 +512,7 @@ def _set_by(code: types.CodeType) -> frozenset[Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is plain and cannot be changed in its place; of absolute paths each node may have its own."""
+    """Return whether a value is plain and immutable, and is no absolute path, which may differ between nodes."""
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return type(value) in PLAIN and not (isinstance(value, str) and Path(value).is_absolute())
@@ -521,8 +523,8 @@ def _key(part: Part) -> Key:
 
 
 def _as_written(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class without what torch puts around the `step` of an optimizer's class, its own or inherited, when the
-    first one is made."""
+    """Return the attributes of a class as written: without the wrapper that torch puts around the `step` of an optimizer class when its first
+    instance is created."""
     found = dict(vars(kind))
     if _without_hooks(found.get("step")) is not found.get("step"):
         found["step"] = _without_hooks(found["step"])
@@ -540,7 +542,7 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 def _counts(name: str, value: Any) -> bool:
-    """Return whether an attribute of a class may decide what its instances do; annotations and slots do not."""
+    """Return whether an attribute of a class may affect its instances; annotations and slots do not."""
     if name.startswith("__"):
         return name not in ("__annotate__", "__annotate_func__", "__dict__", "__weakref__") and (
             callable(value) or hasattr(type(value), "__get__")
@@ -549,22 +551,22 @@ def _counts(name: str, value: Any) -> bool:
 
 
 def _imported(name: str, package: str | None) -> types.ModuleType | None:
-    """Return a module that a function imports; None for one that is not there, or not needed yet. Raises Opaque where it fails."""
+    """Return a module that a function imports; None if it is missing or not needed yet. Raises Opaque if importing it fails."""
     try:
         name = importlib.util.resolve_name(name, package or "")
         spec = importlib.util.find_spec(name.partition(".")[0]) if name not in sys.modules else None
         file = Path((spec and spec.origin) or os.devnull)
         if file.is_file() and not is_installed(file):
             importlib.import_module(name)
-    except (ImportError, ValueError):  # as where what is optional is missing
+    except (ImportError, ValueError):  # for example an optional dependency
         return None
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise Opaque(f"the module {name}, which cannot be imported,") from error
     return sys.modules.get(name)
 
 
 def _module_of(value: Any) -> str | None:
-    """Return the module of something that is written in C."""
+    """Return the module of an object written in C."""
     holder = getattr(value, "__objclass__", value)
     found: str | None = getattr(holder, "__module__", None)
     return found
@@ -575,13 +577,13 @@ def _name(part: Part) -> str:
 
 
 def _holds_more(kind: type) -> bool:
-    """Whether objects of a class hold what no attribute has, as those of a class that is written in C: a reader of a file, a deque."""
+    """Return whether objects of a class hold data outside their attributes, as those of classes written in C do, such as file readers or deques."""
     pointers = len(copyreg._slotnames(kind)) + bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)  # type: ignore[attr-defined]
     return kind.__basicsize__ > object.__basicsize__ + pointers * tuple.__itemsize__
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an instance's attributes, including those in slots."""
+    """Return an instance's attributes, including slots."""
     slots = [name for kind in type(value).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
     found = {name: getattr(value, name) for name in slots if not name.startswith("__") and hasattr(value, name)}
     return {**found, **getattr(value, "__dict__", {})}

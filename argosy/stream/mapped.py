@@ -1,4 +1,4 @@
-"""Memory-mapped files: what an array maps must be, and stay, the file of that name, whether the array travels by it or not."""
+"""Memory-mapped files: the file that an array maps must stay the file with that name, whether or not the array is sent by its name."""
 
 import bisect
 import gc
@@ -21,11 +21,11 @@ from argosy.study import Data
 __all__ = ["MappedFile", "check_files", "files_in", "files_of"]
 
 ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-"""Types of values that hold no others."""
+"""Types of values that contain no other values."""
 MEMORY = (np.ndarray, mmap.mmap)
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 SENT_BY_VALUE = "__main__"
-"""Module whose functions and classes travel to workers with the globals that they name."""
+"""Module whose functions and classes are sent to workers with the globals that they use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +36,16 @@ class MappedFile:
     bytes: int
     inode: int
     times_ns: tuple[int, int] | None
-    """When its data were written, which any process may set, and when it was changed, which none can; None where the study may write."""
+    """Modification time, which any process may set, and time of the last change, which none can; None if the study may write to the file."""
     host: str
-    """Host on which it was checked; on another one a copy of it will do."""
+    """Host on which it was checked. On another host a copy of the file is accepted."""
 
     @classmethod
     def of(cls, array: Any) -> "tuple[MappedFile, int] | None":
-        """Return the file that an array maps, and the offset of its first byte there.
+        """Return the file that an array maps, and the offset of its first byte in the file.
 
-        None where no name leads to the file by now, and for a copy-on-write map. Raises StudyError where the file has become too
-        short for the array: values are gone then.
+        None if no name leads to the file any more, and for a copy-on-write map. Raises StudyError if the file has become too
+        short for the array, because values are lost then.
         """
         found = _place(*_bounds(array), _maps())
         if found is None or not found[0].shared:
@@ -65,9 +65,9 @@ class MappedFile:
             )
 
     def _change(self) -> str:
-        """Return what is different, in words; empty where nothing is."""
+        """Return in words what is different; empty if nothing is."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116  # for each block
+            found = os.stat(self.path)  # noqa: PTH116  # called for each block
         except FileNotFoundError:
             return "it is gone"
         if found.st_size != self.bytes:
@@ -85,31 +85,31 @@ class MappedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Region:
-    """A part of a file in the memory of this process, as the kernel shows it."""
+    """A part of a file in the memory of this process, as listed by the kernel."""
 
     first: int
     """Address of its first byte."""
     end: int
     shared: bool
-    """Whether it is the file's memory; a private one is that as well, up to the first write to each page."""
+    """Whether it is the file's memory. So is a private one, until each page is first written."""
     writable: bool
     offset: int
-    """Place of the first byte in the file."""
+    """Offset of the first byte in the file."""
     identity: tuple[str, str]
     """Device and inode, which differ from those of ``stat`` on layered file systems."""
     path: str
 
     def file(self, end: int, *, given: bool) -> MappedFile | None:
-        """Return its file, of which arrays map the bytes before `end`; None where its name does not lead to it."""
+        """Return its file, of which arrays map bytes below `end`; None if its name does not lead to it."""
         try:
             if not Path(self.path).is_file():
                 return None
             with Path(self.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as again:
                 same = _place(*_bounds(again), _maps())
                 if self.shared and self.writable:
-                    os.fsync(file.fileno())  # some file systems date what this process wrote when they store it
+                    os.fsync(file.fileno())  # some file systems update the times only when they store what was written
                 found = os.fstat(file.fileno())
-        except (OSError, ValueError):  # ValueError: it is empty
+        except (OSError, ValueError):  # ValueError: the file is empty
             return None
         if same is None or same[0].identity != self.identity:
             return None
@@ -128,17 +128,17 @@ class _Region:
 
 
 def files_of(data: Data) -> tuple[MappedFile, ...]:
-    """Return the files that Data map, at any depth. None of the study writes to them, whatever the mode of the maps."""
+    """Return the files that `Data` map, at any depth. The study never writes to them, whatever the mode of the maps."""
     return _files([data.train, data.val, data.arrays, data.val_arrays], given=True)
 
 
 def files_in(opened: Any) -> tuple[MappedFile, ...]:
-    """Return the files that an opened split maps, at any depth. It may write itself to maps that it has opened to be written to."""
+    """Return the files that an opened split maps, at any depth. The split may write to maps that it has opened for writing."""
     return _files(opened, given=False)
 
 
 def check_files(files: Iterable[MappedFile]) -> None:
-    """Raise StudyError at the first file that is not as it was when the run began."""
+    """Raise StudyError for the first file that has changed since the run began."""
     for file in files:
         file.check()
 
@@ -156,14 +156,14 @@ def _files(holder: Any, *, given: bool) -> tuple[MappedFile, ...]:
 
 
 def _memories(holder: Any) -> Iterator[Any]:
-    """Yield each array, dense tensor and map that an object holds, at any depth, as the garbage collector sees it."""
+    """Yield each array, dense tensor and map that an object holds at any depth, as found by the garbage collector."""
     seen, left = set[int](), [holder]
     while left:
         one = left.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        kind = type(one)  # `isinstance` would ask a proxy for its class, and so what it stands for
+        kind = type(one)  # `isinstance` would make a proxy load the object that it stands for
         inner: Iterable[Any]
         if issubclass(kind, ModuleType):
             inner = ()
@@ -182,7 +182,8 @@ def _memories(holder: Any) -> Iterator[Any]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether there may be memory in it: not in names of files with their classes, of which there may be millions."""
+    """Return whether a value may hold memory. Lists and tuples of plain values do not, such as file names with classes, of which there may be
+    millions."""
     kind = type(value)
     return kind not in ATOMS and not ((kind is tuple or kind is list) and ATOMS.issuperset(map(type, value)))
 
@@ -192,7 +193,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _bounds(memory: Any) -> tuple[int, int]:
-    """Return the addresses of the first byte of an array, tensor or map, and of that after its last."""
+    """Return the address of the first byte of an array, tensor or map, and the address after its last."""
     if isinstance(memory, torch.Tensor):
         storage = memory.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -203,7 +204,7 @@ def _bounds(memory: Any) -> tuple[int, int]:
 
 
 def _place(first: int, end: int, maps: list[str]) -> tuple[_Region, int, int] | None:
-    """Return the region in which memory lies, and where in its file that begins and ends; None for memory of no file."""
+    """Return the region that holds this memory, and the offsets in its file where it begins and ends; None if no file backs it."""
     number = bisect.bisect_right(maps, first, key=lambda line: int(line.partition("-")[0], 16)) - 1
     region = _region(maps[number]) if number >= 0 else None
     if region is None or first >= region.end:
@@ -212,12 +213,12 @@ def _place(first: int, end: int, maps: list[str]) -> tuple[_Region, int, int] | 
 
 
 def _maps() -> list[str]:
-    """Return the kernel's lines about the memory of this process, by address: thousands, of which hardly any is asked for."""
+    """Return the kernel's list of this process's memory, by address: thousands of unparsed lines, of which few are needed."""
     return Path("/proc/self/maps").read_text().splitlines()
 
 
 def _region(line: str) -> _Region | None:
-    """Return the region that a line is about; None where it is of no file."""
+    """Return the region that a line describes; None if no file backs it."""
     span, access, offset, device, inode, *path = line.split(maxsplit=5)
     if inode == "0":
         return None

@@ -1,4 +1,4 @@
-"""One sample of a Dataset: prepared under its own seed, and named where it cannot be had."""
+"""One sample of a Dataset: prepared under its own seed, and named in the error if preparation fails."""
 
 import contextlib
 import random
@@ -20,20 +20,20 @@ from argosy.stream.trees import unflatten
 __all__ = ["THROWN", "Preparing", "generator_states", "reason", "refusal", "seed_everything"]
 
 THROWN = (Exception, SystemExit)
-"""What a user's Dataset may raise without ending the process; SystemExit comes from code that parses a command line."""
+"""What a user's Dataset may raise without ending the process. SystemExit comes from code that parses a command line."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Preparing:
-    """How samples of one split are prepared: each a function of (seed, split, epoch, index), in any process and after any other."""
+    """Prepares samples of one split. Each is a function of (seed, split, epoch, index), in any process and after any other sample."""
 
     dataset: Any
     split: str
     seed: int
     heartbeat: Heartbeat
-    """Beats with every sample."""
+    """Beats at every sample."""
     watched: bool
-    """Whether it is noted what samples are made of."""
+    """Whether to record what samples read."""
     then: Callable[[Any], Any] | None = None
     """`Data.then`, for training samples."""
 
@@ -45,27 +45,27 @@ class Preparing:
             return self.dataset[index]
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which it is noted what the Dataset reads, where samples may outlive the run."""
+        """Return a context in which what the Dataset reads is recorded, if samples may outlive the run."""
         return RECORDER.watching() if self.watched else contextlib.nullcontext()
 
     def drew(self, index: int, epoch: int = 0) -> bool:
-        """Return whether a generator has moved since it was seeded for this sample, about 15 us. Seeds them again.
+        """Return whether a generator was used since it was seeded for this sample. Seeds the generators again; takes about 15 us.
 
-        One that has moved draws another number next: of 53 bits, from states that are far longer to compare.
+        Compares the next number (53 bits) of each generator, because the complete states are much longer.
         """
         following = _drawn()
         seed_everything(sample_seed(self.seed, self.split, epoch, index))
         return following != _drawn()
 
     def finished(self, leaves: Sequence[torch.Tensor], layout: Layout, index: int, epoch: int = 0) -> Any:
-        """Return what `then` makes of a sample, under a seed of its own: the same whether that was kept or has just been prepared."""
+        """Return the output of `then` for a sample, under its own seed: the same for a kept sample and a newly prepared one."""
         assert self.then is not None
         seed_everything(sample_seed(self.seed, "then", epoch, index))
-        # Copies, which may be written into: the sample is still to be kept.
+        # Copies, because `then` may write into them and the sample is still to be kept.
         return self.then(unflatten([leaf.clone() for leaf in leaves], layout.tree))
 
     def made(self, base: Layout | None, index: int, epoch: int = 0) -> Any:
-        """Return the Dataset's sample for this epoch; of one of layout `base`, if that is given, what `then` makes of it."""
+        """Return the Dataset's sample for this epoch. If the layout `base` of its samples is given, apply `then` to it."""
         sample = self(index, epoch)
         if base is None:
             return sample
@@ -80,16 +80,16 @@ def _drawn() -> tuple[float, float, float]:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """Return the states of the three generators: equal to earlier ones if nothing was drawn meanwhile."""
+    """Return the states of the three generators, which are equal to earlier ones if nothing was drawn in between."""
     of_numpy: Any = np.random.get_state()
     _, words, *place = of_numpy
     return random.getstate(), words.tobytes(), place, torch.default_generator.get_state().numpy().tobytes()
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the three generators that preparation draws from, about 10 us.
+    """Seed the three generators that preparation may draw from, in about 10 us.
 
-    Not ``torch.manual_seed``, which also visits every accelerator and costs a hundred times more.
+    ``torch.manual_seed`` is not used: it also visits every accelerator and takes a hundred times longer.
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -97,7 +97,7 @@ def seed_everything(seed: int) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return in one line why a sample or a Dataset of the user's cannot be had."""
+    """Return in one line why preparing a sample or opening a Dataset failed."""
     return str(error) if isinstance(error, Unfit) else traceback.format_exception_only(error)[-1].strip()
 
 

@@ -1,11 +1,11 @@
 """A stream that is not kept, as a Dataset: samples are numbered shard after shard, and each shard is read forward.
 
-Contract. What gives samples one after another has as many shards as its `num_shards` says (Hugging Face's word), else one. Shard k is what
-the stream gives where `torch.utils.data.get_worker_info` says worker k of `num_shards`: the same samples in the same order whenever it
-is read. Each process has places of its own in the shards. A sample that is not ahead of the place is read from the beginning of its shard;
-a stream that has `read_from(shard, row)` begins there instead. One that has `state_dict` and `load_state_dict`, as those of Hugging Face,
-begins at the newest mark that is not behind the sample: a row with the state before it. A mark counts where the stream then gives the samples
-that it gave. One that shuffles in a buffer does not, and is read from the beginning.
+Contract. A stream has `num_shards` shards if it has that attribute (Hugging Face's name), else one. Shard k consists of the samples that the stream
+yields when `torch.utils.data.get_worker_info` names worker k of `num_shards`; they must be the same, in the same order, whenever it
+is read. Each process keeps its own position in each shard. To get a sample before that position, the shard is read again from its beginning, or
+by `read_from(shard, row)` from the sample itself. A stream with `state_dict` and `load_state_dict`, such as those of Hugging Face,
+continues at the newest mark before the sample: a row with the stream's state before it. A mark is used only if the stream then yields the samples
+that it yielded before. A stream that shuffles in a buffer fails this check and is read from the beginning.
 """
 
 import contextlib
@@ -33,19 +33,19 @@ __all__ = ["ShardMarks", "Shards", "next_of", "opened_shard", "shard_count", "sh
 PROVING = 8
 """Most samples that prove a mark."""
 ENOUGH = 4
-"""Fewest of them: a stream that shuffles gives so many in their old order hardly ever."""
+"""Fewest samples that prove a mark: a stream that shuffles hardly ever yields so many in their old order."""
 LONGEST_STATE = 4096
-"""Most characters of a state: the journal has those of eight shards whenever members are saved."""
+"""Most characters of a state. The journal records those of eight shards whenever members are saved."""
 
 
 def shard_count(stream: Any) -> int | None:
-    """Return the number of a stream's shards; None where it does not say."""
+    """Return the number of a stream's shards; None if it does not give one."""
     found = getattr(given(stream), "num_shards", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def opened_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[Any]]:
-    """Begin to read a shard; return the row that comes first, which is 0 unless the stream can begin elsewhere."""
+    """Begin to read a shard. Returns its samples and the row of the first, which is 0 unless the stream can begin elsewhere."""
     whole = given(stream)
     with _as_worker(stream, shard):
         if hasattr(whole, "read_from"):
@@ -56,14 +56,14 @@ def opened_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[A
 
 
 def next_of(stream: Any, shard: int, samples: Iterator[Any]) -> Any:
-    """Return the next sample of a shard that was opened; raises StopIteration at its end."""
-    with _as_worker(stream, shard):  # a generator asks which worker it is when it first runs
+    """Return the next sample of an opened shard. Raises StopIteration at its end."""
+    with _as_worker(stream, shard):  # a generator calls `get_worker_info` only when it first runs
         return next(samples)
 
 
 @contextlib.contextmanager
 def _as_worker(stream: Any, shard: int) -> Iterator[None]:
-    """Let `get_worker_info` name the shard, unless the stream is asked for it: what reads that may be a stream in itself."""
+    """Let `get_worker_info` name the shard, except for streams with `read_from`, whose shards may themselves be streams that call it."""
     count = shard_count(stream)
     before, worker._worker_info = worker._worker_info, None
     if count is not None and not hasattr(given(stream), "read_from"):
@@ -77,23 +77,23 @@ def _as_worker(stream: Any, shard: int) -> Iterator[None]:
 
 
 def shards_of(indices: Indices, lengths: tuple[int, ...]) -> Indices:
-    """Return in which shard each sample is, int64 ``[n]``."""
+    """Return the shard of each sample, int64 ``[n]``."""
     return np.searchsorted(np.cumsum(lengths), indices, side="right").astype(np.int64)
 
 
 class ShardMarks:
-    """The newest marks of the shards that are being read, as of one block after another."""
+    """The newest marks of the shards that are being read, updated block by block."""
 
     def __init__(self, marks: Iterable[ShardMark] = ()) -> None:
         self._newest = {mark.shard: mark for mark in marks}
 
     def after(self, of_block: Iterable[ShardMark]) -> tuple[ShardMark, ...]:
-        """Return the marks from which this block can be read, among them those that were made when it was read."""
+        """Return the marks from which this block can be read, including those made while it was read."""
         for mark in {mark.shard: mark for mark in sorted(of_block, key=lambda mark: -mark.row)}.values():
             if mark.rows >= ENOUGH:
                 self._newest.pop(mark.shard, None)
                 self._newest[mark.shard] = mark
-        # A block may have the last samples of some and the first of as many.
+        # A block may hold the last samples of eight shards and the first of eight others.
         while len(self._newest) > 2 * SIDE_BY_SIDE:
             del self._newest[next(iter(self._newest))]
         return tuple(self._newest.values())
@@ -104,29 +104,29 @@ class _Reading:
     """A shard that is being read."""
 
     stream: Any
-    """A copy of the shard's own, where the stream has a state."""
+    """If the stream has a state, a copy of the stream for this shard alone."""
     row: int
-    """The row that comes next."""
+    """The next row."""
     samples: Iterator[Any]
     mark: ShardMark | None = None
-    """The mark at which reading began; the samples that prove it were read then."""
+    """The mark at which reading began. The samples that prove it were read ahead then."""
 
 
 class Shards:
-    """A stream with shards of these lengths."""
+    """A stream whose shards have these lengths."""
 
     def __init__(self, stream: Any, lengths: tuple[int, ...], beat: Callable[[int], None]) -> None:
         self.stream = stream
         self.lengths = lengths
         self._beat = beat
-        """Called with each sample that is read, those that are passed over included."""
+        """Called with the index of each sample that is read or skipped."""
         self._starts: list[int] = [0, *np.cumsum(lengths).tolist()]
         self._places: dict[int, _Reading] = {}
-        """The shard that was read last is last."""
+        """Open shards; the one read last comes last."""
         self._known: dict[int, ShardMark] = {}
-        """By shard, where reading can go on."""
+        """By shard, the mark from which reading can continue."""
         self._made: dict[int, ShardMark] = {}
-        """By shard, the mark at the first of its samples since `begin`."""
+        """By shard, the mark at the first of its samples read since `begin`."""
         self._has_state: bool = _tells_state(stream)
 
     def __len__(self) -> int:
@@ -134,13 +134,13 @@ class Shards:
 
     @property
     def probes(self) -> list[int]:
-        """Samples from which the stream is known: first ones of its shards, as reading to the last one takes a pass."""
+        """Samples used to probe the stream: first samples of shards, because reaching the last ones would take a pass."""
         begins = [start for start, length in zip(self._starts, self.lengths, strict=False) if length]
         return sorted({begins[0], begins[len(begins) // 2], begins[-1]})
 
     @property
     def second(self) -> int | None:
-        """The second sample of the first shard that has one; None where none has, or the stream cannot begin at a row."""
+        """Second sample of the first shard that has one; None if none has, or the stream cannot begin at a row."""
         if not hasattr(given(self.stream), "read_from"):
             return None
         return next((start + 1 for start, length in zip(self._starts, self.lengths, strict=False) if length > 1), None)
@@ -179,14 +179,14 @@ class Shards:
     def _opened(self, shard: int, row: int) -> _Reading:
         mark = self._known.get(shard)
         if mark is not None and mark.row <= row:
-            with contextlib.suppress(*THROWN):  # the user's code: else the shard is read from its beginning
+            with contextlib.suppress(*THROWN):  # the user's code; the shard is then read from its beginning
                 return self._resumed(mark)
         stream = copy.deepcopy(self.stream) if self._has_state else self.stream
         first, samples = opened_shard(stream, shard, row)
         return _Reading(stream, first, samples)
 
     def _resumed(self, mark: ShardMark) -> _Reading:
-        """Go on at a mark; raises ValueError where the stream gives other samples there than it gave."""
+        """Continue at a mark. Raises ValueError if the stream then yields other samples than before."""
         stream = copy.deepcopy(self.stream)
         given(stream).load_state_dict(json.loads(mark.state))
         _, samples = opened_shard(stream, mark.shard)
@@ -201,23 +201,23 @@ class Shards:
     # ---- marks
 
     def know(self, mark: ShardMark) -> None:
-        """Let reading of a shard go on at a mark."""
+        """Let reading of a shard continue at a mark."""
         self._known[mark.shard] = mark
 
     def begin(self) -> None:
-        """Make marks anew, of each shard that is read from here on."""
+        """Discard the marks made so far and make a new one for each shard that is read from now on."""
         self._made.clear()
 
     @property
     def made(self) -> tuple[ShardMark, ...]:
-        """The marks that were made since then."""
+        """Marks made since `begin`."""
         return tuple(self._made.values())
 
     def _begin_mark(self, reading: _Reading, shard: int, row: int) -> None:
         if shard in self._made:
             return
         if reading.mark is not None and row < reading.mark.row + reading.mark.rows:
-            self._made[shard] = reading.mark  # the stream's state is behind what was read to prove this one
+            self._made[shard] = reading.mark  # the stream's state is past the samples that were read to prove this mark
             return
         text = _state_of(reading.stream)
         if text is not None:
@@ -229,7 +229,7 @@ class Shards:
             self._made[shard] = mark._replace(rows=mark.rows + 1, checksum=_checksum(mark.checksum, sample))
 
     def close(self) -> None:
-        """Forget all places, and with them the files that the stream may hold open."""
+        """Close all open shards, and with them the files that the stream may hold open."""
         self._places.clear()
 
 
@@ -238,22 +238,22 @@ def _checksum(before: int, sample: Any) -> int:
 
 
 def _tells_state(stream: Any) -> bool:
-    """Whether a stream has a state that is to be used, and can be copied, so that each shard has a state of its own."""
+    """Return whether a stream has a state to be used, and can be copied so that each shard has a state of its own."""
     of = given(stream)
     if hasattr(of, "read_from") or not (hasattr(of, "state_dict") and hasattr(of, "load_state_dict")):
         return False
     try:
         copy.deepcopy(stream)
-    except THROWN:  # the user's code, and what it holds: an open file, a lock
+    except THROWN:  # the user's code, for example an open file or a lock
         return False
     return True
 
 
 def _state_of(stream: Any) -> str | None:
-    """Return what a stream says of its state, as JSON; None where it raises, JSON does not give it back, or it is long."""
+    """Return the stream's state as JSON; None if `state_dict` raises, JSON does not preserve the state, or it is too long."""
     try:
         state = given(stream).state_dict()
         text = json.dumps(state)
-    except THROWN:  # the user's code: then its shards are read from their beginnings
+    except THROWN:  # the user's code; its shards are then read from their beginnings
         return None
     return text if state and len(text) <= LONGEST_STATE and json.loads(text) == state else None

@@ -1,14 +1,14 @@
-"""How a feeder opens the data for loader workers that it will fork, so that no two of them share what one alone can use.
+"""Open the data in a feeder that will fork loader workers, so that no two workers share what only one process can use.
 
-A fork shares open files (with one position in each, which every reader moves), sockets and connections, and lacks threads. So a
-feeder forks a *spare*, a copy of itself that waits, before it lets the data be opened, and another one before it prepares
-the first samples. Where nothing of the kind is left open, the spares end, and workers inherit what was opened and loaded:
-once for all of them. Where samples left something open, the second spare goes on in the feeder's place: workers inherit
-what was loaded, and each opens the rest with its own first sample. Where the opening did, the first one goes on, which
-has nothing: each worker opens the data for itself, and compares what it finds.
+A fork shares open files (with one position in each, which every reader moves), sockets and connections, and lacks threads. So the
+feeder forks a *spare*, a waiting copy of itself, before it opens the data, and another before it prepares
+the first samples. There are three cases. If nothing of the kind is left open, both spares end, and workers inherit everything that was opened and
+loaded. If preparing samples left something open, the second spare replaces the feeder: workers inherit
+what was loaded, and each opens the rest with its own first sample. If opening the data left something open, the first spare replaces the feeder,
+and has nothing loaded: each worker opens the data for itself, and compares it with what the feeder found.
 
-Contract. A spare is tied to its feeder by the kernel, and told once: to end, or to go on. The feeder that it
-replaces closes its connections, waits for the spare's end, and ends; to the rest of the run the two are one process.
+Contract. The kernel ties a spare to its feeder. The spare receives one message: end or go on. A feeder that is replaced
+closes its connections, waits for the spare's end, and ends; to the rest of the run the two are one process.
 """
 
 import contextlib
@@ -49,14 +49,14 @@ from argosy.study import Data
 __all__ = ["held", "open_for", "cache_for"]
 
 MEMORY_DEVICES = 1
-"""Major number of /dev/null, /dev/zero, /dev/urandom and their like."""
+"""Major number of /dev/null, /dev/zero, /dev/urandom and similar devices."""
 MAPS_WITH_STATE = "lmdb"
-"""A package that maps files which a fork must not share all the same."""
+"""A package whose memory-mapped files must not be shared with a fork either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Word:
-    """What a spare has to know of the data."""
+    """What a spare has to know about the data."""
 
     facts: Mapping[str, Facts | None]
     """Facts by split; None for arrays."""
@@ -73,10 +73,10 @@ def open_for(
     most_kept: int | None,
     shards: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Source]:
-    """Open the splits of a study's data, by name, for so many loader workers to be forked; may return in a spare.
+    """Open the splits of a study's data, by name, in a process from which loader workers can be forked. May return in a spare.
 
-    ``data`` unpacks them, anew each time. ``hang_up`` closes the connections at which others notice the caller's end.
-    ``most_kept`` is a limit for the bytes of kept rows on disk, ``shards`` has lengths of shards that are known.
+    ``loaders`` is the number of these workers. ``data`` unpacks the data, anew at each call. ``hang_up`` closes the connections by which other
+    processes notice the caller's end. ``most_kept`` limits the bytes of kept rows on disk. ``shards`` has known lengths of shards.
     """
     if not loaders:
         given = data()
@@ -116,8 +116,8 @@ def open_for(
 
 
 def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat: Heartbeat) -> dict[str, Source]:
-    """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened here."""
-    own = cache(data)  # empty where loader workers are forked: each unpacks the data once, for all splits
+    """Return sources of Datasets that each process opens itself before it prepares samples; arrays are opened immediately."""
+    own = cache(data)  # still empty when loader workers are forked: each unpacks the data once for all splits
     return {
         name: open_split(data(), name, seed=seed, heartbeat=heartbeat)
         if facts is None
@@ -127,7 +127,7 @@ def _to_be_opened(data: Callable[[], Data], word: _Word, *, seed: int, heartbeat
 
 
 def cache_for(data: Data, most_bytes: int | None) -> RowCache | None:
-    """Return where prepared samples of these data are kept; None where they are not."""
+    """Return the cache for prepared samples of these data; None if they are not kept."""
     return RowCache(most_bytes=most_bytes) if data.keep else None
 
 
@@ -140,7 +140,7 @@ class _Standby:
 
     @classmethod
     def fork(cls) -> "tuple[_Standby, _Word | None]":
-        """Fork a copy of this process that waits. The word is None in this process; in the spare it is what it goes on with."""
+        """Fork a waiting copy of this process. In this process the word is None; in a spare that goes on it is the message received."""
         theirs, ours = Pipe(duplex=False)
         feeder = os.getpid()
         sys.stdout.flush()
@@ -154,30 +154,30 @@ class _Standby:
         return cls(pid, ours), None
 
     def end(self) -> None:
-        """End the spare, and wait for it."""
+        """End the spare and wait for it."""
         self._tell(b"")
         os.waitpid(self.pid, 0)
 
     def go_on(self, word: _Word, hang_up: Callable[[], None]) -> NoReturn:
         """Let the spare replace this process, which ends when the spare does."""
-        # By value: a sample may be a named tuple of the user's script.
+        # cloudpickle: a sample may be a named tuple defined in the user's script.
         self._tell(cloudpickle.dumps(word))
         hang_up()
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            os.kill(os.getpid(), -code)  # the parent sees how the spare ended
+            os.kill(os.getpid(), -code)  # so that the parent sees how the spare ended
         os._exit(max(code, 0))
 
     def _tell(self, word: bytes) -> None:
-        # A spare that was killed receives nothing; where it was to go on, this process ends as it did.
+        # A spare that was killed receives nothing. If it was to go on, this process ends in the same way.
         with contextlib.suppress(OSError):
             self.connection.send_bytes(word)
         self.connection.close()
 
 
 def _wait(feeder: int, connection: Connection) -> _Word:
-    """Wait as a spare until told to go on; otherwise the process ends here."""
+    """Wait in a spare for the message to go on; on any other the process ends."""
     try:
         die_with_parent(feeder)
         name_process("spare")
@@ -192,7 +192,7 @@ def _wait(feeder: int, connection: Connection) -> _Word:
 
 
 def _left_open(before: frozenset[str]) -> bool:
-    """Return whether something was opened since then that a fork must not inherit; the log says what."""
+    """Return whether something was opened since then that a fork must not inherit; the log names it."""
     left = held() - before
     if left:
         gc.collect()  # it may be garbage by now
@@ -203,14 +203,14 @@ def _left_open(before: frozenset[str]) -> bool:
 
 
 def held() -> frozenset[str]:
-    """Return what this process has open that it cannot share with a fork of it, in words.
+    """Return in words what this process has open that it cannot share with a fork.
 
-    A fork may share files that are only written to or only mapped into memory, folders, /dev/null and its like.
+    A fork may share files that are only written or only mapped into memory, folders, and devices such as /dev/null.
     """
     files: Counter[str] = Counter()
     others = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # the numbers, not paths
-        # The descriptor of the listing itself is gone already.
+        # The descriptor used for the listing is closed by now.
         with contextlib.suppress(OSError):
             descriptor, target = int(name), str(Path(f"/proc/self/fd/{name}").readlink())
             if _is_read(descriptor):
@@ -219,15 +219,15 @@ def held() -> frozenset[str]:
                 else:
                     others.add(target)
     if MAPS_WITH_STATE not in sys.modules:
-        # Python's mappings have a descriptor of their own, from which nothing is read.
+        # Python's mappings hold a descriptor of their own, which is never read.
         files -= Counter(_mapped())
-    # The monitor of tqdm watches bars, and every process that shows one starts its own.
+    # The monitor thread of tqdm only watches progress bars, and every process that shows one starts its own.
     threads = {thread.name for thread in threading.enumerate() if not type(thread).__module__.startswith("tqdm")}
     return frozenset(files.elements()) | others | threads
 
 
 def _is_read(descriptor: int) -> bool:
-    """Return whether the descriptor has a position, or bytes, that a read would take."""
+    """Return whether the descriptor has a position or bytes that a read would consume."""
     found = os.fstat(descriptor)
     if stat.S_ISDIR(found.st_mode) or not stat.S_IFMT(found.st_mode):
         return False
@@ -237,6 +237,6 @@ def _is_read(descriptor: int) -> bool:
 
 
 def _mapped() -> list[str]:
-    """Return the files that this process maps, each as often as it is mapped."""
+    """Return the files that this process maps, each as many times as it is mapped."""
     fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
     return [field[5] for field in fields if len(field) == 6]
