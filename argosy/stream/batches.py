@@ -1,10 +1,10 @@
-"""Cut a member's batches out of the blocks of its stream: a view where it can be, a copy where it must be.
+"""Cut a member's batches out of the blocks of its stream, as views where possible and as copies otherwise.
 
 Batch j is elements j·b … (j+1)·b-1 of the member's sequence, so batches depend neither on the block size nor on other
-members (DESIGN.md §3.1, 3). A batch inside one block is a view of the block; one across blocks is gathered in memory of
-its own, so that a block can be released before the next one comes and no batch size can deadlock the ring.
+members (DESIGN.md §3.1, 3). A batch inside one block is a view of the block. A batch across blocks is gathered in memory of
+its own, so that a block can be released before the next one arrives and no batch size can deadlock the ring.
 
-`Cutter.position` moves when a batch is committed, not when it is cut: a program that leaves a block and takes it up again
+`Cutter.position` advances when a batch is committed, not when it is cut: a program that leaves a block and returns to it
 gets the batch after the last committed one.
 """
 
@@ -26,47 +26,47 @@ from argosy.stream.trees import map_leaves
 __all__ = ["Batch", "Carried", "Cutter", "Elements", "Gathering", "InOrder", "sent"]
 
 FEW_BYTES = 1 << 20
-"""Up to this much of a block a member's own elements are gathered at once."""
+"""A member's own elements of a block are gathered in one call if they take at most this much."""
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the host on a device, without waiting for work issued before."""
+    """Copy a host tensor to a device, without waiting for earlier work on the device."""
     if device.type == "cpu":
         return tensor
-    # Pinned memory, which torch keeps until the copy is complete.
+    # torch keeps the pinned memory until the copy is complete.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Batch(NamedTuple):
-    """Input of one step of a member. A tuple, because one is made for every step of every member."""
+    """Input of one step of a member. A tuple, because one is created for every step of every member."""
 
     data: Any
-    """The samples, stacked: the pytree of a sample, each leaf ``[rows, …]``."""
+    """The stacked samples: the pytree of a sample, each leaf ``[rows, …]``."""
     rows: int
-    """Samples in it; fewer than the batch size at the end of an epoch, and where samples were broken."""
+    """Number of samples; fewer than the batch size at the end of an epoch, and if samples were broken."""
     digest: Digest
     stop: int = 0
-    """Element of the member's sequence just after its last one."""
+    """Number of the element after its last one in the member's sequence."""
     sound: npt.NDArray[np.bool_] | None = None
-    """Whether each element is a sample of `data`, where some were broken."""
+    """Whether each element is a sample of `data`; None if none was broken."""
     elements: Indices | None = None
-    """Numbers of its elements in the member's sequence, where they are not simply those before `stop`."""
+    """Numbers of its elements in the member's sequence; None if they are those directly before `stop`."""
 
 
 class Carried(NamedTuple):
-    """The beginning of a batch with its other elements in blocks to come."""
+    """The beginning of a batch whose other elements are in later blocks."""
 
     leaves: Sequence[torch.Tensor]
-    """The samples, leaf by leaf, each ``[rows, …]``."""
+    """The samples by leaf, each ``[rows, …]``."""
     elements: int
-    """Elements of the sequence, broken samples among them."""
+    """Number of elements of the sequence, including broken samples."""
     digest: Digest
     sound: npt.NDArray[np.bool_] | None = None
     """Like `Batch.sound`."""
 
 
 class Cutter(ABC):
-    """Cutter of one member's batches in one epoch. The first `position` elements of its sequence are done."""
+    """Cuts one member's batches in one epoch. The first `position` elements of its sequence are done."""
 
     def __init__(
         self, *, selection: Selection, order: Indices, batch_size: int, drop_last: bool, position: int = 0
@@ -75,7 +75,7 @@ class Cutter(ABC):
         self.batch_size = batch_size
         self.length: int = used_elements(selection.length, batch_size, drop_last=drop_last)
         self.position = position
-        """Elements of the batches that were committed."""
+        """Number of elements in the committed batches."""
 
     @property
     def done(self) -> bool:
@@ -85,20 +85,20 @@ class Cutter(ABC):
     @property
     @abstractmethod
     def gathered(self) -> int:
-        """Elements after `position` that are gathered for the next batch; 0 while they follow a batch that is under way."""
+        """Number of elements gathered for the batch at `position`; 0 while an earlier batch is in progress."""
 
     @property
     @abstractmethod
     def carried(self) -> Carried | None:
-        """What is gathered for the next batch; with it another cutter goes on after these elements."""
+        """The elements gathered for the next batch, with which another cutter can continue after them."""
 
     @property
     def again(self) -> int:
-        """Elements before `position` that another cutter has to see again to go on from there."""
+        """Number of elements before `position` that another cutter has to see again to continue from there."""
         return 0
 
     def same(self, other: "Cutter") -> bool:
-        """Return whether both cut the same batches from here on, so that one of them can serve both."""
+        """Return whether both cut the same batches from now on, so that one of them can serve both."""
         mine, theirs = (
             (cutter.batch_size, cutter.length, cutter.position, cutter.gathered) for cutter in (self, other)
         )
@@ -108,14 +108,14 @@ class Cutter(ABC):
 
     @abstractmethod
     def take(self, block: Block, *, private: bool = False, after: Batch | None = None) -> Iterator[Batch]:
-        """Yield the batches that this block completes, after the last committed one; with `private`, they may be written into.
+        """Yield the batches that this block completes, after the last committed one. With `private`, they may be written into.
 
-        `after` is a batch that is under way and not committed yet: then the batches after that one.
+        If a batch `after` is in progress and not committed yet, yield the batches after that one.
         """
 
     @abstractmethod
     def completions(self, block: Block, after: Batch | None = None) -> list[int]:
-        """Return, for each batch that `take` would yield, up to which element of the epoch's order it needs the stream."""
+        """For each batch that `take` would yield, return the number of elements of the epoch's order that must have been streamed."""
 
     @abstractmethod
     def commit(self, batch: Batch) -> None:
@@ -126,7 +126,7 @@ class Cutter(ABC):
         """Return the numbers of a batch's elements in the member's sequence."""
 
     def part(self, batch: Batch, low: float, high: float, order: Indices) -> Batch:
-        """Return the samples of a batch from one fraction of its elements to another; `order` is that of the epoch."""
+        """Return the samples of a batch between two fractions of its elements; `order` is that of the epoch."""
         whole = self.elements(batch)
         size = len(whole)
         start, stop = round(low * size), round(high * size)
@@ -138,7 +138,7 @@ class Cutter(ABC):
         return Batch(data, rows, Digest.of(indices, elements), batch.stop)
 
     def labels(self, block: Block) -> Indices:
-        """Return the class numbers of those rows of a block that become batches; broken rows have none."""
+        """Return the class numbers of the rows of a block that become part of batches; broken rows have none."""
         assert block.labels is not None
         place = block.place
         if self.positions is None:
@@ -152,7 +152,7 @@ class Cutter(ABC):
 class InOrder(Cutter):
     """Batches of a fixed size, in the order of the sequence.
 
-    The elements of `carried`, which follow the first `position`, are already gathered.
+    `carried` holds elements after the first `position` that are already gathered.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class InOrder(Cutter):
 
 
 class Elements:
-    """The elements of a member's sequence that lie in one block."""
+    """The elements of a member's sequence in one block."""
 
     def __init__(self, positions: Indices | None, block: Block) -> None:
         place = block.place
@@ -255,13 +255,13 @@ class Elements:
         self.sound: npt.NDArray[np.bool_] = block.sound if self.rows is None else sound
 
     def batch(self, start: int, stop: int, *, private: bool) -> Batch:
-        """Return elements start … stop-1 as one batch, broken samples left out."""
+        """Return elements start … stop-1 as one batch, without broken samples."""
         leaves, rows = self._leaves(start, stop, private=private)
         sound = self._sound(start, stop, rows)
         return Batch(batch_of(leaves, self.block.tree), rows, self._digest(start, stop, rows), stop, sound)
 
     def indices(self, start: int, stop: int) -> Indices:
-        """Return the index of the sample of each of elements start … stop-1."""
+        """Return the sample index of each of elements start … stop-1."""
         low, high = start - self.first, stop - self.first
         return self.block.indices[slice(low, high) if self.rows is None else self.rows[low:high]]
 
@@ -282,13 +282,13 @@ class Elements:
 
     @cached_property
     def _few(self) -> bool:
-        """Whether the elements take little memory, so that they are gathered at once: one call for each batch takes longer than what it copies."""
+        """Whether the elements are small enough to gather in one call: a call for each batch would take longer than its copy."""
         row_bytes = sum(leaf.nbytes for leaf in self.block.leaves) / max(self.block.place.rows, 1)
         return row_bytes * len(self._index) <= FEW_BYTES
 
     @cached_property
     def _gathered(self) -> list[torch.Tensor]:
-        """All sound elements, in memory of their own."""
+        """All sound elements, gathered in memory of their own."""
         return self._picked(self._index)
 
     def _picked(self, index: torch.Tensor) -> list[torch.Tensor]:
@@ -296,12 +296,12 @@ class Elements:
 
     @cached_property
     def _counts(self) -> list[int]:
-        """How many of the first 0 … n elements are sound."""
+        """Number of sound elements among the first 0 … n."""
         return [0, *np.cumsum(self.sound).tolist()]
 
     @cached_property
     def _index(self) -> torch.Tensor:
-        """The rows of all sound elements, on the block's device: one copy, since one per batch would stop the host at each step."""
+        """Rows of all sound elements, on the block's device. Sent once, because sending them for each batch would stall the host at each step."""
         rows = np.arange(self.block.place.rows) if self.rows is None else self.rows
         return sent(torch.from_numpy(rows[self.sound]), self.block.leaves[0].device)
 
@@ -315,14 +315,14 @@ class Elements:
 
 
 class Gathering:
-    """Consecutive elements of a sequence from `first` on, out of several blocks, in memory of their own."""
+    """Consecutive elements of a sequence from `first` on, gathered from several blocks in memory of their own."""
 
     def __init__(self, first: int, size: int, like: Sequence[torch.Tensor]) -> None:
         self.first = first
         self.leaves: list[torch.Tensor] = [leaf.new_empty((size, *leaf.shape[1:])) for leaf in like]
         self.sound: npt.NDArray[np.bool_] = np.ones(size, np.bool_)
         self.elements: int = 0
-        """Elements that are there, broken samples among them; `digest` counts the others."""
+        """Number of elements added, including broken samples, which `digest` does not count."""
         self.digest: Digest = Digest()
 
     def add(self, piece: Carried) -> None:
@@ -332,19 +332,19 @@ class Gathering:
         self.digest = self.digest.plus(piece.digest)
 
     def completed(self, piece: Carried, block: Block, stop: int, *, private: bool) -> Batch:
-        """Return the batch with its last piece, which is not added: it comes again if this batch is never committed."""
+        """Return the batch completed by its last piece. The piece is not added, because it comes again if this batch is never committed."""
         rows = self._copy(piece)
         data = batch_of([_slice(leaf, 0, rows, private=private) for leaf in self.leaves], block.tree)
         sound = None if rows == stop - self.first else self.sound
         return Batch(data, rows, self.digest.plus(piece.digest), stop, sound)
 
     def carried(self) -> Carried:
-        """Return what is gathered so far."""
+        """Return the elements gathered so far."""
         leaves, sound = [leaf[: self.digest.elements] for leaf in self.leaves], self.sound[: self.elements]
         return Carried(leaves, self.elements, self.digest, None if len(sound) == self.digest.elements else sound)
 
     def _copy(self, piece: Carried) -> int:
-        """Append the rows of a piece; return how many rows there are with them."""
+        """Copy the rows of a piece behind the others. Returns the number of rows including them."""
         start, stop = self.digest.elements, self.digest.elements + piece.digest.elements
         for target, leaf in zip(self.leaves, piece.leaves, strict=True):
             target[start:stop].copy_(leaf)

@@ -1,9 +1,9 @@
-"""What a feeder prepares next, how far it may announce, and to which readers: the same for every kind of feeder.
+"""Decide what a feeder prepares next, how far it may announce, and to which readers, in the same way for every kind of feeder.
 
-Contract (credit). The driver says up to which section blocks may be announced, to which readers, and how far they may be
-wanted at all. Blocks are prepared ahead of the credit, never beyond the horizon. What is prepared is announced whichever trainers
-read it, so that assignments may change at the end of any section without a sample being prepared again. On a `Hold` the section that is
-begun is announced to its end, and nothing after it, until there is credit again.
+Contract (credit). The driver says up to which section blocks may be announced, to which readers, and how far blocks may
+be needed at all (the horizon). Blocks are prepared ahead of the credit, but never beyond the horizon. Prepared blocks can be announced to any
+trainers, so assignments may change at the end of any section without preparing a sample again. After a `Hold`, the section that has
+begun is announced to its end, and nothing more until there is credit again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ __all__ = ["Course"]
 
 
 class Course:
-    """Bookkeeping of a feeder, one leg after another; pure."""
+    """Bookkeeping of a feeder, one leg after another. Pure."""
 
     def __init__(self, lengths: Mapping[str, int], *, per_epoch: int, block_size: int) -> None:
         if lengths and lengths["train"] < per_epoch:
@@ -31,22 +31,22 @@ class Course:
         self.block_size = block_size
         self.leg: Leg = Leg.empty()
         self.assignments: Mapping[str, int] = {}
-        """Readers of the blocks that are announced, and the numbers of their assignments."""
+        """Readers of the announced blocks, with the numbers of their assignments."""
         self.until: int = 0
-        """The first section without credit."""
+        """First section without credit."""
         self.horizon: int | None = 0
         self._preparing = 0
-        """Section of the blocks that are being prepared."""
+        """Section whose blocks are being prepared."""
         self._places: Iterator[Place] = iter(())
         self._next: Place | None = None
         self._announcing = 0
-        """Section of the block that is announced next."""
+        """Section of the next block to announce."""
         self._begun = False
         """Whether a block of that section was announced."""
         self._fed: dict[tuple[str, int], int] = {}
 
     def begin(self, leg: Leg) -> list[Fed]:
-        """Begin another leg; return what was fed of unfinished sections. Nothing is prepared before there is credit."""
+        """Begin another leg. Returns what was fed of unfinished sections. Nothing is prepared before there is credit."""
         fed = [self._report(split, section) for split, section in list(self._fed)]
         self.leg, self.assignments, self.until, self.horizon = leg, {}, leg.section, leg.section
         self._preparing, self._places, self._next = leg.section - 1, iter(()), None
@@ -54,7 +54,7 @@ class Course:
         return fed
 
     def allow(self, credit: Credit) -> None:
-        """Apply the driver's credit to blocks that were not announced yet."""
+        """Apply the driver's credit to blocks that are not announced yet."""
         if credit.leg == self.leg.number:
             self.until, self.horizon, self.assignments = credit.until, credit.horizon, credit.assignments
 
@@ -80,7 +80,7 @@ class Course:
                     return None
                 self._preparing += 1
                 self._places = places(self.leg, self._preparing, self.lengths, self.per_epoch, self.block_size)
-        # The horizon may have come nearer since the section was begun.
+        # The horizon may have moved closer since the section began.
         return None if self.horizon is not None and self._next.section >= self.horizon else self._next
 
     def may_announce(self, place: Place) -> bool:
@@ -88,7 +88,7 @@ class Course:
         return place.section < self.until
 
     def announced(self, place: Place, samples: int) -> Fed | None:
-        """Note that a block was announced, with so many samples prepared here; return what to report at a section's end."""
+        """Note that a block was announced, for which this node prepared so many samples. Returns what to report at the end of a section."""
         self._begun = True
         key = (place.split, place.section)
         self._fed[key] = self._fed.get(key, 0) + samples

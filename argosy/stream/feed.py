@@ -1,10 +1,10 @@
 """The feeder of a node: dataset -> blocks in the ring -> every trainer of the node, each sample prepared once.
 
-Contract. One thread, one selector: it never waits for one peer while another has something to say. It prepares as far
-ahead as the ring has slots and announces blocks in their order, within the driver's credit, when every reader named there is
-connected (`argosy.stream.course`). Where nodes share the leg, it prepares its own blocks alone, and its exchange exchanges them
-for those of the others; a slot is free again when every reader and the exchange have given it back. What it does not know
-(which members live, when to stop, which nodes are in the team) the driver tells it.
+Contract. One thread with one selector: it never waits for one peer while another has sent something. It prepares blocks as long as
+the ring has free slots, and announces them in their order, within the driver's credit, once every reader named there is
+connected (`argosy.stream.course`). If nodes share the leg, it prepares only its own blocks, and its exchange process exchanges them
+for those of other nodes. A slot is free again when every reader and the exchange have released it. The driver tells it everything
+else: which members are alive, when to stop, which nodes are in the team.
 """
 
 import os
@@ -40,9 +40,9 @@ from argosy.study import Data
 __all__ = ["feed"]
 
 SLOTS = 4
-"""Slots of the ring for blocks that trainers have, or will have soon. Unit of its memory: blocks of about 4 MiB."""
+"""Slots of the ring for blocks that trainers use or will soon use. Blocks take about 4 MiB each."""
 SLOTS_PER_NODE = 2
-"""Slots for blocks on their way, one that is prepared and one that is exchanged. One node alone: 6 in all."""
+"""Slots for blocks in transit: one being prepared and one being exchanged. With one node the ring has 6 slots."""
 TELL_SECONDS = 1.0
 ALONE = Turn(owner=0, hops=())
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -59,27 +59,27 @@ class _Feeder:
     heartbeat: Heartbeat
     _: KW_ONLY
     files: Sequence[MappedFile]
-    """Memory-mapped files that samples are read from: no block goes out after one of them has changed."""
+    """Memory-mapped files from which samples are read. No block is sent after one of them has changed."""
     wanted_loaders: InitVar[int]
     gauge: StreamGauge
     preparation: Preparation = field(init=False)
     readers: dict[str, Peer] = field(default_factory=dict, init=False)
     team: str = field(default="", init=False)
-    """Key of the team of its exchange."""
+    """Key of the team of the current exchange."""
     rank: int = field(default=0, init=False)
     turns: Iterator[Turn] = field(default_factory=lambda: repeat(ALONE), init=False)
     marks: ShardMarks = field(default_factory=ShardMarks, init=False)
     own_slots: float = field(init=False)
-    """Slots that blocks of this node fill, on average."""
+    """Average number of slots that blocks of this node fill."""
     exchange: ExchangeProcess | None = field(default=None, init=False)
     held: dict[int, set[Peer | ExchangeProcess]] = field(default_factory=dict, init=False)
-    """By slot, the readers and the exchange that have not given it back yet."""
+    """By slot, the readers and the exchange that have not released it yet."""
     sending: set[int] = field(default_factory=set, init=False)
-    """Slots of this node's own blocks that the exchange has."""
+    """Slots with this node's own blocks that the exchange is sending."""
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
     running: bool = field(default=True, init=False)
     flowing: bool = field(default=False, init=False)
-    """Whether a trainer has been through a block."""
+    """Whether a trainer has finished a block."""
 
     def __post_init__(self, wanted_loaders: int) -> None:
         self.own_slots = float(self.ring.slots)
@@ -93,7 +93,7 @@ class _Feeder:
         self._since = self._told = time.monotonic()
 
     def run(self, said: Iterable[Any]) -> None:
-        """Carry out the driver's commands, those in `said` first, until it sends Exit or is gone."""
+        """Execute the driver's commands, those in `said` first, until it sends Exit or closes the connection."""
         self._obey(said)
         self._watch(self.driver, lambda: self._obey(self.driver.receive()))
         for _ in range(self.preparation.wanted_loaders):
@@ -106,23 +106,23 @@ class _Feeder:
             self._announce()
             self._write()
             for key, events in self.selector.select(timeout=0 if at_once else TELL_SECONDS):
-                # Not one that an earlier handler of this round has unregistered.
+                # Skip handlers that an earlier handler of this round has unregistered.
                 if events & READ and self.selector.get_map().get(key.fd) is key:
                     key.data()
             self._measure_time(queues)
 
     def _write(self) -> None:
-        """Flush unsent messages; watch the sockets that cannot take them yet for room."""
+        """Flush unsent messages, and watch the sockets that cannot accept more yet."""
         for peer in (self.driver, *self.readers.values()):
             peer.flush()
             key = self.selector.get_key(peer)
             if bool(key.events & WRITE) != peer.unsent:
                 self.selector.modify(peer, READ | WRITE if peer.unsent else READ, key.data)
 
-    # ---- what peers say
+    # ---- messages from peers
 
     def _obey(self, commands: Iterable[Any]) -> None:
-        """Carry out the driver's commands."""
+        """Execute the driver's commands."""
         for command in commands:
             if isinstance(command, Credit):
                 self.course.allow(command)
@@ -152,7 +152,7 @@ class _Feeder:
         self.driver.flush()
         for source in self.sources.values():
             if source.kept is not None:
-                source.kept.commit()  # the driver may end this process meanwhile: then rows outlive it, and not the machine
+                source.kept.commit()  # last: if the driver kills this process meanwhile, rows survive unless the machine fails
         self.running = False
 
     def _new_leg(self, feed: Feed) -> None:
@@ -185,7 +185,7 @@ class _Feeder:
         return [self.driver, *self.readers.values(), *exchange]
 
     def _part(self) -> None:
-        """End the exchange with the other nodes, whatever is under way."""
+        """End the exchange with other nodes, even if blocks are in transit."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             self.selector.unregister(exchange.connection)
@@ -215,7 +215,7 @@ class _Feeder:
         self.driver.send(probed)
 
     def _exchanged(self, message: Exchanged) -> None:
-        """Handle a finished hop: a block has arrived here, or at the other nodes."""
+        """Handle a finished hop: a block has arrived at this node or at others."""
         assert self.exchange is not None
         filling = self.preparation.of_slot(message.slot)
         if filling is not None and not filling.own:
@@ -227,7 +227,7 @@ class _Feeder:
     def _lend(self, name: str, peer: Peer) -> None:
         earlier = self.readers.pop(name, None)
         if earlier is not None:
-            # The trainer was told to connect again, or replaces another of its name.
+            # The trainer was told to connect again, or replaces another with the same name.
             self._lose_reader(earlier)
         layouts = {split: source.layout for split, source in self.sources.items()}
         self.ring.lend(peer, layouts, self.course.lengths, self.orders.shards)
@@ -255,7 +255,7 @@ class _Feeder:
         self._free_unheld(slot)
 
     def _free_unheld(self, slot: int) -> None:
-        # A block that was not announced yet has no reader, and is not free either.
+        # A block that is not announced yet has no reader, but its slot is not free.
         if not self.held[slot] and self.preparation.of_slot(slot) is None:
             del self.held[slot]
             self.preparation.free.append(slot)
@@ -271,7 +271,7 @@ class _Feeder:
                 self.preparation.expect(place, turn.hops)
 
     def _send_off(self) -> None:
-        """Hand blocks to the exchange: in the order of the stream within each group, as collectives demand."""
+        """Hand blocks to the exchange, within each group in the order of the stream, as collectives require."""
         held_up = set()
         for filling in self.preparation.filling if self.exchange is not None else ():
             if filling.handed or not filling.hops:
@@ -284,7 +284,7 @@ class _Feeder:
     def _carry(self, filling: Filling) -> None:
         assert self.exchange is not None
         if filling.own:
-            # Before any other node can have the block.
+            # Before any other node can receive the block.
             check_files(self.files)
             self._report_holes(filling)
             self.sending.add(filling.slot)
@@ -320,7 +320,7 @@ class _Feeder:
         filling.holes.clear()
 
     def _queues(self) -> Queues:
-        """Return the state of the queues, which holds until the next message."""
+        """Return the state of the queues, which is valid until the next message."""
         own = [filling for filling in self.preparation.filling if filling.own]
         preparing = sum(filling.missing > 0 for filling in own)
         leaving = len(self.sending) + sum(not f.missing and bool(f.hops) and not f.handed for f in own)
@@ -335,7 +335,7 @@ class _Feeder:
         )
 
     def _measure_time(self, queues: Queues) -> None:
-        """Account for the time since the last call, in which the queues were in this state."""
+        """Account for the time since the last call, during which the queues were in this state."""
         elapsed, gauge = time.monotonic() - self._since, self.gauge
         self._since += elapsed
         if self.course.assignments:
@@ -361,7 +361,7 @@ def feed(
     keep_bytes: int,
     files: Sequence[MappedFile] = (),
 ) -> None:
-    """Run a feeder that may use so many cores: open the data on command, then feed legs until told to exit."""
+    """Run a feeder that may use `cores` cores: open the data on command, then feed legs until told to exit."""
     command, *others = driver.wait()
     assert isinstance(command, Open)
     began = time.monotonic()

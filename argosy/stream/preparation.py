@@ -1,7 +1,7 @@
-"""Blocks on their way into the ring: their samples handed out to loader workers, and put together again.
+"""Blocks that are being prepared: hand out their samples to loader workers, and collect the answers.
 
-Contract. A block owns its slot from `start` until it is announced, or until its last task is answered where it was given up.
-A task is done again when its worker has died; the rows of a task belong to its worker until it answers. Without loader workers the
+Contract. A block owns its slot from `start` until it is announced or, if it was given up, until its last task is answered.
+The rows of a task belong to its worker until it answers. If the worker dies, the task is done again. Without loader workers the
 feeder does the tasks itself, one at a time.
 """
 
@@ -30,36 +30,36 @@ from argosy.stream.wire import Peer
 __all__ = ["Filling", "Preparation"]
 
 TRIES = 3
-"""Workers that die on one task before it ends the run."""
+"""Number of workers that may die on one task before the run ends."""
 CHUNK = 32
-"""Most samples of one task: small enough that the workers finish a block together."""
+"""Most samples in one task: few enough that all workers finish a block at about the same time."""
 
 
 @dataclass(slots=True)
 class Filling:
-    """A block on its way into its slot: prepared here, or by another node."""
+    """A block that is being written to its slot: prepared by this node, or received from another."""
 
     slot: int
     place: Place
     todo: deque[Task]
     missing: int
-    """Tasks not answered yet; for a block that another node prepares, 1 until it has arrived."""
+    """Number of unanswered tasks; for a block of another node, 1 until it has arrived."""
     own: bool = True
     prepared: int = 0
-    """Samples that were prepared here for it, holes among them."""
+    """Number of samples that this node prepared for it, including holes."""
     at_once: bool = False
     """Whether the feeder gathers it itself."""
     hops: tuple[Hop, ...] = ()
-    """Its hops between the nodes in which this one takes part."""
+    """Its hops between nodes in which this node takes part."""
     handed: bool = False
-    """Whether the exchange has it."""
+    """Whether it was handed to the exchange."""
     holes: list[tuple[int, str]] = field(default_factory=list)
     marks: list[ShardMark] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Preparation:
-    """Preparation of one feeder's blocks. `filling` has them in the order of the stream."""
+    """Prepares one feeder's blocks. `filling` has them in the order of the stream."""
 
     ring: Ring
     sources: dict[str, Source]
@@ -68,7 +68,7 @@ class Preparation:
     _: KW_ONLY
     wanted_loaders: int
     inherited: Callable[[], Iterable[Connection | Peer]]
-    """Connections that a forked worker must close."""
+    """Returns the connections that a forked worker must close."""
     watch: Callable[[Loader], None]
     forget: Callable[[Loader], object]
     loaders: list[Loader] = field(default_factory=list, init=False)
@@ -76,10 +76,10 @@ class Preparation:
     filling: deque[Filling] = field(default_factory=deque, init=False)
     abandoned: list[Filling] = field(default_factory=list, init=False)
     marks: dict[int, ShardMark] = field(default_factory=dict, init=False)
-    """By shard that no training sample of the leg was read from so far, where reading can go on."""
+    """Marks from which reading can continue, by shard, for shards of which no training sample was read in this leg."""
     _tries: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     _readers: dict[str, dict[int, Loader]] = field(default_factory=dict, init=False)
-    """By split, the workers that read the shards which were read last."""
+    """By split, the workers that read the most recently read shards."""
 
     def __post_init__(self) -> None:
         self.free = list(range(self.ring.slots))
@@ -87,7 +87,7 @@ class Preparation:
     # ---- blocks
 
     def start(self, place: Place, order: Indices, hops: tuple[Hop, ...]) -> None:
-        """Begin a block of this node, in a slot that is free."""
+        """Begin a block of this node in a free slot."""
         size = min(CHUNK, -(-place.rows // (2 * len(self.loaders)))) if self.loaders else CHUNK
         source = self.sources[place.split]
         at_once = not source.parallel
@@ -107,7 +107,7 @@ class Preparation:
         self.filling.append(Filling(self.free.pop(), place, deque(), 1, own=False, hops=hops))
 
     def give_up(self, per_epoch: int) -> Iterator[Discarded]:
-        """Discard all blocks, and yield what was prepared in vain; slots come back with the last answer of a task under way."""
+        """Discard all blocks, and yield what was prepared in vain. A slot becomes free with the last answer of its tasks."""
         for filling in self.filling:
             if filling.own:
                 prepared = filling.place.rows - sum(len(task.indices) for task in filling.todo)
@@ -124,13 +124,13 @@ class Preparation:
         self.filling.clear()
 
     def of_slot(self, slot: int) -> Filling | None:
-        """Return the block that is on its way into a slot."""
+        """Return the block that is being written to a slot."""
         return next((filling for filling in self.filling if filling.slot == slot), None)
 
     # ---- tasks
 
     def hand_out(self) -> bool:
-        """Give out the oldest tasks; True if this process has more of them to do itself."""
+        """Hand out the oldest tasks. Returns whether this process has more of them to do itself."""
         for filling in self.filling:
             while filling.todo and not self._comes_too_early(filling):
                 if not self.loaders or filling.at_once:
@@ -148,7 +148,7 @@ class Preparation:
         return False
 
     def _given(self, todo: Iterable[Task], idle: Sequence[Loader]) -> tuple[Task, Loader] | None:
-        """Return the first task that an idle worker may have, and that worker; a shard is read by one worker as long as that lives."""
+        """Return the first task that an idle worker may do, and that worker. A shard is read by the same worker as long as that lives."""
         for task in todo:
             if task.shard is None:
                 return task, min(idle, key=lambda loader: len(loader.tasks))
@@ -159,15 +159,15 @@ class Preparation:
                 loader = min(self.loaders, key=lambda loader: busy[loader.number])
             if loader in idle:
                 of_split.pop(task.shard, None)
-                of_split[task.shard] = loader  # last: of those that are read, the first one was read longest ago
-                # While the last samples of these shards are read, the next ones are begun.
+                of_split[task.shard] = loader  # last, so that the first shard is the least recently read
+                # While the last samples of eight shards are read, the next eight are begun.
                 if len(of_split) > 2 * SIDE_BY_SIDE:
                     del of_split[next(iter(of_split))]
                 return task, loader
         return None
 
     def _comes_too_early(self, filling: Filling) -> bool:
-        """Return whether some of its samples may be under preparation for an earlier pass, and will be kept."""
+        """Return whether samples of this block may still be under preparation for an earlier pass, which will keep them."""
         kept = self.sources[filling.place.split].kept
         if kept is None:
             return False
@@ -178,7 +178,7 @@ class Preparation:
         return any(self.sources[other.place.split].kept is kept for other in others) and kept.any
 
     def receive(self, loader: Loader) -> None:
-        """Handle a worker's answer, or its death."""
+        """Handle a worker's answer or its death."""
         answer = loader.take()
         if answer is not None:
             self._finish(*answer)
@@ -207,7 +207,7 @@ class Preparation:
             self.free.append(filling.slot)
 
     def _again(self, task: Task) -> None:
-        """Put back a task after its worker died; one that kills every worker ends the run."""
+        """Put a task back after its worker died. Raises WorkerError if it has killed several workers."""
         tries = self._tries[task.slot, task.low] = self._tries.get((task.slot, task.low), 0) + 1
         if tries == TRIES:
             raise WorkerError(
@@ -223,7 +223,7 @@ class Preparation:
     # ---- workers
 
     def start_loader(self) -> None:
-        """Start one more loader worker."""
+        """Start another loader worker."""
         held = [*self.inherited(), *(other.connection for other in self.loaders)]
         used = {loader.number for loader in self.loaders}
         number = next(n for n in range(1, len(used) + 2) if n not in used)
@@ -232,7 +232,7 @@ class Preparation:
         self.watch(loader)
 
     def end_surplus(self) -> None:
-        """End surplus workers that have nothing to do."""
+        """End surplus workers that have no task."""
         for loader in [loader for loader in self.loaders if not loader.tasks]:
             if len(self.loaders) > max(self.wanted_loaders, 1):
                 self._let_go(loader)
@@ -253,7 +253,7 @@ class Preparation:
 def _tasks_of_shards(
     slot: int, place: Place, order: Indices, shards: tuple[int, ...], marks: dict[int, ShardMark]
 ) -> Iterator[Task]:
-    """Yield tasks of consecutive samples of one shard each; a shard's mark goes with the first one."""
+    """Yield tasks of consecutive samples of one shard each. A shard's mark is sent with its first task."""
     of = shards_of(order, shards)
     cuts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for begin, end in itertools.pairwise([*cuts, place.rows]):
@@ -263,5 +263,5 @@ def _tasks_of_shards(
 
 
 def _pass(place: Place) -> tuple[str, int]:
-    """Return which pass over its split a block belongs to, in which each sample comes once."""
+    """Return the pass to which a block belongs; each sample comes once in a pass over its split."""
     return place.split, place.epoch if place.split == "train" else place.section

@@ -1,4 +1,4 @@
-"""Where samples come from: a Dataset, prepared sample by sample under its seed, or arrays, gathered a block at a time."""
+"""Sources of samples: a Dataset, prepared sample by sample under its own seeds, or arrays, gathered a block at a time."""
 
 import contextlib
 import traceback
@@ -58,9 +58,9 @@ class Filled(NamedTuple):
     holes: list[tuple[int, str]]
     """(index, error) of each broken sample."""
     prepared: int
-    """Samples that were prepared for it, holes among them; others were kept."""
+    """Number of samples that were prepared, including holes; the others were kept."""
     marks: tuple[ShardMark, ...] = ()
-    """Marks of the shards that its samples were read from."""
+    """Marks of the shards from which samples were read."""
 
 
 class Source(ABC):
@@ -68,13 +68,13 @@ class Source(ABC):
 
     facts: Facts
     kept: Rows | None = None
-    """Prepared samples that are kept."""
+    """Rows of kept samples."""
     heartbeat: Heartbeat
-    """Beats with every sample. A process that inherits a source puts its own here."""
+    """Beats at every sample. A process that inherits a source sets its own."""
 
     @property
     def identity(self) -> str:
-        """Digest by which a study's data is known again, on another node and on disk."""
+        """Digest by which a study's data are recognised, on another node and on disk."""
         return self.facts.identity
 
     @property
@@ -93,16 +93,16 @@ class Source(ABC):
 
     @abstractmethod
     def fixed(self, indices: Indices) -> bool:
-        """Return whether these samples are the same in every epoch, as far as is known after they were prepared."""
+        """Return whether these samples are the same in every epoch, as far as is known once they are prepared."""
 
     @property
     @abstractmethod
     def parallel(self) -> bool:
-        """Whether loader workers are worth their start."""
+        """Whether starting loader workers is worthwhile."""
 
 
 class ArraySource(Source):
-    """Tensors or arrays with one sample in each row: one gather per block, no workers, no seeds."""
+    """Tensors or arrays with one sample in each row: one gather per block, without workers or seeds."""
 
     parallel = False
 
@@ -127,16 +127,16 @@ class ArraySource(Source):
 
     @property
     def identity(self) -> str:
-        """Implement `Source.identity`: of all values, which are read when it is asked for, and not where samples are opened to be predicted."""
+        """Implement `Source.identity`. Reads all values, so it is computed only on request, and not when samples are opened for prediction."""
         return digest_of_arrays(self.arrays)
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
-        """Gather these rows into the block; no sample can be broken."""
+        """Gather these rows into the block. There are no holes."""
         high = low + len(indices)
         with self.heartbeat.busy(f"gathering {len(indices)} samples of {self.split}", opaque=True):
             for array, leaf in zip(self.arrays, block.leaves, strict=True):
                 if isinstance(array, np.ndarray):
-                    # mode="clip": with "raise", NumPy gathers into a buffer first. A memmap stays on disk.
+                    # mode="clip": with "raise", NumPy gathers into a temporary buffer first. A memmap stays on disk.
                     np.take(array, indices, axis=0, out=leaf[low:high].numpy(), mode="clip")
                 else:
                     torch.index_select(array, 0, torch.from_numpy(indices), out=leaf[low:high])
@@ -154,9 +154,9 @@ class ArraySource(Source):
 
 @dataclass(eq=False)
 class DatasetSource(Source):
-    """A map-style Dataset; every sample is prepared under a seed of its own, so that any process may prepare it.
+    """A map-style Dataset. Every sample is prepared under its own seed, so any process may prepare it.
 
-    Samples for which nothing was drawn are kept, where the source has `kept`, and are not prepared again.
+    If the source has `kept` rows, samples that draw no random numbers are kept in them and not prepared again.
     """
 
     split: str
@@ -166,7 +166,7 @@ class DatasetSource(Source):
     skip_errors: bool
     heartbeat: Heartbeat
     gathers: bool = field(init=False)
-    """Whether the Dataset is asked for a list of samples."""
+    """Whether `__getitems__` is used for lists of samples."""
     doing: str = field(init=False)
     _witnesses: Witnesses | None = field(default=None, init=False)
     _complete: bool = field(default=False, init=False)
@@ -176,12 +176,12 @@ class DatasetSource(Source):
 
     @cached_property
     def preparing(self) -> Preparing:
-        """How samples are prepared; the Dataset is opened on first use in the process that prepares them, or long before."""
+        """How samples are prepared. The Dataset is opened on first use, in the process that prepares them or in an ancestor of it."""
         return self.open_preparing(self.heartbeat)
 
     @property
     def parallel(self) -> bool:
-        """Whether there are samples to prepare; what is kept is gathered at once where it fits in memory, as arrays are."""
+        """Whether there are samples to prepare. Kept samples that fit in memory are gathered directly, as arrays are."""
         return self.facts.base is not None or not self.complete or (self.kept is not None and self.kept.from_disk)
 
     @property
@@ -191,14 +191,14 @@ class DatasetSource(Source):
         return self._complete
 
     def keep(self, rows: Rows) -> None:
-        """Keep samples in these rows from now on, and take from there those that they have."""
+        """Keep samples in these rows from now on, and read from there those that they already hold."""
         self.kept: Rows | None = rows
         location = self.facts.location
         if location is not None and location.witnesses is not None:
             self._witnesses = Witnesses(location.witnesses, Roots(location.roots))
 
     def fill(self, block: Block, low: int, indices: Indices) -> Filled:
-        """Take the samples that are kept, and prepare the others."""
+        """Copy the kept samples and prepare the others."""
         if self.facts.shards:
             shards: Shards = self.preparing.dataset
             shards.begin()
@@ -218,15 +218,15 @@ class DatasetSource(Source):
         return Filled(holes, len(missing))
 
     def know(self, mark: ShardMark) -> None:
-        """Let reading of a shard go on at a mark."""
+        """Let reading of a shard continue at a mark."""
         self.preparing.dataset.know(mark)
 
     def fixed(self, indices: Indices) -> bool:
-        """Return whether these samples are kept, and nothing works on them behind that."""
+        """Return whether these samples are kept and there is no `Data.then`."""
         return self.facts.base is None and self.kept is not None and bool(self.kept.has(indices).all())
 
     def _prepared(self, block: Block, low: int, indices: Indices) -> list[tuple[int, str]]:
-        _ = self.preparing.dataset  # an error while it opens belongs to no sample
+        _ = self.preparing.dataset  # open it first: an error while opening belongs to no sample
         ready = self._gather(indices, block.place.epoch) if self.gathers else None
         holes = []
         with self.heartbeat.busy(self.doing):
@@ -236,39 +236,39 @@ class DatasetSource(Source):
         return holes
 
     def _gather(self, indices: Indices, epoch: int) -> Sequence[Any] | None:
-        """Return the samples; None where they must be asked for one by one, as one raises, or draws what no seed was set for."""
+        """Return the samples; None if they must be requested one by one, because one raises, or draws numbers without its own seed."""
         doing = f"preparing {len(indices)} samples of {self.split} from {indices[0]} on"
         first = int(indices[0])
         seed_everything(sample_seed(self.preparing.seed, self.preparing.split, epoch, first))
         with self.heartbeat.busy(doing, opaque=True), self.preparing.watching():
             try:
                 samples: Sequence[Any] = self.preparing.dataset.__getitems__(indices.tolist())
-            except THROWN:  # the user's code: asked for the sample alone, it raises again
+            except THROWN:  # the user's code: the sample raises again when it is requested alone
                 return None
-        # Those that were probed drew nothing. From here on none is asked for twice.
+        # The probed samples drew nothing. Once others do, no list is requested again.
         self.gathers = not self.preparing.drew(first, epoch)
-        # A Dataset that leaves out broken samples would give others in their place.
+        # A Dataset that omits broken samples would return others in their place.
         return samples if self.gathers and len(samples) == len(indices) else None
 
     def _fill(
         self, block: Block, row: int, index: int, leaves: Callable[[int], list[torch.Tensor]]
     ) -> list[tuple[int, str]]:
-        """Write a sample into its row of the block, after `Data.then` has worked on it; return the hole that it leaves where it raises."""
+        """Apply `Data.then` to a sample and write it to its row of the block. Returns a hole if either raises."""
         try:
             self._write(block, row, index, self._finished(block.place.epoch, index, leaves(index)))
-        except THROWN as error:  # the user's code: the run's contract decides what it does to the run
+        except THROWN as error:  # the user's code: `on_error` decides whether the run ends
             if not self.skip_errors:
                 raise refusal(error, self.split, index) from error
             for target in block.leaves:
-                # `Data.on_device` gets this row as well, and could raise at what lay there before.
+                # `Data.on_device` receives this row too, and could raise on its earlier content.
                 target[row].zero_()
             block.indices[row], block.sound[row] = index, False
             return [(index, reason(error))]
         return []
 
     def _sample(self, epoch: int, ready: Any, index: int) -> list[torch.Tensor]:
-        """Return the leaves of a sample, of what is ready or prepared; keep them where nothing was drawn."""
-        self.preparing.heartbeat = self.heartbeat  # of this process: the source may have been made before a fork
+        """Return the leaves of a sample, prepared here unless `ready` holds it. Keeps the sample if nothing was drawn."""
+        self.preparing.heartbeat = self.heartbeat  # of this process: the source may have been created before a fork
         leaves, tree = sample_leaves(self.preparing(index, epoch) if ready is None else ready)
         self.facts.kept_layout.check(leaves, tree)
         if self.kept is not None and (ready is not None or not self.preparing.drew(index, epoch)):
@@ -276,7 +276,7 @@ class DatasetSource(Source):
         return leaves
 
     def _keep(self, rows: Rows, index: int, leaves: list[torch.Tensor]) -> None:
-        """Keep a sample; where what it was made of cannot be noted, or it cannot be written, none from now on."""
+        """Keep a sample. If it or its witnesses cannot be written, stop keeping samples."""
         try:
             if self._witnesses is not None and not rows.full:
                 self._witnesses.add()
@@ -316,7 +316,7 @@ def open_sources(
 
 
 def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) -> Opened:
-    """Return what the driver is told of a study's data, which took so many seconds to open."""
+    """Return the driver's message about a study's data, which took so many seconds to open."""
     facts = {split: source.facts for split, source in sources.items()}
     return Opened(
         lengths={split: source.length for split, source in sources.items()},
@@ -331,9 +331,9 @@ def opened(sources: Mapping[str, Source], *, block_size: int, seconds: float) ->
 
 
 def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
-    """Open the rows in which prepared samples are kept; rows in memory, for this run alone, have so many bytes in all.
+    """Open the rows in which prepared samples are kept. Rows in memory, for this run alone, take at most `most_bytes` in all.
 
-    Call this before loader workers are forked. Splits of one Dataset share their rows.
+    Call this before forking loader workers. Splits of one Dataset share their rows.
     """
     kept: dict[str, Rows] = {}
     for source in sources.values():
@@ -354,13 +354,13 @@ def keep(sources: Mapping[str, Source], most_bytes: int) -> None:
 
 
 def _note(text: str) -> None:
-    """Write a line into the worker's log, which may lie on a disk that is full."""
+    """Write a line to the worker's log; ignore a full disk."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
-    """Return the rows of a split: those of its folder, or in memory where another machine has that open or it cannot be used."""
+    """Return the rows of a split: those of its folder, or rows in memory if another machine uses the folder or opening it fails."""
     assert facts.location is not None
     if facts.location.folder is not None:
         try:
@@ -377,10 +377,10 @@ def _opened_rows(facts: Facts, most_bytes: int) -> Rows | None:
 def open_splits(
     data: Data, *, seed: int, heartbeat: Heartbeat, shards: Mapping[str, tuple[int, ...]], readers: int = 1
 ) -> dict[str, Any]:
-    """Return by split its Dataset, or its source where it is arrays; factories are called here.
+    """Return each split's Dataset, or its source if it consists of arrays. Factories are called here.
 
-    A Dataset that is given for both is opened once, and is one object. `shards` are their lengths where they are known;
-    so many `readers` read a stream at a time.
+    A Dataset given for both splits is opened once, as one object. `shards` has the lengths of shards that are known; `readers` processes
+    read a stream at a time.
     """
     opened = {"train": open_split(data, "train", seed=seed, heartbeat=heartbeat)}
     if data.has_val:
@@ -399,9 +399,9 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
         dataset is None or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     ):
         with heartbeat.busy(f"opening the data ({split})", opaque=True):
-            # One factory for both splits gets the seed of the training split, wherever it is called.
+            # A factory given for both splits always gets the seed of the training split.
             dataset = _made(dataset, "train" if dataset is data.train else split, seed)
-    # Exactly TensorDataset: a subclass may prepare its samples.
+    # Exactly TensorDataset: a subclass may prepare samples.
     if type(dataset) is TensorDataset and data.ragged is None and (data.then is None or split != "train"):
         arrays = dataset.tensors
     if data.ragged is not None:
@@ -412,7 +412,7 @@ def open_split(data: Data, split: str, *, seed: int, heartbeat: Heartbeat) -> An
 
 
 def identities_of_arrays(data: Data) -> dict[str, str]:
-    """Return the identities of splits that are given as arrays, or as a TensorDataset: of others only open data tell them."""
+    """Return the identities of splits given as arrays or as a TensorDataset. Those of other splits are known only once the data are open."""
     found: dict[str, str] = {}
     for split, dataset, arrays in (("train", data.train, data.arrays), ("val", data.val, data.val_arrays)):
         if arrays is not None or type(dataset) is TensorDataset:
@@ -424,7 +424,7 @@ def identities_of_arrays(data: Data) -> dict[str, str]:
 def probed_splits(
     splits: Mapping[str, Any], data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat
 ) -> dict[str, Source]:
-    """Return the sources of what `open_splits` has opened."""
+    """Return the sources of the splits that `open_splits` returned."""
     found: dict[str, Source] = {}
     for name, split in splits.items():
         source = found[name] = probed(split, name, data, prover, seed=seed, heartbeat=heartbeat)
@@ -438,20 +438,20 @@ def probed_splits(
 
 
 def probed(opened: Any, split: str, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of what `open_split` has opened, known from a few of its samples or from those that were kept."""
+    """Return the source of a split that `open_split` returned, with facts from a few of its samples or from kept rows."""
     if isinstance(opened, ArraySource):
         return opened
     if isinstance(opened, Spool):
         return _probed_stream(opened, data, prover, seed=seed, heartbeat=heartbeat)
     preparing = _preparing(opened, split, data, seed=seed, heartbeat=heartbeat)
-    # Opaque: what a dataset does once, it does for its first samples.
+    # Opaque: with its first samples a Dataset may do work that it does only once.
     with heartbeat.busy(_doing(split), opaque=True):
         facts = prover.facts(preparing)
     return told(opened, split, facts, data, seed=seed, heartbeat=heartbeat)
 
 
 def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heartbeat: Heartbeat) -> Source:
-    """Return the source of a stream that was read into a file, or of one that is not kept, of which the shards were counted."""
+    """Return the source of a stream: one that was read into a file, or one that is not kept, whose shards were counted."""
     if prover.cache is not None:
         with heartbeat.busy(f"reading sample {{number}} of {spool.split} into a file"):
             facts = spool.facts(prover.cache)
@@ -470,14 +470,14 @@ def _probed_stream(spool: Spool, data: Data, prover: Prover, *, seed: int, heart
 
 
 def _readable(opened: Any, facts: Facts) -> Any:
-    """Return a Dataset from what `open_split` has opened, of which these facts are known."""
+    """Return a Dataset for a split that `open_split` returned and whose facts are known."""
     if not isinstance(opened, Spool):
         return opened
     return Shards(opened.stream, facts.shards, opened.heartbeat.beat) if facts.shards else ReadOnce(facts)
 
 
 def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heartbeat: Heartbeat) -> DatasetSource:
-    """Return the source of a Dataset that was opened here, and probed here or in another process."""
+    """Return the source of a Dataset that is open in this process, and was probed here or in another process."""
     preparing = _preparing(_readable(dataset, facts), split, data, seed=seed, heartbeat=heartbeat)
     return DatasetSource(split, facts, lambda _: preparing, skip_errors=data.on_error == "skip", heartbeat=heartbeat)
 
@@ -485,7 +485,7 @@ def told(dataset: Any, split: str, facts: Facts, data: Data, *, seed: int, heart
 def reopened(
     split: str, facts: Facts, data: Callable[[], Data], *, seed: int, skip_errors: bool, heartbeat: Heartbeat
 ) -> DatasetSource:
-    """Return the source of a Dataset that was probed elsewhere: each process that prepares its samples opens its own."""
+    """Return the source of a Dataset that was probed elsewhere. Each process that prepares its samples opens its own."""
 
     def open_own(heartbeat: Heartbeat) -> Preparing:
         given = data()
@@ -512,7 +512,7 @@ def _doing(split: str) -> str:
 
 
 def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
-    """Return what a factory returns; what it draws follows from the study's seed, wherever it is called."""
+    """Return what a factory returns. Random numbers that it draws depend only on the study's seed, wherever it is called."""
     name = getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__qualname__)
     seed_everything(sample_seed(seed, split, 0, OPENING))
     try:
@@ -532,7 +532,7 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
 
 
 def _rows(array: Any, what: str) -> Any:
-    """Return rows that can be gathered: contiguous, in host memory, of a dtype that torch has; raises StudyError for others."""
+    """Return an array whose rows can be gathered: contiguous, in host memory, of a dtype that torch has. Raises StudyError for others."""
     try:
         array = array if isinstance(array, torch.Tensor | np.ndarray) else np.asarray(array)
     except ValueError as error:
@@ -554,5 +554,5 @@ def _rows(array: Any, what: str) -> Any:
             f"Data: {what} has dtype {array.dtype}, which the stream cannot carry. Convert it to numbers: words to classes "
             "with np.unique(words, return_inverse=True)[1], numbers with array.astype(np.float32)."
         ) from error
-    # For each gather NumPy would copy the whole of an array that is not contiguous.
+    # NumPy would copy a non-contiguous array as a whole at each gather.
     return np.ascontiguousarray(array)
