@@ -1,4 +1,4 @@
-"""Blocks: consecutive samples of the stream, stacked leaf by leaf, with the column of indices that proves them."""
+"""Blocks: consecutive samples of the stream, stacked leaf by leaf, with their indices, from which digests are computed."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from argosy.stream.trees import Structure, described, flatten, unflatten
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "bits_of", "bytes_of", "same_bits", "sample_leaves"]
 
 ALIGNMENT = 64
-"""Alignment of every leaf, in bytes. Vectorised kernels may round differently on memory of another alignment, so
-batches that start elsewhere are copied: then a batch computes the same whatever block it came in."""
+"""Alignment of every leaf, in bytes. Vectorised kernels may round differently on memory of another alignment, so batches that start
+elsewhere are copied. A batch then gives the same results whichever block it came in."""
 
 
 class Unfit(Exception):  # noqa: N818  # a clause about a sample, not a sentence
-    """Reason why a sample cannot enter the stream; callers that know its index turn it into a StudyError."""
+    """Says why a sample cannot enter the stream. Callers that know its index turn it into a StudyError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,21 +30,21 @@ class Place:
     """The part of the stream that a block holds."""
 
     leg: int
-    """Number of the leg that it was prepared for."""
+    """Number of the leg for which it was prepared."""
     split: str
     epoch: int
     section: int
-    """Number of the section, counted through the whole stream."""
+    """Number of the section, counted over the whole stream."""
     start: int
     """Element of the epoch's order at which the block begins."""
     rows: int
     last: bool
-    """Whether the split's part of the section ends with this block."""
+    """Whether this block is the last of its split in the section."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape of every sample, and where its leaves lie in the memory of a block."""
+    """Structure, dtypes and shapes of every sample, which determine where leaves are placed in a block's memory."""
 
     tree: Structure
     dtypes: tuple[torch.dtype, ...]
@@ -52,7 +52,7 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Any) -> "Layout":
-        """Return the layout that this sample has; raises Unfit for one that no block can hold."""
+        """Return the layout of this sample. Raises Unfit if no block can hold it."""
         leaves, tree = sample_leaves(sample)
         if not leaves:
             raise Unfit(
@@ -68,11 +68,11 @@ class Layout:
         return sum(d.itemsize * int(np.prod(s)) for d, s in zip(self.dtypes, self.shapes, strict=True))
 
     def block_bytes(self, rows: int) -> int:
-        """Return the memory of a block: its columns and its leaves, each aligned."""
+        """Return the bytes of a block: its columns and its leaves, each aligned."""
         return sum(_aligned(size) for size in self._sizes(rows))
 
     def memory(self, rows: int) -> npt.NDArray[np.uint8]:
-        """Return aligned memory for a block that no ring has."""
+        """Return aligned memory for a block outside any ring."""
         memory = np.empty(self.block_bytes(rows) + ALIGNMENT, np.uint8)
         return memory[-memory.ctypes.data % ALIGNMENT :]
 
@@ -81,12 +81,12 @@ class Layout:
         return [rows * 8, rows, *leaves]
 
     def offsets(self, rows: int) -> list[int]:
-        """Return where each leaf of a block begins in its memory."""
+        """Return the offset of each leaf in the memory of a block."""
         starts = list(itertools.accumulate(map(_aligned, self._sizes(rows)), initial=0))
         return starts[2:-1]
 
     def block(self, place: Place, memory: npt.NDArray[np.uint8]) -> "Block":
-        """Return the block in this memory, without a copy; it keeps the memory alive as long as any tensor of it lives."""
+        """Return the block in this memory, without a copy. Each of its tensors keeps the memory alive."""
         pieces, offset = [], 0
         for size in self._sizes(place.rows):
             pieces.append(memory[offset : offset + size])
@@ -126,15 +126,15 @@ class Block:
     indices: Indices
     """Index of each row's sample, int64 ``[rows]``, written by the process that prepared it."""
     sound: npt.NDArray[np.bool_]
-    """Whether the row holds a sample; False is a hole left by a sample that raised."""
+    """Whether each row holds a sample; False marks the hole of a sample that raised."""
     labels: Indices | None = None
-    """Class numbers of the rows, in host memory, where the leaves are elsewhere and the second of two holds such numbers."""
+    """Class numbers of the rows, in host memory. Set for a copy whose samples are pairs with class numbers second."""
     fixed: bool = False
-    """Whether its rows are functions of their indices alone, the same in every epoch."""
+    """Whether its rows depend on their indices alone, so are the same in every epoch."""
     marks: tuple[ShardMark, ...] = ()
-    """Where the shards can be read on that are being read when it begins."""
+    """Marks from which the shards that are open at its beginning can be read on."""
     versions: tuple[int, ...] = field(init=False)
-    """Version counters of the leaves at birth: a member that writes into its input changes them."""
+    """Version counters of the leaves at creation. A member that writes into its input changes them."""
 
     def __post_init__(self) -> None:
         self.versions = tuple(leaf._version for leaf in self.leaves)
@@ -146,7 +146,7 @@ class Block:
 
     @cached_property
     def sums(self) -> tuple[Hashes, Hashes]:
-        """`running_sums` of the rows for members that see the whole stream, computed once for all of them."""
+        """`running_sums` of the rows for members that see the whole stream, cached for all of them."""
         positions = np.arange(self.place.start, self.place.start + self.place.rows, dtype=np.int64)
         return running_sums(self.indices, positions, self.sound)
 
@@ -156,11 +156,11 @@ class Block:
         return any(leaf._version != version for leaf, version in zip(self.leaves, self.versions, strict=True))
 
     def with_leaves(self, leaves: tuple[torch.Tensor, ...], tree: Structure) -> "Block":
-        """Return the same rows with other leaves; their versions count from here."""
+        """Return the same rows with other leaves, whose versions are recorded anew."""
         return Block(self.place, tree, leaves, self.indices, self.sound)
 
     def copied_out(self, leaves: tuple[torch.Tensor, ...]) -> "Block":
-        """Return the block with these copies of its leaves, independent of the memory that it lies in."""
+        """Return the block with these copies of its leaves, independent of its original memory."""
         return Block(self.place, self.tree, leaves, self.indices.copy(), self.sound.copy(), self._labels())
 
     def _labels(self) -> Indices | None:
@@ -177,7 +177,7 @@ class Block:
 
 
 def sample_leaves(sample: Any) -> tuple[list[torch.Tensor], Structure]:
-    """Return a sample's tensors and its structure; numbers and arrays become tensors as torch's default_collate does it."""
+    """Return a sample's tensors and its structure; numbers and arrays become tensors as in torch's default_collate."""
     leaves, tree = flatten(sample)
     return [_tensor(leaf) for leaf in leaves], tree
 
@@ -194,7 +194,7 @@ def bytes_of(leaf: torch.Tensor) -> memoryview:
 
 
 def same_bits(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
-    """Return whether as many tensors are equal bit by bit, NaN included."""
+    """Return whether both contain equally many tensors that are equal bit by bit, NaN included."""
     some, others = list(some), list(others)
     return len(some) == len(others) and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits_of(a), bits_of(b))
@@ -205,13 +205,13 @@ def same_bits(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> b
 def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
         tensor = leaf.detach() if leaf.requires_grad else leaf
-        return tensor.resolve_conj().resolve_neg()  # else it may be a view of other bits
+        return tensor.resolve_conj().resolve_neg()  # a lazy view holds other bits
     if isinstance(leaf, bool | int):
         return torch.as_tensor(leaf)
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc":
-        # Torch warns of read-only memory (a row of a memory map), and supports neither negative strides (a flipped image) nor
+        # torch warns about read-only memory (a row of a memory map), and supports neither negative strides (a flipped image) nor
         # foreign byte orders.
         taken = leaf.flags.writeable and leaf.dtype.isnative and min(leaf.strides, default=0) >= 0
         return torch.as_tensor(leaf if taken else np.array(leaf, dtype=leaf.dtype.newbyteorder("=")))

@@ -1,12 +1,12 @@
-"""Cut batches of samples of like length: a window of the member's sequence is sorted by length, cut, and its batches are shuffled.
+"""Cut batches of samples of similar length: sort a window of the member's sequence by length, cut it, and shuffle its batches.
 
-A window is so many elements of the sequence, whatever the blocks, so batches depend on nothing else: the windows follow the
-published order, the lengths are the samples' own, and the order of a window's batches is drawn from (study seed, stream epoch, window).
-Each element still is in one batch of its epoch. A window's samples are copied out of the blocks as they pass, and its batches are
-complete together with its last sample. Sorting within windows of the order as in Hugging Face's ``group_by_length``.
+A window is a fixed number of elements of the sequence, regardless of blocks, so batches depend on nothing else: windows follow the
+published order, lengths are those of the samples, and the order of a window's batches is drawn from (study seed, stream epoch, window).
+Each element is still in exactly one batch of its epoch. The samples of a window are copied out of the blocks as they pass, and its batches are
+complete together with its last sample. Sorting within windows follows Hugging Face's ``group_by_length``.
 
-Contract. Cutters that cut the same windows share them: whichever sees a block first copies from it, and a window lives as long as one of them
-has batches of it before it. What is in a window never changes, and batches are copies.
+Contract. Cutters that cut the same windows share them: the first to see a block copies from it, and a window lives until all of them
+have finished its batches. The content of a window never changes, and batches are copies.
 """
 
 import copy
@@ -27,10 +27,10 @@ __all__ = ["ByLength", "Window"]
 
 
 class ByLength(Cutter):
-    """Batches of samples of like length.
+    """Batches of samples of similar length.
 
-    The first `position` elements are done, or are so many as the batches of the window hold that are done. To go on in the middle of a
-    window, the cutter has to see all of the window again.
+    `position` counts the elements of finished windows and of the finished batches in the current window. To continue in the middle of a
+    window, the cutter has to see the whole window again.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class ByLength(Cutter):
         position: int = 0,
         windows: "MutableMapping[int, Window] | None" = None,
     ) -> None:
-        """Cut batches of at most `batch_size` samples and, filled up to the longest, of at most so many `tokens`.
+        """Cut batches of at most `batch_size` samples that, padded to the longest, hold at most `tokens` elements.
 
-        The order of batches is `drawn` from a seed and an epoch; without, it is that of their lengths. Cutters that are given the same
-        `windows`, by first element, must cut the same.
+        The order of a window's batches is `drawn` from a seed and an epoch; if None, batches are in order of length. Cutters that are given the
+        same `windows`, by first element, must cut the same batches.
         """
         super().__init__(
             selection=selection, order=order, batch_size=batch_size, drop_last=drop_last, position=position
@@ -59,7 +59,7 @@ class ByLength(Cutter):
         self._shared = WeakValueDictionary[int, Window]() if windows is None else windows
         self._windows: deque[Window] = deque()
         self._seen = self.position - self.again
-        """Elements of the sequence that have passed."""
+        """Number of elements of the sequence that have passed."""
 
     @property
     def gathered(self) -> int:
@@ -109,7 +109,7 @@ class ByLength(Cutter):
         return found
 
     def _completed(self, block: Block, after: Batch | None) -> Iterator[tuple["Window", int]]:
-        """Yield the windows that are complete with this block, with the number of each batch after `after` or the last committed one."""
+        """Yield windows that are complete with this block, and the number of each batch after `after` or after the last committed one."""
         self._gather(block)
         done = self.position if after is None else after.stop
         for window in list(self._windows):
@@ -117,7 +117,7 @@ class ByLength(Cutter):
                 yield from ((window, number) for number, stop in enumerate(window.stops) if stop > done)
 
     def _gather(self, block: Block) -> None:
-        """Copy what has not passed before into its window."""
+        """Copy elements that have not passed before into their windows."""
         elements, stop = Elements(self.positions, block), self.length
         assert elements.first <= self._seen or self._seen >= stop, (
             f"the stream skipped elements {self._seen} to {elements.first}"
@@ -137,7 +137,7 @@ class ByLength(Cutter):
                     window.arrange(window_order(*self._drawn, first // self._size, count))
 
     def _window(self, first: int, block: Block) -> "Window":
-        """Return the window that begins there, which another cutter may have begun."""
+        """Return the window that begins there, which another cutter may have created."""
         found = self._shared.get(first)
         if found is None:
             found = self._shared[first] = Window(first, min(self._size, self.length - first), block)
@@ -155,19 +155,19 @@ class Window:
         self.batches: list[Indices] = []
         """Elements of each batch, counted from `first`, ascending; set by `cut`."""
         self.stops: list[int] = []
-        """Elements of the sequence up to the end of each batch."""
+        """Number of elements of the sequence up to the end of each batch."""
         self._row_of: Indices = np.empty(0, np.int64)
-        """Row of each element's sample; of a broken one, any."""
+        """Row of each element's sample; arbitrary for a broken one."""
         self._lengths: Mapping[int, Indices] = {}
 
     @property
     def stop(self) -> int:
-        """Element behind the last one that is there."""
+        """Element after the last one present."""
         return self.first + self.gathered.elements
 
     @property
     def complete(self) -> bool:
-        """Whether all elements are there."""
+        """Whether all elements are present."""
         return self.gathered.elements == self.size
 
     def add(self, piece: Carried, indices: Indices) -> None:
@@ -177,7 +177,7 @@ class Window:
         self.gathered.add(piece)
 
     def cut(self, form: Form | None, batch_size: int, tokens: int | None) -> int:
-        """Cut the window into batches, the longest samples last; returns their number. Waits for the device."""
+        """Cut the window into batches, the longest samples last, and return their number. Waits for the device."""
         held = self.gathered
         lengths, self._row_of = np.zeros(self.size, np.int64), np.cumsum(held.sound) - 1
         if form is not None:
@@ -199,7 +199,7 @@ class Window:
         self.stops = (self.first + np.cumsum([len(batch) for batch in self.batches])).tolist()
 
     def batch(self, number: int, tree: Structure) -> Batch:
-        """Return one batch, broken samples left out."""
+        """Return one batch, without broken samples."""
         elements, leaves = self.batches[number], self.gathered.leaves
         sound = self.gathered.sound[elements]
         rows = self._row_of[elements[sound]]

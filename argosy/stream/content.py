@@ -1,4 +1,4 @@
-"""What is seen of data without preparing samples: values of arrays, numbers that a Dataset has for its samples, samples of both splits."""
+"""Read data without preparing samples: values of arrays, numbers that a Dataset holds for its samples, and samples common to both splits."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -14,15 +14,15 @@ from argosy.stream.blocks import bytes_of
 __all__ = ["digest_of_arrays", "digest_of_labels", "doubt"]
 
 WHOLE_BYTES = 64 * 2**20
-"""An array of so many bytes is read as a whole, a few hundredths of a second."""
+"""Arrays up to so many bytes are read completely, in a few hundredths of a second."""
 ROWS = 4096
-"""Of a larger one so many rows are read, evenly spread, or as many as make up as many bytes."""
+"""From a larger array so many rows are read, evenly spread, or as many as fit in `WHOLE_BYTES`."""
 DEEP = 4
-"""Datasets that choose from one another, as `torch.utils.data.Subset` does."""
+"""Depth of nested Datasets that are searched, such as a `torch.utils.data.Subset` of another."""
 
 
 def digest_of_arrays(arrays: Iterable[Any]) -> str:
-    """Return the SHA-256 over the values of arrays or tensors, or over rows of those that are large."""
+    """Return the SHA-256 over the values of arrays or tensors, or over some rows of large ones."""
     digest = hashlib.sha256()
     for array in arrays:
         rows = array if isinstance(array, torch.Tensor) else np.asarray(array)
@@ -35,9 +35,9 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
 
 
 def digest_of_labels(dataset: Any, length: int) -> str:
-    """Return the SHA-256 over the attributes of a Dataset that have one number for each of its samples, such as labels, or columns of a DataFrame.
+    """Return the SHA-256 over the attributes of a Dataset that hold one number for each sample, such as labels, or columns of a DataFrame.
 
-    Those of a Dataset that it chooses from count as well. Empty where there are none.
+    Attributes of a Dataset nested in it count too. Empty if there are none.
     """
     digest, found = hashlib.sha256(), False
     for name, numbers in _labels(dataset, length, DEEP):
@@ -59,13 +59,13 @@ def _labels(dataset: Any, length: int, deep: int) -> Iterator[tuple[str, np.ndar
 
 
 def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
-    """Return so many numbers; None for anything else."""
+    """Return a value as an array of so many numbers; None if it is anything else."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided:
         value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).detach().numpy()
     if isinstance(value, list | tuple) and len(value) == length and isinstance(value[0], int | float | np.number):
         try:
             value = np.asarray(value)
-        except ValueError:  # of unlike shapes
+        except ValueError:  # elements of different shapes
             return None
     value = value.to_numpy() if hasattr(value, "to_numpy") else value
     fits = isinstance(value, np.ndarray) and value.shape == (length,) and value.dtype.kind in "biuf"
@@ -73,9 +73,9 @@ def _numbers(value: Any, length: int) -> np.ndarray[Any, Any] | None:
 
 
 def doubt(train: Any, val: Any, *, drawn: bool) -> str:
-    """Return why what members reach on these validation samples may say little; empty where nothing speaks against them.
+    """Return why results on these validation samples may be misleading; empty if nothing suggests so.
 
-    `drawn` tells whether random numbers are drawn for validation samples.
+    `drawn` says whether random numbers are drawn for validation samples.
     """
     if val is train:
         return _AUGMENTED if drawn else ""
@@ -96,7 +96,7 @@ _SHARED = (
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two Datasets are one, or have as many samples and the same labels."""
+    """Return whether two Datasets are the same object, or have the same length and labels."""
     if one is other or type(one) is not type(other):
         return one is other
     lengths = [len(dataset) for dataset in (one, other)]

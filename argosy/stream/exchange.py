@@ -1,11 +1,11 @@
-"""The exchange of a node: a child of the feeder that exchanges blocks with the exchanges of the other nodes.
+"""The exchange of a node: a child process of the feeder that exchanges blocks with the exchanges of other nodes.
 
-Contract. An exchange serves one leg. It is the only process with communication groups (torch.distributed, gloo), so that
-the feeder keeps its one thread, is never held up by another node, and may fork. The feeder tells it which slots to carry,
-in an order that is the same on every node within each group, as collectives demand; the exchange answers each hop that is
-done. It owns a slot that it receives from its order to its first answer; a slot that it sends it only reads. No
-process waits for an exchange: a feeder kills one that it no longer needs, the kernel closes its connections, and the exchanges
-at their other ends break. One that breaks reports why and ends. It dies with its feeder.
+Contract. An exchange serves one leg. It is the only process with communication groups (torch.distributed, gloo), so
+the feeder keeps its one thread, never waits for another node, and may fork. The feeder tells it which slots to send or receive,
+in an order that is the same on every node within each group, as collectives require. The exchange reports each finished
+hop. It owns a slot that it receives into from the order until its first report; slots that it sends it only reads. No
+process waits for an exchange. A feeder kills one that it no longer needs; the kernel then closes its connections, and the exchanges
+at the other ends break. An exchange that breaks reports why and ends. It dies with its feeder.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from argosy.stream.wire import Peer
 __all__ = ["Broken", "Exchanged", "ExchangeProcess", "Exchanges", "start_exchange"]
 
 NEVER = datetime.timedelta(days=365)
-"""Timeout of an exchange: another node may rightly be busy for long, and the driver decides which are lost."""
+"""Timeout of an exchange. Another node may legitimately be busy for long; the driver decides which nodes are lost."""
 PROBE_BYTES = 2**20
 PROBE_ROUNDS = 3
-"""Blocks of each preparing node that a link is measured with, after one to warm up."""
+"""Number of blocks of each preparing node with which a link is measured, after one for warm-up."""
 
 
 class Order(NamedTuple):
-    """Message from a feeder: carry so many bytes of a slot over these hops."""
+    """Message from a feeder: transfer so many bytes of a slot over these hops."""
 
     slot: int
     size: int
@@ -48,7 +48,7 @@ class Order(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """Message from an exchange: one more hop of a slot is done, so many are left."""
+    """Message from an exchange: a hop of a slot is done, and so many are left."""
 
     slot: int
     hops_left: int
@@ -61,7 +61,7 @@ class Broken(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Message from an exchange that was told to measure: every candidate between these nodes, as in `Probed.exchanges`."""
+    """Message from an exchange that was started to measure: the results for all candidates, as in `Probed.exchanges`."""
 
     found: tuple[tuple[str, int, float, float], ...]
 
@@ -75,19 +75,19 @@ class ExchangeProcess:
 
     def carry(self, slot: int, size: int, hops: tuple[Hop, ...]) -> None:
         """Send a slot that is ready, or receive into one that is free."""
-        # An exchange that has just died does not take it; its end-of-file is on the way.
+        # An exchange that has just died does not receive it; its end-of-file will arrive.
         with contextlib.suppress(OSError):
             self.connection.send(Order(slot, size, hops))
 
     def take(self) -> Any:
-        """Return its next message; Broken where it is gone."""
+        """Return its next message; Broken if it has died."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
             return Broken("its exchange died")
 
     def end(self) -> None:
-        """Kill the exchange and wait until it has gone."""
+        """Kill the exchange and wait for its end."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ class ExchangeProcess:
 
 
 def start_exchange(ring: Ring, team: Team, inherited: Iterable[Connection | Peer]) -> ExchangeProcess:
-    """Fork an exchange; it closes what it must not hold. With no pipeline in the team it measures the candidates."""
+    """Fork an exchange, which closes the inherited connections. If the team has no pipeline, it measures the candidates."""
     ours, theirs = Pipe()
     pid = forked("exchange", partial(_work, theirs, ring, team), closing=[one.close for one in (ours, *inherited)])
     theirs.close()
@@ -107,7 +107,7 @@ def _work(connection: Connection, ring: Ring, team: Team) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     say = _Voice(connection)
     try:
-        _store = _meet(team)  # torch alone would not keep it
+        _store = _meet(team)  # torch alone would not keep it alive
         if team.sharing is None:
             say(Exchanges(tuple(_measure(team, *candidate) for candidate in candidates(team.nodes))))
             return 0
@@ -117,7 +117,7 @@ def _work(connection: Connection, ring: Ring, team: Team) -> int:
             ways[order.hops[0].group].start(order)
     except (EOFError, OSError):
         return 0  # the feeder is gone
-    except Exception as error:  # process boundary: the feeder learns why
+    except Exception as error:  # process boundary: report any error to the feeder
         say(Broken(_reason(error)))
         return 1
 
@@ -135,7 +135,7 @@ class _Voice:
 
 
 class _Way:
-    """One group: its broadcasts are started in the order of their blocks, several under way, and end in that order."""
+    """One group. Its broadcasts are started in the order of their blocks, several in progress at a time, and end in that order."""
 
     def __init__(self, group: Any, ring: Ring, say: _Voice, ways: "list[_Way]") -> None:
         self.group = group
@@ -146,7 +146,7 @@ class _Way:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def start(self, order: Order) -> None:
-        """Start the first hop, without waiting for it."""
+        """Start the first hop without waiting for it."""
         memory = torch.from_numpy(self.ring.slot(order.slot)[: order.size])
         self.under_way.put((dist.broadcast(memory, src=order.hops[0].root, group=self.group, async_op=True), order))
 
@@ -159,20 +159,20 @@ class _Way:
                 self.say(Exchanged(order.slot, len(rest)))
                 if rest:
                     self.ways[rest[0].group].start(order._replace(hops=rest))
-        except Exception as error:  # thread boundary: an exchange that cannot exchange is of no use
+        except Exception as error:  # thread boundary: after any error the exchange is useless
             self.say(Broken(_reason(error)))
             os._exit(1)
 
 
 def _meet(team: Team) -> Any:
-    """Join the world of a team; return its store."""
+    """Join the process group of a team and return its store."""
     store = store_at(team.rendezvous, team.nodes)
     dist.init_process_group("gloo", store=store, rank=team.rank, world_size=team.nodes, timeout=FORMING)
     return store
 
 
 def _groups(pipeline: Pipeline) -> list[Any]:
-    # The timeout is not inherited from the world's.
+    # The timeout is not inherited from the default group.
     return [dist.new_group(list(ranks), timeout=NEVER) for ranks in pipeline.groups]
 
 
@@ -183,7 +183,7 @@ def _ways(pipeline: Pipeline, ring: Ring, say: _Voice) -> list[_Way]:
 
 
 def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float, float]:
-    """Measure a pipeline on blocks that need no preparation; return it with its bytes/s and CPU seconds per byte."""
+    """Measure a pipeline on blocks that need no preparation. Returns it with its bytes/s and CPU seconds per byte."""
     pipeline = PIPELINES[sharing](team.nodes, preparing)
     groups, memory = _groups(pipeline), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
     turns = pipeline.seen_by(team.rank)
@@ -198,7 +198,7 @@ def _measure(team: Team, sharing: str, preparing: int) -> tuple[str, int, float,
 
 
 def _exchange(groups: list[Any], memory: torch.Tensor, turns: list[Any]) -> None:
-    """Carry these blocks over every hop: first hops all at once, later ones when their block has arrived."""
+    """Transfer these blocks over every hop: all first hops at once, later ones when their block has arrived."""
     first = [
         (turn, dist.broadcast(memory, src=turn.hops[0].root, group=groups[turn.hops[0].group], async_op=True))
         for turn in turns

@@ -1,15 +1,15 @@
-"""How nodes of one run meet: a listener that authenticates callers, and the call to it.
+"""Connect the nodes of one run: a listener that authenticates callers, and the call to it.
 
-Contract. The key is known to processes of the run alone. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
-both nonces and the caller's name) before the first pickle is read; until then a caller may send a few hundred bytes, and none
-of them means anything. The called side proves first: a caller may be sent to a wrong address, and shows it nothing but a
-nonce and its name. A listener so shows each caller one proof, from which a weak key could be guessed offline: hence keys are drawn at
-random, and a user's own is stretched (`argosy.running.hosts.notices.key_in`). From the nonces come also the two keys of the
-connection, by which each frame carries a MAC (`argosy.stream.framing`): a relay that lets the proofs pass gains nothing.
+Contract. Only processes of the run know the key. Each side draws a nonce, and both prove the key (HMAC-SHA256 over
+both nonces and the caller's name) before the first pickle is read. Until then a caller can send only a few hundred bytes, which are
+not interpreted. The called side proves first: a caller may have a wrong address, to which it reveals only a
+nonce and its name. So a listener gives each caller one proof, from which a weak key could be guessed offline. Therefore keys are drawn at
+random, and a user's own key is stretched (`argosy.running.hosts.notices.key_in`). The nonces also determine the two keys of the
+connection, with which each frame carries a MAC (`argosy.stream.framing`), so a relay that forwards the proofs gains nothing.
 
-A listener has a TCP port that the kernel chooses, which may be sealed with TLS (`argosy.stream.tls`); frames inside TLS need no
-MAC. The process behind it never waits for a caller. Strangers may call without end: they crowd out callers of their own host
-alone, and those only for a while. Processes of one machine need no listener: they are given pairs of sockets
+A listener has a TCP port that the kernel chooses. It may be sealed with TLS (`argosy.stream.tls`); frames inside TLS need no
+MAC. Its process never waits for a caller. Strangers may call without end: they displace only callers of their own host, and
+those only for a while. Processes on one machine need no listener: they are given socket pairs
 (`argosy.running.launch.processes`).
 """
 
@@ -37,38 +37,38 @@ Address = tuple[str, int]
 NONCE = PROOF = 32
 LONGEST_NAME = 255
 PATIENCE_SECONDS = 5.0
-"""A caller that has not proved the key after so long is disconnected."""
+"""Time after which a caller that has not proved the key is disconnected."""
 UNPROVED = 128
-"""Most callers at a time that have not proved the key; for another one, the host with most of them loses one."""
+"""Most callers at a time that have not proved the key. For another one, the host with most of them loses one."""
 GRACE_SECONDS = 0.5
-"""Time that a caller has to prove the key before it must make room for others of its host."""
+"""Time that a caller has to prove the key before it may be disconnected in favour of others of its host."""
 ACCEPTED = 32
-"""Most calls that are accepted at a time: callers must not keep the process behind the listener from its work."""
+"""Most calls accepted at a time, so that callers do not keep the process from its work."""
 BACKLOG = 1024
-"""Most calls that the kernel keeps until they are accepted."""
+"""Most calls that the kernel queues until they are accepted."""
 BREATH_SECONDS = 0.01
-"""Pause after a call that could not be accepted because this process has too many files open: it is kept meanwhile."""
+"""Pause after a call could not be accepted because this process has too many open files. The kernel keeps the call."""
 LEFT = "hung up before it had proved the run's key"
 ANOTHER_KEY = "does not take the proof of the run's key: it has another one"
 NO_CERTIFICATE = "does not show the job's certificate"
 TLS_BEGINS = b"\x16\x03"
-"""The first bytes of a caller that uses TLS."""
+"""First bytes of a caller that uses TLS."""
 SILENT_SECONDS = 30.0
-"""A node that acknowledges nothing for so long is gone: no end-of-file tells of one without power."""
+"""Time after which a node that acknowledges nothing is considered lost: a node without power sends no end-of-file."""
 
 
 Seal = Callable[[socket.socket], socket.socket]
-"""Function that puts an end of a connection inside TLS."""
+"""Function that wraps one end of a connection in TLS."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Caller:
-    """A connection before its other end has proved the key."""
+    """A connection whose other end has not proved the key yet."""
 
     where: Address
-    """The caller's own end."""
+    """Address of the caller's end."""
     nonce: bytes
-    """Nonce that this side has drawn."""
+    """Nonce drawn by this side."""
     since: float
     received: bytearray = field(default_factory=bytearray)
     """A nonce, the name's length, the name; then the proof."""
@@ -80,12 +80,12 @@ class _Caller:
 
     @property
     def greeted(self) -> bool:
-        """Whether nonce and name are there, so that this side has proved the key."""
+        """Whether nonce and name have arrived, so this side has proved the key."""
         return len(self.received) > NONCE and len(self.received) >= self._greeting
 
     @property
     def missing(self) -> int:
-        """Bytes of the greeting, or of the proof, that are still to come. Never read further: what follows is for the peer."""
+        """Number of bytes of the greeting or proof still to come. No more may be read: what follows is for the peer."""
         wanted = self._greeting + PROOF if self.greeted else self._greeting
         return wanted - len(self.received)
 
@@ -100,7 +100,7 @@ class _Caller:
 
 
 class Listener:
-    """The listening end. Its `fileno` is readable when `enter` has something to do."""
+    """The listening end. Its `fileno` is readable when `enter` has work to do."""
 
     def __init__(self, key: bytes, refused: Callable[[str], None], *, seal: Seal | None = None) -> None:
         self.key = key
@@ -115,7 +115,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Port for callers, at every IPv4 interface of this node."""
+        """Port for callers, on every IPv4 interface of this node."""
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
@@ -123,13 +123,13 @@ class Listener:
         return self._selector.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Wait until `enter` has something to do, or the time is over."""
+        """Wait until `enter` has work to do, or the time is over."""
         self._selector.select(seconds)
 
     def enter(self) -> list[tuple[str, Peer]]:
-        """Return the callers that have just proved the key, with the name that they gave; never waits."""
+        """Return the callers that have just proved the key, with the names that they gave. Never waits."""
         ready = [key.fileobj for key, _ in self._selector.select(timeout=0)]
-        # Before others are let in, for which these might have to make room.
+        # First, because these might have to make room for callers accepted below.
         entered = [proved for one in ready if one in self._callers and (proved := self._read(one)) is not None]
         if self._socket in ready:
             self._welcome()
@@ -142,7 +142,7 @@ class Listener:
     def serve(self, over: threading.Event, receive: Callable[[Peer], bool], *, tick_seconds: float) -> None:
         """Accept callers and receive from them until `over` is set, which is checked every `tick_seconds`; then close.
 
-        `receive` receives from a peer and returns whether it is still there; it is called for all of them in each round.
+        `receive` receives from a peer and returns whether it is still connected. It is called for all peers in each round.
         """
         peers: list[Peer] = []
         while not over.is_set():
@@ -180,13 +180,13 @@ class Listener:
             try:
                 caller = caller if self._seal is None else self._seal(caller)
             except OSError:
-                caller.close()  # it has gone
+                caller.close()  # it has disconnected
                 continue
             self._callers[caller] = _Caller(where=address, nonce=os.urandom(NONCE), since=time.monotonic())
             self._selector.register(caller, selectors.EVENT_READ)
 
     def _make_room(self, host: str) -> bool:
-        """Return whether a caller of that host may come in; another one may be disconnected for it."""
+        """Return whether a caller of that host may be accepted; another one may be disconnected for it."""
         if len(self._callers) < UNPROVED:
             return True
         ((crowded, _),) = Counter([host, *(caller.host for caller in self._callers.values())]).most_common(1)
@@ -235,7 +235,7 @@ class Listener:
 
 
 def dial(address: Address, key: bytes, name: str, *, seconds: float, seal: Seal | None = None) -> Peer:
-    """Call a listener under a name (at most 255 bytes); raises WorkerError where none answers with the right key in time."""
+    """Call a listener under a name (at most 255 bytes). Raises WorkerError if no process answers with the right key in time."""
     words = name.encode()
     if len(words) > LONGEST_NAME:
         raise WorkerError(
@@ -270,7 +270,7 @@ def _words(address: Address) -> str:
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Receive so many bytes before the deadline, however slowly they arrive; raises TimeoutError."""
+    """Receive so many bytes before the deadline, however slowly they arrive. Raises TimeoutError."""
     received = b""
     while len(received) < size:
         connection.settimeout(max(deadline - time.monotonic(), BREATH_SECONDS))
@@ -287,7 +287,7 @@ def _gone() -> NoReturn:
 def _framing(
     connection: socket.socket, key: bytes, nonce: bytes, greeting: bytes, *, own: bytes, other: bytes
 ) -> Framing:
-    """Return the framing of a proved connection; to another node, messages leave at once, and its silence is noticed."""
+    """Return the framing of a proved connection. Sets it to send messages immediately and to notice a silent node."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_SECONDS * 1000))
     if isinstance(connection, ssl.SSLSocket):
@@ -297,5 +297,5 @@ def _framing(
 
 
 def _prove(key: bytes, label: bytes, nonce: bytes, greeting: bytes) -> bytes:
-    """Return a pseudo-random function of nonce and greeting; the labels, none a prefix of another, keep its uses apart."""
+    """Return a pseudo-random function of nonce and greeting. The labels, none a prefix of another, separate its uses."""
     return hmac.digest(key, label + b"\0" + nonce + greeting, "sha256")

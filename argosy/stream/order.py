@@ -1,6 +1,6 @@
 """Which member sees which sample when: the published order, the seeds, and the digest that proves them (DESIGN.md §3.1, 1-5).
 
-Everything here is a pure function of integers, on NumPy arrays alone.
+Everything here is a pure function of integers and uses only NumPy arrays.
 """
 
 import hashlib
@@ -33,24 +33,24 @@ Indices = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""Step of splitmix64, and the constant C of the positions in a digest."""
+"""Increment of splitmix64, and the constant C of the positions in a digest."""
 WORD = 2**64
 OPENING = -1
-"""Used in place of a sample's index, in the seed under which a split is opened or read from beginning to end."""
+"""Replaces a sample's index in the seed under which a split is opened, or read from beginning to end."""
 WINDOW = 64
-"""Full batches in a window, within which samples of unlike length are sorted: their lengths then differ by a 64th of all there are."""
+"""Number of full batches in a window, which is sorted by length. Lengths in a batch then differ by about a 64th of their range."""
 SIDE_BY_SIDE = 8
-"""Shards of a stream that is not kept which an epoch reads at a time."""
+"""Number of shards that an epoch reads at a time, for a stream that is not kept."""
 RUN = 8
-"""Samples of one shard that follow each other, so that a loader worker is asked for several at once."""
+"""Number of consecutive samples of one shard, so that a loader worker can be asked for several at once."""
 SPLITS = {"train": 0, "val": 1, "then": WORD // 2}
-"""Parts of preparation that draw, each under seeds of its own."""
+"""Parts of preparation that draw random numbers, each under its own seeds."""
 
 
 def permutation(seed: int, epoch: int, length: int) -> Indices:
-    """Return the order of one stream epoch: a function of (study seed, epoch) alone, int64 ``[length]``.
+    """Return the order of one stream epoch, int64 ``[length]``: a function of (study seed, epoch) alone.
 
-    RandomState, because NumPy's policy freezes its stream for good.
+    Uses RandomState, whose output NumPy guarantees never to change.
     """
     state = np.random.RandomState([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, epoch])
     return state.permutation(length).astype(np.int64)
@@ -63,14 +63,14 @@ def window_order(seed: int, epoch: int, window: int, count: int) -> Indices:
 
 
 def window_elements(batch_size: int) -> int:
-    """Return how many elements of a member's sequence are sorted by length among each other."""
+    """Return the number of elements of a member's sequence that are sorted by length together."""
     return WINDOW * batch_size
 
 
 def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
     """Return the order of one epoch of a stream that can only be read forward, in shards of these lengths, int64 ``[sum(shards)]``.
 
-    The shards are shuffled; so many of them at a time are dealt out in runs, in which each shard's samples keep their order.
+    The shards are shuffled. `SIDE_BY_SIDE` of them at a time are interleaved in runs of `RUN` samples; within each shard samples keep their order.
     """
     lengths = np.asarray(shards, dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -91,7 +91,7 @@ def shard_order(seed: int, epoch: int, shards: Sequence[int]) -> Indices:
 
 
 def split_order(seed: int, split: str, epoch: int, length: int, shards: Sequence[int] = ()) -> Indices:
-    """Return the order in which the samples of one split go through the stream in one epoch; `shards` are those of a stream that is not kept."""
+    """Return the order in which the samples of one split pass in one epoch. `shards` are those of a stream that is not kept."""
     if split != "train":
         return np.arange(length, dtype=np.int64)
     return shard_order(seed, epoch, shards) if shards else permutation(seed, epoch, length)
@@ -125,9 +125,9 @@ def member_seed(seed: int, name: str) -> int:
 
 
 class Digest(NamedTuple):
-    """Proof of what a program really stepped on: plain integers that add up over batches, blocks and shards.
+    """Proof of what a program stepped on: integers that add up over batches, blocks and shards.
 
-    A tuple, because one is made for every batch of every member.
+    A tuple, because one is created for every batch of every member.
     """
 
     elements: int = 0
@@ -137,7 +137,7 @@ class Digest(NamedTuple):
     """Σ mix64(position·C ⊕ index) mod 2^64; the position counts the member's own elements of the epoch."""
 
     def plus(self, other: "Digest") -> "Digest":
-        """Return the digest of both."""
+        """Return the sum of both digests."""
         return Digest(self[0] + other[0], (self[1] + other[1]) % WORD, (self[2] + other[2]) % WORD)
 
     @classmethod
@@ -154,7 +154,7 @@ def element_hashes(indices: Indices, positions: Indices) -> tuple[Hashes, Hashes
 
 
 def running_sums(indices: Indices, positions: Indices, sound: npt.NDArray[np.bool_]) -> tuple[Hashes, Hashes]:
-    """Return Σ mod 2^64 of both hashes over the first 0 … n elements, ``[n + 1]``; elements that are not sound count nothing."""
+    """Return Σ mod 2^64 of both hashes over the first 0 … n elements, ``[n + 1]``. Elements that are not sound add nothing."""
     by_index, by_position = (np.where(sound, hashes, np.uint64(0)) for hashes in element_hashes(indices, positions))
     return _cumulated(by_index), _cumulated(by_position)
 
@@ -167,23 +167,23 @@ def _cumulated(hashes: Hashes) -> Hashes:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The samples of a split that a member sees, and how often each: None for all, once."""
+    """The samples of a split that a member sees, and how many times."""
 
     multiplicity: npt.NDArray[np.int64] | None
-    """How often each index is seen ``[length]``."""
+    """Number of times that each index is seen, ``[length]``; None if each is seen once."""
     length: int
-    """Elements of the member's sequence in one epoch."""
+    """Number of elements in the member's sequence in one epoch."""
 
     @classmethod
     def of(cls, subset: Sequence[int] | None, length: int) -> "Selection":
-        """Select all samples, or those of a subset, an index repeated as often as it is given."""
+        """Select all samples, or those of a subset, in which an index may be repeated."""
         if subset is None:
             return cls(None, length)
         multiplicity = np.bincount(np.asarray(subset, dtype=np.int64), minlength=length)
         return cls(multiplicity, int(multiplicity.sum()))
 
     def positions(self, order: Indices) -> Indices | None:
-        """Return each element's position in the stream, int64 ``[self.length]``, ascending; None where it is the element's number.
+        """Return each element's position in the stream, int64 ``[self.length]``, ascending; None if it equals the element's number.
 
         The sequence is the order restricted to the subset, each index repeated in place by its multiplicity.
         """
@@ -192,7 +192,7 @@ class Selection:
         return np.repeat(np.arange(len(order), dtype=np.int64), self.multiplicity[order])
 
     def digest(self, order: Indices, *, elements: int, holes: Sequence[int] = ()) -> Digest:
-        """Return what an honest program reports for its first `elements` of the epoch, samples in `holes` being broken."""
+        """Return the digest of a correct program for the first `elements` of the epoch, if samples in `holes` are broken."""
         positions = self.positions(order)
         indices = (order if positions is None else order[positions])[:elements]
         numbers = np.arange(len(indices), dtype=np.int64)
@@ -203,5 +203,5 @@ class Selection:
 
 
 def used_elements(length: int, batch_size: int, *, drop_last: bool) -> int:
-    """Return how many elements of a sequence its batches use."""
+    """Return the number of elements of a sequence that its batches use."""
     return length - length % batch_size if drop_last else length

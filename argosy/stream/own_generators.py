@@ -1,4 +1,4 @@
-"""Random generators of one's own, which a Dataset or a function of a member has: no seed is set for what is drawn from them."""
+"""Find random generators that a Dataset or a function of a member owns. No seed is set for numbers drawn from them."""
 
 import functools
 import pickle
@@ -16,24 +16,24 @@ from argosy.readings import enclosed_by, instructions_of, is_own_module
 __all__ = ["generators_of", "names_random", "states_of_own", "stores_items", "variables_of"]
 
 MOST = 2000
-"""Objects that are looked at."""
+"""Most objects that are searched."""
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SEEDED = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The generators that are seeded for every sample."""
 CALLED_NAMES = ("LOAD_METHOD", "LOAD_ATTR")
 CLOSED = (ModuleType, FunctionType, type, torch.Tensor, np.ndarray)
-"""Whose attributes are no part of a Dataset."""
+"""Objects whose attributes are not part of a Dataset."""
 
 
 def states_of_own(*parts: Any) -> list[bytes]:
-    """Return the states of the generators that are found among attributes of these, theirs, and in lists and dicts of these."""
+    """Return the states of the generators among the attributes of these objects, at any depth, and in their lists and dicts."""
     return [_state(found) for found in _found(parts) if not any(found is one for one in SEEDED)]
 
 
 def generators_of(function: Any) -> list[Any]:
-    """Return the generators that a function, a class or a callable object may draw from, but for the seeded ones.
+    """Return the generators that a function, a class or a callable object may draw from, except the seeded ones.
 
-    They are found among its attributes, and where a partial binds them, or its code names them: as globals, or as names of a function around it.
+    They are searched for in its attributes, in the arguments bound by partials, and in the globals and enclosing variables that its code names.
     """
     found: list[Any] = []
     for one in _reached(function):
@@ -43,7 +43,7 @@ def generators_of(function: Any) -> list[Any]:
 
 
 def names_random(function: Any) -> bool:
-    """Whether code that a call of this leads to names `random`, `numpy.random`, or one of their functions."""
+    """Return whether the code reached by a call names `random`, `numpy.random`, or one of their functions."""
     for one in _reached(function):
         for value in _named(one) if isinstance(one, FunctionType) else ():
             is_module = (
@@ -55,7 +55,7 @@ def names_random(function: Any) -> bool:
 
 
 def variables_of(function: Any) -> dict[str, Any]:
-    """Return by name what code that a call of this leads to reads around itself: globals, names of functions around it, and attributes of functions."""
+    """Return by name the variables that the code reached by a call reads: globals, enclosing variables, and attributes of functions."""
     found: dict[str, Any] = {}
     for one in _reached(function):
         found |= {**_around(one), **vars(one)} if isinstance(one, FunctionType) else {}
@@ -63,7 +63,7 @@ def variables_of(function: Any) -> dict[str, Any]:
 
 
 def stores_items(function: Any) -> bool:
-    """Whether code that a call of this leads to has a line as `batch[:, 2:5] = …`, or calls a method as `batch.mul_(…)`."""
+    """Return whether the code reached by a call has a statement like `batch[:, 2:5] = …`, or calls a method like `batch.mul_(…)`."""
     codes = (one.__code__ for one in _reached(function) if isinstance(one, FunctionType))
     return any(
         "STORE_S" in one.opname or (one.opname in CALLED_NAMES and re.fullmatch("[a-z]\\w*_", one.argval))
@@ -73,7 +73,7 @@ def stores_items(function: Any) -> bool:
 
 
 def _reached(function: Any) -> Iterator[Any]:
-    """Yield the user's functions that a call of this leads to, as far as they are of one module or class with it, and the generators that it holds."""
+    """Yield the user's functions that a call reaches within the same module or class, and the generators that it holds."""
     todo, seen = [function], set[int]()
     while todo:
         one = todo.pop()
@@ -86,7 +86,7 @@ def _reached(function: Any) -> Iterator[Any]:
         elif isinstance(one, MethodType):
             todo += [one.__func__, one.__self__]
         elif isinstance(one, FunctionType):
-            if is_own_module(one.__module__):  # a library's may be thousands
+            if is_own_module(one.__module__):  # a library may have thousands of functions
                 yield one
                 beside = (other for other in _named(one) if isinstance(other, FunctionType))
                 todo += [other for other in beside if other.__module__ == one.__module__]
@@ -98,7 +98,7 @@ def _reached(function: Any) -> Iterator[Any]:
 
 
 def _named(function: FunctionType) -> Collection[Any]:
-    """Return what the code of a function, and of those that it defines, names outside of itself."""
+    """Return the values that the code of a function, and of functions defined in it, reads from outside."""
     return _around(function).values()
 
 
@@ -112,7 +112,7 @@ def _around(function: FunctionType) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1000)
 def _globals_of(code: CodeType) -> frozenset[str]:
-    """Return the names of globals in code, and in that of functions that it defines."""
+    """Return the names of globals that code reads, including functions defined in it."""
     return frozenset(one.argval for one in instructions_of(code) if one.opname == "LOAD_GLOBAL")
 
 
@@ -128,7 +128,7 @@ def _found(parts: tuple[Any, ...]) -> Iterator[Any]:
             continue
         seen.add(id(one))
         if isinstance(one, GENERATORS):
-            if not isinstance(one, random.SystemRandom):  # which has no state
+            if not isinstance(one, random.SystemRandom):  # it has no state
                 yield one
         elif isinstance(one, list | tuple | dict):
             inside = [*one.values()] if isinstance(one, dict) else one

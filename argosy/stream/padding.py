@@ -1,7 +1,7 @@
-"""Samples of unlike length on their way: padded to one shape, with their lengths beside them, until batches are cut.
+"""Samples of unequal length in transit: padded to one shape, with their lengths, until batches are cut.
 
-In the stream a leaf of unlike length is a `Padded`, so blocks, kept rows and exchanges carry it as they carry any two tensors. A batch
-has one tensor in its place again, as long as the longest of its own samples (`fitted`).
+In the stream a ragged leaf is a `Padded`, so blocks, kept rows and exchanges treat it as any two tensors. In a batch
+it is one tensor again, as long as the longest sample of the batch (`fitted`).
 """
 
 import functools
@@ -35,16 +35,16 @@ __all__ = [
 
 
 class Padded(NamedTuple):
-    """A leaf of unlike length, in the stream."""
+    """A leaf of unequal length in the stream."""
 
     values: Any
     """``[max_length, …]``, in a block ``[rows, max_length, …]``."""
     length: Any
-    """How much of it is the sample's, int64 ``[]``, in a block ``[rows]``."""
+    """Length of the sample's own values, int64 ``[]``, in a block ``[rows]``."""
 
 
 class Mask(NamedTuple):
-    """The place of a mask, in the stream."""
+    """Placeholder for a mask in the stream."""
 
     length: Any
     """As `Padded.length`."""
@@ -54,7 +54,7 @@ class Mask(NamedTuple):
 
 
 def padded(sample: Any, ragged: Any) -> Any:
-    """Return a sample with a `Padded` wherever `ragged` has a Ragged, and its masks; raises Unfit for one that is not built so."""
+    """Return a sample with a `Padded` wherever `ragged` has a Ragged, and with its masks. Raises Unfit if its structure differs."""
     if ragged is None:
         return sample
     if isinstance(ragged, Ragged):
@@ -107,7 +107,7 @@ def _padded_leaf(leaf: Any, ragged: Ragged) -> Padded:
 
 def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, list) and leaf and all(isinstance(one, int | float) for one in leaf):
-        leaf = np.array(leaf)  # as tokenizers give them
+        leaf = np.array(leaf)  # as tokenizers return them
     leaves, tree = sample_leaves(leaf)
     if tree is not None or not leaves[0].dim():
         found = described(tree) if tree is not None else "a single number"
@@ -124,12 +124,12 @@ def _unlike(sample: Any, ragged: Any) -> Unfit:
     )
 
 
-# ---- what gives samples
+# ---- padded Datasets and streams
 
 
 @dataclass(frozen=True)
 class PaddedSamples:
-    """A Dataset with its samples padded."""
+    """A Dataset with padded samples."""
 
     dataset: Any
     ragged: Any
@@ -142,7 +142,7 @@ class PaddedSamples:
 
 
 class PaddedLists(PaddedSamples):
-    """The same, of a Dataset that gives several samples at once."""
+    """A Dataset with padded samples that can return several at once."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return [padded(sample, self.ragged) for sample in self.dataset.__getitems__(indices)]
@@ -150,7 +150,7 @@ class PaddedLists(PaddedSamples):
 
 @dataclass(frozen=True)
 class PaddedStream:
-    """What gives samples one after another, with its samples padded."""
+    """A stream with padded samples."""
 
     dataset: Any
     ragged: Any
@@ -159,25 +159,25 @@ class PaddedStream:
         return self.padded(iter(self.dataset))
 
     def padded(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Return samples of its own padded."""
+        """Pad samples of the original stream."""
         return (padded(sample, self.ragged) for sample in samples)
 
 
 def padding(dataset: Any, ragged: Any) -> Any:
-    """Return a Dataset, map-style or not, with its samples padded."""
+    """Return a Dataset or stream with padded samples."""
     if not is_map_style(dataset):
         return PaddedStream(dataset, ragged)
     return (PaddedLists if hasattr(dataset, "__getitems__") else PaddedSamples)(dataset, ragged)
 
 
 def given(dataset: Any) -> Any:
-    """Return the Dataset as it was given, without what pads its samples."""
+    """Return the Dataset as it was given, without the wrapper that pads its samples."""
     return dataset.dataset if isinstance(dataset, PaddedSamples | PaddedStream) else dataset
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedThen:
-    """`Data.then` for padded samples: it gets them as the Dataset has them, and may change their lengths."""
+    """`Data.then` for padded samples. It receives them unpadded, and may change their lengths."""
 
     then: Callable[[Any], Any]
     ragged: Any
@@ -191,23 +191,23 @@ class PaddedThen:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the leaves of padded samples become those of a batch."""
+    """How the leaves of padded samples become the leaves of a batch."""
 
     parts: tuple[tuple[int | None, int | None], ...]
-    """For each leaf of the batch, the leaves of its values and of its lengths; a mask has no values, other leaves have no lengths."""
+    """For each leaf of the batch, the numbers of its values and its lengths. A mask has no values, and other leaves have no lengths."""
     tree: Structure
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Return which leaves are lengths."""
+        """Numbers of the leaves that are lengths."""
         return tuple(dict.fromkeys(length for _, length in self.parts if length is not None))
 
     def batch(
         self, leaves: Sequence[torch.Tensor], longest: Mapping[int, int], rows: torch.Tensor | None = None
     ) -> Any:
-        """Return the batch of these leaves, each ``[rows, …]``, or of some of their rows; `longest` has the greatest of each leaf of lengths.
+        """Return the batch of these leaves, each ``[rows, …]``, or of some of their rows. `longest` is the maximum of each leaf of lengths.
 
-        What is cut is copied: a network shall find the same memory whatever block its batch came in.
+        Values that are cut are copied, so that a network gets the same memory layout whichever block its batch came in.
         """
 
         def chosen(leaf: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ class Form:
 
 @functools.lru_cache(maxsize=1024)
 def form_of(tree: Structure) -> Form | None:
-    """Return the form of batches of such samples; None where nothing is padded."""
+    """Return the form of batches of such samples; None if nothing is padded."""
     numbers = iter(range(_leaves_in(tree)))
     parts: list[tuple[int | None, int | None]] = []
     batch = _batch_tree(tree, numbers, parts)
@@ -253,21 +253,21 @@ def _leaves_in(tree: Structure) -> int:
 
 
 def lengths_of(leaves: Sequence[torch.Tensor], form: Form) -> dict[int, npt.NDArray[np.int64]]:
-    """Return each leaf of lengths in host memory. Waits for the device."""
+    """Return each leaf of lengths, in host memory. Waits for the device."""
     return {number: leaves[number].cpu().numpy() for number in form.lengths}
 
 
 def longest_of(lengths: Mapping[int, npt.NDArray[np.int64]]) -> dict[int, int]:
-    """Return the greatest of each leaf of lengths: at least 1, which networks can compute with."""
+    """Return the maximum of each leaf of lengths, at least 1 because networks need one element."""
     return {number: max(int(found.max(initial=0)), 1) for number, found in lengths.items()}
 
 
 def batch_of(leaves: Sequence[torch.Tensor], tree: Structure) -> Any:
-    """Return the batch that these leaves of samples make, each ``[rows, …]``."""
+    """Return the batch made of these leaves of samples, each ``[rows, …]``."""
     form = form_of(tree)
     return unflatten(leaves, tree) if form is None else form.batch(leaves, longest_of(lengths_of(leaves, form)))
 
 
 def fitted(samples: Any) -> Any:
-    """Return the batch that samples make which are stacked already."""
+    """Return the batch made of samples that are already stacked."""
     return batch_of(*flatten(samples))

@@ -1,4 +1,4 @@
-"""What must be known of a Dataset before it is fed, learned from a few samples that are prepared for that alone."""
+"""Probe a Dataset before it is fed: prepare a few samples, only to learn their layout and how they are prepared."""
 
 import hashlib
 import time
@@ -29,47 +29,47 @@ class Facts:
     length: int
     layout: Layout
     fingerprint: str
-    """SHA-256 over two prepared samples, the first and the last of those that are probed; empty of arrays."""
+    """SHA-256 over two prepared samples, the first and the last of those probed; empty for arrays."""
     labels: str = ""
-    """SHA-256 over the numbers that a Dataset has for its samples, such as labels; empty where it has none."""
+    """SHA-256 over the numbers that a Dataset holds for its samples, such as labels; empty if it holds none."""
     gathers: bool = False
-    """Whether whole lists of samples may be asked for with ``__getitems__``."""
+    """Whether lists of samples may be requested with ``__getitems__``."""
     seconds_per_sample: float = 0.0
-    """Seconds that one core takes to prepare a sample; 0 where nothing is prepared."""
+    """Seconds that one core takes to prepare a sample; 0 if nothing is prepared."""
     again: bool = False
     """Whether this is validation on the training samples."""
     doubt: str = ""
-    """Why validation on it may say little, in a sentence."""
+    """Sentence that says why validation on this split may be of little value."""
     constant: bool = False
-    """Whether samples may be kept: one of the first drew nothing, and is the same under another seed."""
+    """Whether samples may be kept: at least one probed sample drew nothing and was the same under another seed."""
     location: Location | None = None
-    """Where samples are kept; None where they are not."""
+    """Where samples are kept; None if they are not."""
     keeping: str = ""
-    """What is kept, or why nothing is, in words."""
+    """Says in words what is kept, or why nothing is."""
     base: Layout | None = None
-    """Layout of the Dataset's own samples, where `Data.then` makes others of them."""
+    """Layout of the Dataset's own samples, if `Data.then` works on them."""
     files: tuple[MappedFile, ...] = ()
-    """Files that samples are read from by maps, those that the first samples have opened among them."""
+    """Files from which samples are read through memory maps, including those opened with the first samples."""
     shards: tuple[int, ...] = ()
     """Lengths of the shards of a stream that is not kept."""
 
     @property
     def identity(self) -> str:
-        """Digest by which a study's data is known again, on another node and on disk."""
+        """Digest by which a study's data are recognised, on another node and on disk."""
         return hashlib.sha256(f"{self.fingerprint} {self.labels}".encode()).hexdigest()
 
     @property
     def kept_layout(self) -> Layout:
-        """Layout of what may be kept."""
+        """Layout of the samples that may be kept."""
         return self.base or self.layout
 
 
 def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None) -> Facts:
-    """Learn the facts of a Dataset; with a `base`, of what `Data.then` makes of its samples, which have this layout.
+    """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
-    A few samples are prepared twice, in another order: a difference names the dataset, which draws from a generator of its own. Where
-    nothing was drawn for a sample, it is prepared under another seed the second time, and so are those of a stream that is not kept: its
-    samples may draw nothing that shows.
+    A few samples are prepared twice, in a different order. If they differ, the Dataset draws from a generator of its own, and the error names it.
+    The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept, because their draws
+    may not show.
     """
     dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
     layout = _first_layout(preparing, base, length, skip_errors=skip_errors)
@@ -78,14 +78,14 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
     first, drew, own = {}, {}, {}
     for index in probes:
         first[index] = leaves(index)
-        drew[index] = base is not None or preparing.drew(index)  # what `then` draws is drawn in each epoch
+        drew[index] = base is not None or preparing.drew(index)  # `then` may draw in each epoch
         own[index] = states_of_own(given(dataset), preparing.then)
     started = time.perf_counter()
     stream = isinstance(dataset, Shards) and base is None
     again, moved = {}, {}
     for index in reversed(probes):
         again[index] = leaves(index, epoch=0 if drew[index] and not stream else 1)
-        # Draws of one that is seeded for each index leave it where they left it before.
+        # A generator that is reseeded for each index ends in the same state as before.
         moved[index] = states_of_own(given(dataset), preparing.then) != own[index]
     seconds = (time.perf_counter() - started) / len(probes)
     differ = [index for index in probes if not same_bits(first[index], again[index])]
@@ -123,7 +123,7 @@ def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None
 
 
 def _second_rows(shards: Shards, leaves: Callable[..., Leaves]) -> tuple[Leaves, Leaves]:
-    """Return the second sample of a shard, when that is read on and when reading begins there; nothing where it cannot."""
+    """Return the second sample of a shard twice: read after the first, and read from there. Empty lists if the stream cannot begin at a row."""
     index = shards.second
     if index is None:
         return [], []
@@ -135,7 +135,7 @@ def _second_rows(shards: Shards, leaves: Callable[..., Leaves]) -> tuple[Leaves,
 
 
 def length_of(preparing: Preparing) -> int:
-    """Return the number of samples of a Dataset; raises StudyError where there are none."""
+    """Return the number of samples of a Dataset. Raises StudyError if there are none."""
     dataset, split = preparing.dataset, preparing.split
     try:
         length = len(dataset)
@@ -152,7 +152,7 @@ def length_of(preparing: Preparing) -> int:
 
 
 def confirm(facts: Facts, preparing: Preparing, *, skip_errors: bool) -> None:
-    """Raise StudyError unless a Dataset that was opened again, in another process, is the one that was probed."""
+    """Raise StudyError unless a Dataset that was opened again in another process equals the one that was probed."""
     dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
     leaves = _leaves_of(preparing, facts.base, facts.layout, skip_errors=skip_errors)
     probes = _probes(dataset, length)
@@ -180,14 +180,14 @@ def fingerprint_of(samples: Iterable[Leaves]) -> str:
 def _leaves_of(
     preparing: Preparing, base: Layout | None, layout: Layout, *, skip_errors: bool
 ) -> Callable[..., Leaves]:
-    """Return a function (index, epoch=0) -> leaves of a sample; none for one that raises and may be skipped."""
+    """Return a function (index, epoch=0) -> leaves of a sample. It returns no leaves for a sample that raises and may be skipped."""
 
     def leaves(index: int, epoch: int = 0) -> Leaves:
         try:
             found, tree = sample_leaves(preparing.made(base, index, epoch))
             layout.check(found, tree)
-            return [leaf.clone() for leaf in found]  # a Dataset may write into what it returned, when it is asked again
-        except THROWN as error:  # the user's code: the run's contract decides what it does to the run
+            return [leaf.clone() for leaf in found]  # a Dataset may reuse the memory for its next sample
+        except THROWN as error:  # the user's code: `on_error` decides whether the run ends
             if not skip_errors:
                 raise refusal(error, preparing.split, index) from error
             return []
@@ -216,7 +216,7 @@ def _gathers(dataset: Any, singly: dict[int, Leaves]) -> bool:
     before = generator_states()
     try:
         together = [sample_leaves(sample)[0] for sample in dataset.__getitems__(list(singly))]
-    except THROWN:  # as above: it is asked for single samples, as if it had no lists
+    except THROWN:  # as above: then only single samples are requested
         return False
     untouched = generator_states() == before
     return untouched and len(together) == len(singly) and all(map(same_bits, singly.values(), together))

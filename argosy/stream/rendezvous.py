@@ -1,9 +1,9 @@
-"""Where processes of a run that are to exchange tensors find each other: a file of one machine, or the driver's store.
+"""How processes of a run find each other to exchange tensors: through a file on one machine, or through the driver's store.
 
-Contract. torch's own TCPStore lets every process that reaches its port list, read, replace and delete what is in it. So the
-store of a run on several nodes is behind a listener of the run's (`argosy.stream.listener`): a rendezvous names its address, the key that
-opens it, and the prefix of its own entries, and is told on authenticated connections alone. A thread of the driver's process
-answers; it waits for no caller.
+Contract. torch's own TCPStore lets every process that reaches its port list, read, replace and delete its entries. So the
+store of a run on several nodes is behind one of the run's listeners (`argosy.stream.listener`). A rendezvous names the listener's address, the key
+that opens it, and the prefix of its own entries, and is sent only over authenticated connections. A thread of the driver's process
+answers; it never waits for a caller.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from argosy.stream.wire import Peer
 __all__ = ["FORMING", "RendezvousStore", "NetworkRendezvous", "store_at"]
 
 FORMING = datetime.timedelta(seconds=60)
-"""Timeout of connecting, which begins when all processes are there."""
+"""Timeout of connecting, which begins when all processes have arrived."""
 SCHEME = "tcp://"
 TICK_SECONDS = 0.2
 
 
 class NetworkRendezvous:
-    """The store in the driver's process, in which each rendezvous has entries of its own."""
+    """The store in the driver's process, in which each rendezvous has its own entries."""
 
     def __init__(self, host: str, refused: Callable[[str], None]) -> None:
         self.host = host
@@ -38,13 +38,13 @@ class NetworkRendezvous:
         self._listener = Listener(self._key, refused)
         self._entries: dict[str, bytes] = {}
         self._waiting: list[tuple[Peer, Sequence[str]]] = []
-        """Callers that are answered when all of these entries are there."""
+        """Callers to answer when all of these entries exist."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="argosy-rendezvous", daemon=True)
         self._thread.start()
 
     def rendezvous(self) -> str:
-        """Return a rendezvous that no process has used yet. Its last part is its name, and no secret."""
+        """Return a rendezvous that no process has used yet. Its last part is its name, which is not secret."""
         return f"{SCHEME}{self.host}:{self._listener.port}/{self._key.hex()}/{os.urandom(16).hex()}"
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class NetworkRendezvous:
         self._listener.serve(self._over, self._receive, tick_seconds=TICK_SECONDS)
 
     def _receive(self, peer: Peer) -> bool:
-        """Carry out what a caller asks; return False where it has gone."""
+        """Execute a caller's requests. Returns whether it is still connected."""
         try:
             for asked in peer.receive():
                 self._obey(peer, *asked)
@@ -94,10 +94,10 @@ class NetworkRendezvous:
 
 
 class RendezvousStore(Store):
-    """One process's end of a rendezvous at the driver's store; its methods are those that torch asks of a store.
+    """One process's end of a rendezvous at the driver's store. Its methods are those that torch requires of a store.
 
-    Raises RuntimeError where the driver does not answer in time. torch keeps no reference to the Python object: it has to
-    outlive the groups that it was given to.
+    Raises RuntimeError if the driver does not answer in time. torch keeps no reference to the Python object, so it must
+    outlive the groups that use it.
     """
 
     def __init__(self, host: str, port: int, key: bytes, name: str) -> None:
@@ -114,32 +114,32 @@ class RendezvousStore(Store):
         self._ask("set", self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Read an entry, as soon as it is there."""
+        """Read an entry, waiting until it exists."""
         found: bytes = self._ask("wait", self._name, [key])[0]
         return found
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = FORMING) -> None:
-        """Wait until these entries are there."""
+        """Wait until these entries exist."""
         self._ask("wait", self._name, keys, timeout)
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether these entries are there."""
+        """Return whether these entries exist."""
         return bool(self._ask("check", self._name, keys))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to an entry that is a number; return the sum."""
+        """Add to a numeric entry and return the sum."""
         return int(self._ask("add", self._name + key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Delete an entry; return whether there was one."""
+        """Delete an entry and return whether it existed."""
         return bool(self._ask("delete", self._name + key, None))
 
     def clone(self) -> "RendezvousStore":
-        """Return this store, which threads may share; NCCL's own want one each."""
+        """Return this store, which threads may share. NCCL asks for one per thread."""
         return self
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._peer.close()
 
     def _ask(self, asked: str, name: str, value: Any, timeout: datetime.timedelta = FORMING) -> Any:
@@ -149,12 +149,12 @@ class RendezvousStore(Store):
             with contextlib.suppress(EOFError, WorkerError):
                 for answer in self._peer.wait(deadline - time.monotonic()):
                     return answer
-            self._peer.close()  # a late answer would pass for that to the next question
+            self._peer.close()  # a late answer would be taken for that to the next request
         raise RuntimeError(f"the driver's store has not answered {asked} within {timeout}")
 
 
 def store_at(rendezvous: str, size: int) -> Any:
-    """Return the store of a rendezvous of so many processes; raises RuntimeError where it cannot be reached."""
+    """Return the store of a rendezvous of so many processes. Raises RuntimeError if it cannot be reached."""
     if not rendezvous.startswith(SCHEME):
         return FileStore(rendezvous, size)
     place, key, name = rendezvous.removeprefix(SCHEME).split("/")

@@ -1,9 +1,9 @@
-"""Messages between processes of one run, once they are connected (`argosy.stream.listener`).
+"""Messages between connected processes of one run (`argosy.stream.listener`).
 
-Contract. Both ends are a `Peer`, and its framing (`argosy.stream.framing`) says which bytes are the other end's: what one
-sends is kept until the socket takes it, what has arrived in part is kept until it is whole. So no process waits for another
-to read, and a peer that stops in the middle of a message holds up no other. On one node descriptors travel beside the
-messages. Their order is kept; a peer that is gone is an end-of-file after its last whole message.
+Contract. Both ends are a `Peer`. Its framing (`argosy.stream.framing`) determines which bytes are genuine. Messages are
+queued until the socket accepts them, and partial messages are buffered until they are complete. So no process waits for another
+to read, and a peer that stops in the middle of a message does not delay any other. On one node descriptors can accompany
+messages. Messages arrive in order. A peer that disconnects is seen as an end-of-file after its last complete message.
 """
 
 import errno
@@ -24,20 +24,20 @@ from argosy.stream.framing import LARGEST, Framing, Plain
 __all__ = ["Peer", "poll"]
 
 READ_BYTES = 2**17
-"""Most bytes of one read; the socket's buffer is hardly larger."""
+"""Most bytes in one read; the socket's buffer is hardly larger."""
 READS = 8
-"""Most reads at a time: one loud peer must not keep the others waiting."""
+"""Most reads at a time, so that one busy peer does not keep others waiting."""
 LONGEST_POLL = 2**31 - 1
 """Most milliseconds that the kernel can be asked to wait."""
 DESCRIPTORS = 64
-"""Most descriptors beside one message."""
+"""Most descriptors with one message."""
 
 
 class Peer:
-    """An authenticated two-way connection of pickled values; neither `send` nor `receive` waits.
+    """An authenticated two-way connection for pickled values. Neither `send` nor `receive` waits.
 
-    `send` may be called in the middle of itself (a finalizer that the garbage collector runs) and from other threads
-    (autograd's, in which the last view of a block may die). Only one thread receives.
+    `send` may be called during another `send` (by a finalizer that the garbage collector runs) and from other threads
+    (such as autograd's, in which the last view of a block may be freed). Only one thread may receive.
     """
 
     def __init__(self, connection: socket.socket, framing: Framing | None = None) -> None:
@@ -45,15 +45,15 @@ class Peer:
         self._socket = connection
         self._framing: Framing = framing or Plain()
         self._unsent: deque[tuple[bytes | memoryview, tuple[int, ...]]] = deque()
-        """Pickled values, and the rest of the frame that is being written."""
+        """Pickled values, and the remaining part of the frame that is being written."""
         self._writing = threading.Lock()
         self._deaf = False
-        """Whether the other end takes nothing any more."""
+        """Whether the other end accepts nothing any more."""
         self._buffer = bytearray(READ_BYTES)
         self._arrived = bytearray()
         self._over = False
         self.descriptors: deque[int] = deque()
-        """Received descriptors, in the order of the messages; code that takes one from here must close it."""
+        """Received descriptors, in the order of messages. Code that takes one must close it."""
 
     @classmethod
     def pair(cls) -> "tuple[Peer, Peer]":
@@ -67,19 +67,19 @@ class Peer:
 
     @property
     def host(self) -> str:
-        """The address by which another node reaches this one."""
+        """Address by which another node reaches this one."""
         return str(self._socket.getsockname()[0])
 
     @property
     def unsent(self) -> bool:
-        """Whether something is left to write: then watch for room as well, and call `flush`."""
+        """Whether anything is left to write. If so, watch until the socket is writable and call `flush`."""
         return bool(self._unsent)
 
     def send(self, value: Any, descriptors: Sequence[int] = ()) -> None:
-        """Keep a value, and write what the socket takes.
+        """Queue a value, and write what the socket accepts.
 
-        The caller keeps the descriptors, and may close them at once. Nothing is sent to a peer that is gone; its
-        end-of-file is on the way.
+        The caller keeps ownership of the descriptors, and may close them immediately. Nothing is sent to a peer that has disconnected; its
+        end-of-file will arrive.
         """
         word = pickle.dumps(value, protocol=5)
         if len(word) > LARGEST or len(descriptors) > DESCRIPTORS:
@@ -93,8 +93,8 @@ class Peer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the socket takes."""
-        # A thread that finds the lock taken leaves its messages to the holder, which checks again after releasing it.
+        """Write what the socket accepts."""
+        # A thread that does not get the lock leaves its messages to the holder, which checks again after releasing it.
         while self._unsent and self._writing.acquire(blocking=False):
             try:
                 full = not self._write()
@@ -104,10 +104,10 @@ class Peer:
                 return
 
     def _write(self) -> bool:
-        """Write what is unsent; return False where the socket takes no more."""
+        """Write unsent messages. Returns False if the socket accepts no more."""
         while self._unsent:
             words, descriptors = self._unsent[0]
-            # Framed here, under the lock: frames carry numbers in the order in which they leave.
+            # Framed here, under the lock, because frames are numbered in the order in which they are sent.
             frame = words if isinstance(words, memoryview) else self._framing.pack(words)
             try:
                 sent = self._put(frame, descriptors)
@@ -137,9 +137,9 @@ class Peer:
                 os.close(descriptor)
 
     def receive(self) -> list[Any]:
-        """Return the values that have arrived whole, maybe none; raise EOFError when the other end is gone and all were returned.
+        """Return the values that have arrived completely, possibly none. Raises EOFError once the peer has disconnected and all were returned.
 
-        Raises WorkerError for bytes that the other end has not sent, or that cannot be read.
+        Raises WorkerError for bytes that the other end did not send, or that cannot be unpickled.
         """
         for _ in range(READS):
             if self._over or not self._read():
@@ -150,7 +150,7 @@ class Peer:
         return values
 
     def _read(self) -> bool:
-        """Take what is in the socket; return whether there may be more."""
+        """Read what is in the socket. Returns whether there may be more."""
         try:
             size, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], ROOM, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
@@ -178,29 +178,29 @@ class Peer:
         return values
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Receive as `receive` does, but block until a value is here or the time is over; writes meanwhile."""
+        """Block until a value has arrived or the time is over, and return as `receive` does. Writes meanwhile."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not (values := self.receive()) and self._poll(deadline, select.POLLIN):
             self.flush()
         return values
 
     def drain(self, seconds: float) -> None:
-        """Write what is left at the end of a conversation, for at most so long."""
+        """Write what is left at the end of a conversation, for at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self._unsent and self._poll(deadline, 0):
             self.flush()
 
     def _poll(self, deadline: float | None, events: int) -> bool:
-        """Wait for these events, and for room where there is something to write; False when the time is over."""
+        """Wait for these events, and until the socket is writable if there is something to write. Returns False when the time is over."""
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         poll = select.poll()
         poll.register(self._socket, events | (select.POLLOUT if self._unsent else 0))
         return bool(poll.poll(None if left is None else min(left * 1000, LONGEST_POLL)))
 
     def close(self) -> None:
-        """Hang up; what is unsent is lost."""
+        """Close the connection and discard unsent messages."""
         self._deaf = self._over = True
-        # A thread in the middle of `send` must not write to a descriptor that belongs to another file by then.
+        # Otherwise a thread in the middle of `send` could write to a descriptor that meanwhile belongs to another file.
         mine = self._writing.acquire(timeout=1.0)
         self._deafen()
         while self.descriptors:
@@ -216,7 +216,7 @@ class Peer:
 def _unpickle(word: memoryview) -> Any:
     try:
         return pickle.loads(word)
-    except Exception as error:  # whatever the classes that it names raise; an EOFError would pass for the peer's end
+    except Exception as error:  # unpickling may raise anything; an EOFError would be taken for a disconnected peer
         raise WorkerError(
             f"{len(word):,} bytes from another process cannot be read: {error!r}. Make what they name importable in every process."
         ) from error
@@ -226,9 +226,9 @@ ROOM = socket.CMSG_SPACE(DESCRIPTORS * array("i").itemsize)
 
 
 def poll(seconds: float | None, ends: Iterable[tuple[Any, bool]]) -> set[int]:
-    """Wait until an end can be read, takes what is unsent (its flag), or the time is over; return descriptors where there is something to do.
+    """Wait until an end is readable, or writable if its flag says that it has unsent data, or the time is over. Returns the ready descriptors.
 
-    Not by ``select``, which handles no descriptor from 1024 up.
+    ``select`` is not used, because it cannot handle descriptors from 1024 up.
     """
     waits = select.poll()
     for end, unsent in ends:
