@@ -1,4 +1,4 @@
-"""Copies of networks: `copy.deepcopy`, completed where a copy would refer to the original, or lack what its layers go by."""
+"""Copy networks with `copy.deepcopy`, and correct the copy: references to the original, and attributes that its layers need."""
 
 import contextlib
 import copy
@@ -16,8 +16,8 @@ Copied = TypeVar("Copied", bound=nn.Module)
 
 
 def begun(network: nn.Module) -> dict[int, Any]:
-    """Return a memo for copies of a network: with those of what `copy.deepcopy` refuses."""
-    # Non-leaf tensors, as weights under the old parametrisation or pruning are, and sparse ones in rows.
+    """Return a memo for `copy.deepcopy` of a network, with copies of the tensors that it refuses."""
+    # Non-leaf tensors, such as weights under the old parametrisation or pruning, and sparse CSR ones; also in lists and dicts.
     held = [one for module in network.modules() for one in vars(module).values()]
     held += [one for several in held if isinstance(several, list | tuple) for one in several]
     held += [one for several in held if isinstance(several, dict) for one in several.values()]
@@ -34,17 +34,17 @@ def copy_of(network: Copied) -> Copied:
 
 
 def complete(network: nn.Module, memo: dict[int, Any]) -> None:
-    """Complete the copy of a network that a memo has."""
-    for weight in network.parameters():  # of which torch copies the values alone, and no `infshape` of muP
+    """Complete the copy of a network, given the memo of its `deepcopy`."""
+    for weight in network.parameters():  # torch copies only the values, not attributes such as muP's `infshape`
         if id(weight) in memo:
             vars(memo[id(weight)]).update(copy.deepcopy(vars(weight), memo))
     _rebind(memo.get(id(network), network), memo)
 
 
 def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
-    """Let hooks, other functions and weak references of a copied network refer to the copy: `deepcopy`, whose memo this is, leaves what they enclose as it is.
+    """Let hooks, other functions and weak references of a copied network refer to the copy; `deepcopy`, whose memo this is, does not change them.
 
-    Else the hook of a copy, as `lambda layer, inputs, output: self.seen.append(output)`, would write into the original.
+    Otherwise a hook such as `lambda layer, inputs, output: self.seen.append(output)` in the copy would write into the original.
     """
     for module in network.modules():
         for held in (vars(module), *[one for one in vars(module).values() if isinstance(one, dict)]):
@@ -52,7 +52,7 @@ def _rebind(network: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return the copy of what was copied, and a function or weak reference to such by another one, to the copies."""
+    """Return the copy of a copied object, or a function or weak reference rebuilt to refer to copies; other values unchanged."""
     if isinstance(value, ref):
         return ref(memo[id(value())]) if id(value()) in memo else value
     if isinstance(value, MethodType) and id(value.__self__) in memo:

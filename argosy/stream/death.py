@@ -1,4 +1,4 @@
-"""The tie of a child to its parent: a process of a run never outlives the one that forked it; and its name in `ps`."""
+"""Tie a child process to its parent, so that it never outlives the process that forked it, and name it in `ps`."""
 
 import ctypes
 import gc
@@ -13,9 +13,9 @@ PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends; at once if it has already ended.
+    """Let the kernel kill this process when its parent ends, or end it immediately if the parent has already ended.
 
-    The kernel watches the *thread* that forked: start processes from a thread that lives as long as the run.
+    The kernel watches the *thread* that forked, so start processes from a thread that lives as long as the run.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -23,17 +23,17 @@ def die_with_parent(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Show this process as ``argosy-<name>``, of which the kernel keeps 15 characters."""
+    """Show this process as ``argosy-<name>``; the kernel keeps 15 characters."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NAME, f"argosy-{name}".encode(), 0, 0, 0)
 
 
 def forked(name: str, work: Callable[[], int], *, closing: Iterable[Callable[[], None]] = ()) -> int:
-    """Fork a process that does this work and ends with the code that it returns; return its number.
+    """Fork a process that runs `work` and exits with the code that it returns. Returns the process id.
 
-    It inherits all that this one has, and closes first what it must not hold.
+    The child inherits everything; it first calls the functions `closing`, which close what it must not hold.
     """
     parent = os.getpid()
-    gc.freeze()  # else the child's garbage collections would copy the pages of a dataset that lives in memory
+    gc.freeze()  # otherwise garbage collection in the child would copy the pages of a dataset in memory
     pid = os.fork()
     if pid == 0:
         for close in closing:

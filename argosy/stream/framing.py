@@ -1,9 +1,9 @@
-"""How one value is laid out on a connection: its length and its bytes, and between nodes a MAC over each of them.
+"""Framing of values on a connection: length and bytes, and between nodes a MAC over each of these.
 
-Contract. A receiver unpickles nothing but what its framing has taken from the bytes that arrived. `Plain` trusts what carries
-the bytes: the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one for each direction, which belong
-to one connection: frames that were injected, changed, dropped, repeated, reordered or sent back are refused before anything
-is read from them, and a length before anything is kept for it.
+Contract. A receiver unpickles only what its framing has extracted from the bytes that arrived. `Plain` trusts the transport:
+the kernel of one machine, or TLS. `Authenticated` trusts only its two keys, one for each direction, which belong
+to one connection. It refuses frames that were injected, changed, dropped, repeated, reordered or sent back before anything
+is read from them, and checks a length before it buffers anything for it.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ LARGEST = 2**30
 LENGTH = struct.Struct("<Q")
 MAC_BYTES = 16
 HEADER_BYTES = LENGTH.size + MAC_BYTES
-"""Bytes in front of an authenticated value."""
+"""Bytes before an authenticated value."""
 OF_LENGTH, OF_VALUE = b"length", b"value"
-"""Labels of what a MAC is over, so that one of the two never passes for the other."""
+"""Labels included in the MACs of length and value, so that one is never accepted for the other."""
 
 
 class Framing(Protocol):
     """Framing of both directions of one connection."""
 
     def pack(self, value: bytes) -> bytes:
-        """Return the frame of the next value to be sent."""
+        """Return the frame of the next value to send."""
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """Return the value of the frame that begins at `at`, and where the next one begins; None while it is incomplete.
+        """Return the value of the frame that begins at `at`, and the start of the next frame; None while it is incomplete.
 
-        Raises WorkerError for bytes that the other end has not sent.
+        Raises WorkerError for bytes that the other end did not send.
         """
 
 
@@ -46,7 +46,7 @@ class Plain:
         return LENGTH.pack(len(value)) + value
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """Return the next value as soon as it has arrived whole."""
+        """Return the next value once it has arrived completely."""
         start = at + LENGTH.size
         if len(arrived) < start:
             return None
@@ -55,9 +55,9 @@ class Plain:
 
 
 class Authenticated:
-    """Framing for connections that other processes may read, cut and write into.
+    """Framing for connections that other processes may read, cut and write to.
 
-    The MAC is keyed BLAKE2b (RFC 7693); its salt is the number of the frame in its direction.
+    The MAC is keyed BLAKE2b (RFC 7693). Its salt is the number of the frame in its direction.
     """
 
     def __init__(self, *, sends: bytes, receives: bytes) -> None:
@@ -73,7 +73,7 @@ class Authenticated:
         return b"".join((length, macs[0], value, macs[1]))
 
     def take(self, arrived: memoryview, at: int) -> tuple[memoryview, int] | None:
-        """Return the next value; the MAC of its length is checked before the value is waited for."""
+        """Return the next value. The MAC of its length is checked before waiting for the value."""
         proved, start = at + LENGTH.size, at + HEADER_BYTES
         if len(arrived) < start:
             return None

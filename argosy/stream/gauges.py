@@ -1,8 +1,8 @@
 """Gauges: how full the queues between the stages of a stream are over time, and what each stage did.
 
-The stages of a node, and the queue in front of each: preparation (slots with samples to prepare), exchange with other nodes
-(prepared blocks that have not reached them all) and training (blocks that trainers have not begun). `argosy.results.diagnosis`
-reads them.
+A node has three stages with a queue before each: preparation (slots with samples to prepare), exchange with other nodes
+(prepared blocks that have not reached all of them) and training (blocks that trainers have not begun). `argosy.results.diagnosis`
+evaluates them.
 """
 
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 __all__ = ["QueueGauge", "Queues", "StreamGauge", "TrainerGauge"]
 
 POINTS = 120
-"""Most points of a queue's history; when it is full, neighbours are merged."""
+"""Most points of a queue's history. When it is full, adjacent points are merged."""
 
 
 @dataclass(kw_only=True, slots=True)
 class QueueGauge:
-    """How full one queue was: 0 empty, 1 full."""
+    """Fill of one queue, from 0 (empty) to 1 (full)."""
 
     mean: float = 0.0
     """Mean fill over the whole time."""
     history: list[float] = field(default_factory=list)
-    """Mean fill of each ``step_seconds``, one after another."""
+    """Mean fill of each successive ``step_seconds``."""
     step_seconds: float = 0.5
     _seconds: float = 0.0
     _step: float = 0.0
     _filled: float = 0.0
 
     def note(self, fill: float, seconds: float) -> None:
-        """Note that the queue was so full for so long."""
+        """Record that the queue was this full for so long."""
         self._seconds += seconds
         self.mean += (fill - self.mean) * seconds / self._seconds if self._seconds else 0.0
         self._step += seconds
@@ -47,12 +47,12 @@ class QueueGauge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Queues:
-    """State of a feeder's queues at one moment; fills are from 0, empty, to 1, full."""
+    """State of a feeder's queues at one moment. Fills range from 0 (empty) to 1 (full)."""
 
     preparing: bool
-    """Whether it has a block under preparation."""
+    """Whether a block is being prepared on this node."""
     filling: bool
-    """Whether a block is on its way into the ring, from here or elsewhere."""
+    """Whether a block is on its way into the ring, from this node or another."""
     to_prepare: float
     to_exchange: float
     to_train: float
@@ -66,27 +66,27 @@ class StreamGauge:
     """Cores that it may use."""
     loaders: int = 0
     prepared: int = 0
-    """Samples prepared, holes among them."""
+    """Number of samples prepared, including holes."""
     kept: int = 0
-    """Samples taken as they were kept, instead of being prepared."""
+    """Number of samples read from kept rows instead of being prepared."""
     delivered: int = 0
-    """Samples handed to the trainers of the node, prepared here or elsewhere."""
+    """Number of samples delivered to the trainers of the node, prepared on this node or another."""
     exchanged_bytes: int = 0
     """Bytes sent to other nodes or received from them."""
     seconds: float = 0.0
-    """Time with a leg to feed, from the first block on that a trainer has been through; the queues' gauges cover the same time."""
+    """Time with a leg to feed, since a trainer finished its first block. The queues' gauges cover the same time."""
     busy_seconds: float = 0.0
-    """Time with at least one of its own blocks under preparation, from the first samples on."""
+    """Time with at least one own block being prepared, since the first samples."""
     filling_seconds: float = 0.0
-    """Time with at least one block on its way into the ring, prepared here or elsewhere."""
+    """Time with at least one block on its way into the ring, prepared on this node or another."""
     preparation_cpu_seconds: float = 0.0
-    """CPU time in tasks, of loader workers or of the feeder itself."""
+    """CPU time of tasks, in loader workers or in the feeder itself."""
     to_prepare: QueueGauge = field(default_factory=QueueGauge)
     to_exchange: QueueGauge = field(default_factory=QueueGauge)
     to_train: QueueGauge = field(default_factory=QueueGauge)
 
     def note(self, queues: Queues, seconds: float, *, flowing: bool) -> None:
-        """Account for time in this state; what happens before the first samples is no stage of the stream and is left out."""
+        """Account for time in this state. Time before the first samples belongs to no stage and is left out."""
         if not (self.prepared or self.kept or self.delivered):
             return
         self.busy_seconds += seconds * queues.preparing
@@ -115,8 +115,8 @@ class TrainerGauge:
     waiting_seconds: float = 0.0
     """Time without a block: preparation or exchange is the bottleneck."""
     samples: int = 0
-    """Training samples stepped on, summed over members."""
+    """Number of training samples stepped on, summed over members."""
     rows: int = 0
-    """Samples of the stream taken, for training or validation, whatever the number of members that saw them."""
+    """Number of stream samples used for training or validation, each counted once however many members saw it."""
     training_seconds: float = 0.0
     """Time in the steps and the validation on those rows."""

@@ -1,8 +1,8 @@
-"""Signs of life without messages: what a process is doing and a count of its beats, in memory that another one reads.
+"""Signs of life without messages: what a process is doing and a count of its beats, in memory that another process reads.
 
-Contract. One heartbeat per worker: a small memory file that the launcher makes and the worker inherits or receives, with a
+Contract. One heartbeat per worker: a small memory file that the launcher creates and the worker inherits or receives, with a
 slot for the worker itself and one for each of its loader workers. Each slot has one writer, which never waits and never
-locks; a reader takes what is there, and may once see a text that is being replaced. So the driver can check a worker
+locks. A reader may occasionally see a text that is being replaced. So the driver can check a worker
 that is blocked, or has not sent its first message.
 """
 
@@ -20,26 +20,26 @@ MOST_LOADERS = 1023
 SLOTS = 1 + MOST_LOADERS
 SLOT_BYTES = 256
 BEAT, STATE, NUMBER, LENGTH, IN_USE = range(5)
-"""Words of a slot, of 8 bytes each. IN_USE, in the first slot alone, is the highest number of a slot ever used."""
+"""Words of a slot, of 8 bytes each. IN_USE is only in the first slot: the highest slot number ever used."""
 TEXT = 8 * 5
 IDLE, BUSY, OPAQUE, WAITING = range(4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """One slot, as seen from outside."""
+    """One slot, as seen by a reader."""
 
     busy: bool
     beat: int
     doing: str
     opaque: bool
-    """Whether it is in code that cannot beat, so that only its CPU time shows progress."""
+    """Whether it runs code that cannot beat, so only its CPU time shows progress."""
     waits: bool
-    """Whether it waits for another worker to do its part: it is not busy, and its beats are no progress."""
+    """Whether it waits for another worker to do its part. It is not busy then, and its beats are not progress."""
 
 
 class Heartbeat:
-    """One writer's slot; a worker's also gives access to the slots of its loaders."""
+    """One writer's slot. A worker's heartbeat also gives access to the slots of its loaders."""
 
     def __init__(self, memory: memoryview, number: int = 0) -> None:
         self._memory = memory
@@ -47,7 +47,7 @@ class Heartbeat:
         self._words = memory[start : start + TEXT].cast("q")
         self._text = memory[start + TEXT : start + SLOT_BYTES]
         self.doing: tuple[int, int, bytes] = (IDLE, 0, b"")
-        """What the slot shows: state, number and text."""
+        """Content of the slot: state, number and text."""
 
     @classmethod
     def private(cls) -> "Heartbeat":
@@ -56,25 +56,25 @@ class Heartbeat:
 
     @classmethod
     def create(cls) -> tuple["Heartbeat", int]:
-        """Create one in a memory file; its descriptor (the caller's to close) is for `open` in another process."""
+        """Create one in a memory file. Returns it with its descriptor, which another process can `open` and the caller must close."""
         descriptor = memory_file("argosy-heartbeat", SLOTS * SLOT_BYTES)
         heartbeat = cls(memoryview(mmap.mmap(descriptor, 0)))
-        # So that a worker that replaces another of its name has another beat.
+        # So that a worker that replaces another of the same name shows another beat.
         heartbeat._words[BEAT] = time.monotonic_ns()
         return heartbeat, descriptor
 
     @classmethod
     def open(cls, descriptor: int) -> "Heartbeat":
-        """Open the heartbeat that another process created; the descriptor may be closed afterwards."""
+        """Open the heartbeat that another process created. The descriptor may be closed afterwards."""
         return cls(memoryview(mmap.mmap(descriptor, 0)))
 
     @classmethod
     def of(cls, picture: bytes) -> "Heartbeat":
-        """Return the heartbeat that `picture` has copied, to be read elsewhere."""
+        """Return a heartbeat to read a copy made by `picture`."""
         return cls(memoryview(picture))
 
     def slot(self, number: int) -> "Heartbeat":
-        """Return the slot of loader 1, 2, … of this worker, made idle."""
+        """Return the slot of loader 1, 2, … of this worker, set to idle."""
         if not 0 < number <= MOST_LOADERS:
             raise ValueError(f"loader {number} has no heartbeat: a worker has at most {MOST_LOADERS} loaders")
         first = memoryview(self._memory)[:TEXT].cast("q")
@@ -83,32 +83,32 @@ class Heartbeat:
         found.rest()
         return found
 
-    # ---- the writer's
+    # ---- for the writer
 
     def beat(self, number: int = 0) -> None:
-        """Count a beat. The number stands for ``{number}`` in what is being done."""
+        """Count a beat. The number replaces ``{number}`` in the text of what is being done."""
         words = self._words
         words[NUMBER] = number
         words[BEAT] += 1
 
     def busy(self, doing: str, *, opaque: bool = False) -> AbstractContextManager[None]:
-        """Be busy with something inside this context; idle, or what was done before, after it."""
+        """Show this activity as busy inside this context, and the earlier state after it."""
         return _During(self, OPAQUE if opaque else BUSY, doing)
 
     def waiting(self, doing: str) -> AbstractContextManager[None]:
-        """Wait for another worker inside this context; `doing` names it, and which wait this is."""
+        """Show inside this context that this process waits for another worker; `doing` names the worker and the wait."""
         return _During(self, WAITING, doing)
 
     def start(self, doing: str, *, opaque: bool = False) -> None:
-        """Be busy with something until `rest`."""
+        """Show this activity as busy until `rest`."""
         self.show(OPAQUE if opaque else BUSY, 0, doing.encode())
 
     def rest(self) -> None:
-        """Become idle, whatever was being done."""
+        """Show that this process is idle, whatever it was doing."""
         self.show(IDLE, 0, b"")
 
     def show(self, state: int, number: int, doing: bytes) -> None:
-        """Write what the slot shows."""
+        """Write the content of the slot."""
         words, doing = self._words, doing[: len(self._text)]
         self.doing = (state, number, doing)
         words[STATE] = IDLE
@@ -117,10 +117,10 @@ class Heartbeat:
         words[STATE] = state
         self.beat(number)
 
-    # ---- the reader's
+    # ---- for the reader
 
     def picture(self) -> bytes:
-        """Return a copy of the slots that were ever used."""
+        """Return a copy of all slots that were ever used."""
         return bytes(self._memory[: (self._words[IN_USE] + 1) * SLOT_BYTES])
 
     def read(self) -> tuple[Sign, ...]:
@@ -141,7 +141,7 @@ class Heartbeat:
 
 
 class _During:
-    """Shows something inside, and what was shown before after it; a function that yields would cost more than what it writes."""
+    """Shows a state inside the context and the earlier one after it. A generator-based context manager would cost more than the writes."""
 
     __slots__ = ("_before", "_heartbeat", "_inside")
 

@@ -1,4 +1,4 @@
-"""What members and data reach in the user's modules, which each process imports for itself: it must be the same in all."""
+"""Check that what members and data use from the user's modules is the same in all processes, because each process imports it itself."""
 
 import functools
 import types
@@ -12,12 +12,12 @@ from argosy.study import FACTORIES, Data, Member
 __all__ = ["Imported", "check_imported", "imported_by"]
 
 Imported = Mapping[str, Sequence[str]]
-"""Digests of functions, classes and constants, by their names."""
+"""Digests of functions, classes and constants, by name."""
 MOST_NAMED = 3
 
 
 def imported_by(values: Iterable[Any]) -> Imported:
-    """Return what these members, data and functions reach in modules of the user."""
+    """Return the digests of what these members, data and functions use from modules of the user."""
     code = Code()
     for value in values:
         for read in _read_of(value):
@@ -29,14 +29,14 @@ def _read_of(value: Any) -> Iterable[Any]:
     if isinstance(value, Member):
         return *(getattr(value, name) for name in FACTORIES), *value.metrics.values()
     if isinstance(value, Data):
-        # Of a Dataset only its class: what it holds may be large, and travels with it.
+        # For a Dataset only its class: its content may be large, and is sent with it.
         given, code = (value.train, value.val, value.then), (types.FunctionType, functools.partial)
         return [one if isinstance(one, code) else type(one) for one in given]
     return [value]
 
 
 def check_imported(values: Iterable[Any], wanted: Imported) -> None:
-    """Raise StudyError where this process has imported something else than another one, which has told what it `wanted`."""
+    """Raise StudyError if this process has imported something that differs from `wanted`, the digests of another process."""
     found = imported_by(values)
     others = [name for name in wanted if not {*found.get(name, ())} <= {*wanted[name]}]
     if others:

@@ -1,7 +1,7 @@
-"""Loader workers: forked children of the feeder that prepare samples straight into the slots of the ring.
+"""Loader workers: forked children of the feeder that prepare samples directly in the slots of the ring.
 
-Contract. Workers close what they inherit of the feeder's connections, so no copy of a descriptor can hide an end-of-file. A
-worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks; it
+Contract. Workers close the feeder's connections that they inherit, so no copy of a descriptor can hide an end-of-file. A
+worker that dies is replaced, and its tasks are done again. Each has one connection to the feeder and at most two tasks, and
 owns the rows of a task until it answers. A worker dies with its feeder (parent-death signal, set before anything else). Its
 heartbeat is a slot of the feeder's.
 """
@@ -31,7 +31,7 @@ from argosy.stream.wire import Peer
 __all__ = ["Done", "Loader", "Task", "run_task", "start_loader"]
 
 TASKS_AHEAD = 2
-"""Tasks per worker at a time, so that none waits for the feeder between two."""
+"""Most tasks of a worker at a time, so that it does not wait for the feeder between tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,51 +43,51 @@ class Task:
     low: int
     indices: Indices
     shard: int | None = None
-    """Shard of a stream that is not kept, to which all of them belong."""
+    """Shard of all these samples, for a stream that is not kept."""
     mark: ShardMark | None = None
-    """Where reading of the shard can go on, in a process that has not read it."""
+    """Mark from which a process that has not read the shard can continue reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A task's end: its holes as (index, error), or the error that ends the run."""
+    """Result of a task: its holes as (index, error), or the error that ends the run."""
 
     holes: list[tuple[int, str]]
     error: StudyError | None = None
     prepared: int = 0
-    """Samples prepared, holes among them."""
+    """Number of samples prepared, including holes."""
     kept: int = 0
-    """Samples that were kept, and not prepared again."""
+    """Number of kept samples, which were not prepared again."""
     cpu_seconds: float = 0.0
     marks: tuple[ShardMark, ...] = ()
-    """Marks of the shards that the samples were read from."""
+    """Marks of the shards from which samples were read."""
 
 
 class Loader:
-    """The feeder's end of one worker."""
+    """The feeder's handle on one worker."""
 
     def __init__(self, pid: int, connection: Connection, number: int, heartbeat: Heartbeat) -> None:
         self.pid = pid
         self.connection = connection
         self.number = number
-        """Number of its slot in the heartbeat, from 1 on."""
+        """Number of its heartbeat slot, from 1 on."""
         self.heartbeat = heartbeat
         self.tasks: deque[Task] = deque()
 
     @property
     def idle(self) -> bool:
-        """Whether it can take another task."""
+        """Whether it can be given another task."""
         return len(self.tasks) < TASKS_AHEAD
 
     def give(self, task: Task) -> None:
-        """Hand over a task."""
+        """Give the worker a task."""
         self.tasks.append(task)
-        # A worker that has just died does not take it; its end-of-file will bring the task back.
+        # A worker that has just died does not receive it; its end-of-file will bring the task back.
         with contextlib.suppress(OSError):
             self.connection.send(task)
 
     def take(self) -> tuple[Task, Done] | None:
-        """Return the task that the worker has just answered; None where it is gone: `end` it; its tasks are still there."""
+        """Return the task that the worker has just answered; None if it has died: call `end`. Its tasks are still listed then."""
         try:
             done = self.connection.recv()
         except (EOFError, OSError):
@@ -95,19 +95,19 @@ class Loader:
         return self.tasks.popleft(), done
 
     def end(self) -> None:
-        """Hang up, and wait until the worker has gone; it finishes what it is doing."""
+        """Close the connection and wait until the worker has finished its current task and ended."""
         self.connection.close()
         os.waitpid(self.pid, 0)
-        # It may have died in the middle of a sample, and its slot would stay busy.
+        # If it died in the middle of a sample, its slot still shows it as busy.
         self.heartbeat.rest()
 
 
 def start_loader(
     number: int, heartbeat: Heartbeat, ring: Ring, sources: dict[str, Source], inherited: Iterable[Connection | Peer]
 ) -> Loader:
-    """Fork a worker; the dataset and the ring are inherited, nothing is pickled. It closes what it must not hold.
+    """Fork a worker, which closes the inherited connections. It inherits dataset and ring, so nothing is pickled.
 
-    No other loader of this feeder has its number; the heartbeat is the feeder's.
+    `number` must be unique among the feeder's loaders; `heartbeat` is the feeder's.
     """
     own = heartbeat.slot(number)
     ours, theirs = Pipe()
@@ -127,7 +127,7 @@ def _work(heartbeat: Heartbeat, connection: Connection, ring: Ring, sources: dic
             task: Task = connection.recv()
             connection.send(run_task(task, ring, sources))
         except (EOFError, OSError):
-            return 0  # the feeder has hung up
+            return 0  # the feeder has closed the connection
 
 
 def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
@@ -144,7 +144,7 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
         return Done(filled.holes, prepared=filled.prepared, kept=kept, cpu_seconds=cpu_seconds, marks=filled.marks)
     except StudyError as error:
         return Done([], error)
-    except Exception as error:  # process boundary: whatever it is, the feeder must learn of it
+    except Exception as error:  # process boundary: the feeder must learn of any error
         return Done(
             [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Mend the dataset.")
         )

@@ -1,4 +1,4 @@
-"""Anonymous memory files: memory that processes share by descriptor, with no name that could be left behind."""
+"""Anonymous memory files: memory that processes share by descriptor, without a name that could be left behind."""
 
 import os
 
@@ -9,9 +9,9 @@ __all__ = ["memory_file"]
 
 
 def memory_file(name: str, size: int = 0) -> int:
-    """Return the descriptor of a memory file of so many bytes, which programs that this process starts do not inherit.
+    """Return the descriptor of a memory file of so many bytes. Programs started by this process do not inherit it.
 
-    Raises WorkerError where the system refuses it.
+    Raises WorkerError if the system refuses.
     """
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)

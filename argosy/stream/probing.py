@@ -67,9 +67,9 @@ class Facts:
 def probe(preparing: Preparing, *, skip_errors: bool, base: Layout | None = None) -> Facts:
     """Learn the facts of a Dataset or, given the layout `base` of its samples, of what `Data.then` returns for them.
 
-    A few samples are prepared twice, in a different order. If they differ, the Dataset draws from a generator of its own, and the error names it.
-    The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept, because their draws
-    may not show.
+    A few samples are prepared twice, in a different order. A difference is an error that names the Dataset: it draws from a generator of its own, or
+    modifies what it holds. The second time a sample that drew nothing is prepared under another seed. So are samples of a stream that is not kept,
+    because their draws may not show.
     """
     dataset, split, length = preparing.dataset, preparing.split, length_of(preparing)
     layout = _first_layout(preparing, base, length, skip_errors=skip_errors)

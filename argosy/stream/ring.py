@@ -1,11 +1,11 @@
-"""Blocks from one feeder to all trainers of a node, in shared memory, without a copy.
+"""Pass blocks from one feeder to all trainers of a node in shared memory, without copying.
 
-Contract. The ring is one anonymous memory file (memfd): nothing named, nothing to leak, gone with its last mapping. It
-has a fixed number of slots. The feeder owns a free slot and lends it to its loader workers, which write the block; a
-notice hands it to every reader; a reader gives it back when its last view of the block has died (autograd may still
-hold the batch). A slot is free again when every live reader has given it back: this is the back-pressure and the whole
-flow control. At most one notice and one release per slot and reader are on their way. A reader that dies is an
-end-of-file, which gives back all it held.
+Contract. The ring is one anonymous memory file (memfd): it has no name and cannot leak, because it disappears with its last mapping. It
+has a fixed number of slots. The feeder owns a free slot and lends it to its loader workers, which write the block. A
+notice hands the slot to every reader. A reader releases it when its last view of the block is freed (autograd may still
+hold the batch). A slot is free again when every live reader has released it: this back-pressure is the entire
+flow control. At most one notice and one release per slot and reader are in transit. The death of a reader is seen as an
+end-of-file, which releases all its slots.
 """
 
 import mmap
@@ -29,7 +29,7 @@ Memory = npt.NDArray[np.uint8]
 
 
 class Ring:
-    """The memory, as the feeder and its loader workers see it."""
+    """The memory as used by the feeder and its loader workers."""
 
     def __init__(self, *, slots: int, slot_bytes: int) -> None:
         self.slots = slots
@@ -44,19 +44,19 @@ class Ring:
     def lend(
         self, peer: Peer, layouts: dict[str, Layout], lengths: Mapping[str, int], shards: Sequence[int] = ()
     ) -> None:
-        """Send a reader the memory and what it needs to read it; a dead one is noticed by its end-of-file."""
-        # By value: a sample may be a named tuple of the user's script.
+        """Send a reader the memory and what it needs to read it. A dead reader is noticed by its end-of-file."""
+        # cloudpickle: a sample may be a named tuple defined in the user's script.
         peer.send(
             cloudpickle.dumps((self.slots, self.slot_bytes, layouts, dict(lengths), tuple(shards))), [self.descriptor]
         )
 
 
 class _Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot while a reader holds it; the type exists because ndarray itself has no weak references."""
+    """The bytes of a slot while a reader holds it. A subclass, because ndarray itself does not support weak references."""
 
 
 class RingReader:
-    """A trainer's end. `pin` prepares the memory for a device's copies and returns a function that undoes that."""
+    """A trainer's end. `pin` prepares the memory for copies to a device and returns a function that undoes this."""
 
     def __init__(self, peer: Peer, *, pin: Callable[[Memory], Callable[[], None]] | None = None) -> None:
         self.peer = peer
@@ -73,7 +73,7 @@ class RingReader:
         self._unpin = pin(self._memory) if pin is not None else None
 
     def blocks(self) -> list[tuple[Block, int]]:
-        """Return the blocks that have arrived, maybe none, each with its assignment; raises EOFError when the feeder is gone."""
+        """Return the blocks that have arrived, possibly none, each with its assignment. Raises EOFError if the feeder is gone."""
         early, self._notices = self._notices, []
         notices = early or self.peer.receive()
         return [
@@ -82,7 +82,7 @@ class RingReader:
 
     def _block(self, slot: int, place: Place, fixed: bool, marks: tuple[ShardMark, ...]) -> Block:
         lease: _Lease = self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].view(_Lease)
-        # Fires when the last array or tensor that derives from the lease has died.
+        # Fires when the last array or tensor derived from the lease is freed.
         weakref.finalize(lease, _release, self.peer, slot).atexit = False
         layout: Layout = self.layouts[place.split]
         block = layout.block(place, lease)
@@ -90,7 +90,7 @@ class RingReader:
         return block
 
     def close(self) -> None:
-        """Hang up. Blocks that are still alive stay readable by the host; no copy to a device may be under way."""
+        """Close the connection. The host can still read blocks that are alive; no copy to a device may be in progress."""
         if self._unpin is not None:
             self._unpin()
             self._unpin = None
@@ -98,7 +98,7 @@ class RingReader:
 
 
 def _release(peer: Peer, slot: int) -> None:
-    # To a feeder that is gone, `send` sends nothing: it needs nothing back.
+    # If the feeder is gone, `send` does nothing, and nothing has to be released.
     peer.send(slot)
 
 

@@ -1,4 +1,4 @@
-"""Which blocks go through the stream, one after another: the training samples of a section, then all validation samples."""
+"""The sequence of blocks in the stream: the training samples of a section, then all validation samples."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ BLOCK_BYTES = 4 * 2**20
 
 
 def section_start(section: int, length: int, per_epoch: int) -> int:
-    """Return the element of its epoch's order at which a section begins; an epoch of `length` elements has `per_epoch`."""
+    """Return the element of its epoch's order at which a section begins. An epoch of `length` elements has `per_epoch` sections."""
     return section % per_epoch * length // per_epoch
 
 
@@ -24,13 +24,13 @@ def section_stop(section: int, length: int, per_epoch: int) -> int:
 
 
 def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, block_size: int) -> Iterator[Place]:
-    """Yield the blocks of one section of a leg, in order; its first one may begin before the section does."""
+    """Yield the blocks of one section of a leg, in order. The leg's first block may begin before the section does."""
     epoch, length = section // per_epoch, lengths["train"]
     first = leg.position if section == leg.section else section_start(section, length, per_epoch)
     stop = section_stop(section, length, per_epoch)
     for split in lengths:
         low, high = (first, stop) if split == "train" else (0, lengths[split])
-        # Where no training sample is left, and no validation follows, an empty block says that the section ends.
+        # If no training sample is left and no validation follows, an empty block marks the end of the section.
         for start in range(low, high if "val" in lengths else max(high, low + 1), block_size):
             rows = max(min(block_size, high - start), 0)
             last = start + rows >= high
@@ -38,7 +38,7 @@ def places(leg: Leg, section: int, lengths: Mapping[str, int], per_epoch: int, b
 
 
 class Orders:
-    """The order of each split's current epoch, cached; asked for blocks in the order of a leg."""
+    """The order of each split's current epoch, cached for blocks that are requested in the order of a leg."""
 
     def __init__(
         self, seed: int, lengths: Mapping[str, int], *, shards: Sequence[int] = (), by_length: bool = False
@@ -46,9 +46,9 @@ class Orders:
         self.seed = seed
         self.lengths = lengths
         self.shards = shards
-        """Lengths of the shards that training samples are read from, where they are not kept."""
+        """Lengths of the shards from which training samples are read, if the stream is not kept."""
         self.by_length = by_length
-        """Whether members cut batches of samples of like length."""
+        """Whether members cut batches of samples of similar length."""
         self._at_hand: dict[str, tuple[int, Indices]] = {}
         self._windows: dict[tuple[Any, ...], WeakValueDictionary[int, Any]] = {}
 
@@ -59,7 +59,7 @@ class Orders:
         return self._at_hand[split][1]
 
     def windows(self, split: str, epoch: int, *cut_by: int | None) -> MutableMapping[int, Any]:
-        """Return the windows of an epoch that cutters of all of its samples share where they are cut alike, by first element."""
+        """Return the windows of an epoch, by first element, that cutters of all its samples share if they cut with the same values `cut_by`."""
         self._windows = {key: found for key, found in self._windows.items() if key[1] >= epoch}
         return self._windows.setdefault((split, epoch, *cut_by), WeakValueDictionary())
 
@@ -69,6 +69,6 @@ class Orders:
 
 
 def choose_block_size(layout: Layout) -> int:
-    """Return the samples per block: about 4 MiB, a multiple of 64 from 64 to 4096."""
+    """Return the number of samples per block: about 4 MiB, a multiple of 64 from 64 to 4096."""
     fitting = BLOCK_BYTES // max(layout.sample_bytes, 1)
     return min(max(fitting // 64 * 64, 64), 4096)

@@ -1,9 +1,9 @@
-"""Which node prepares which block, and on what way it reaches the other nodes: the pipelines of SC'18 (§IV, Figs 5-7).
+"""Which node prepares which block, and how the block reaches the other nodes: the pipelines of SC'18 (§IV, Figs 5-7).
 
-Contract. The unit of sharing is a block of the stream. The p preparing nodes take turns: block k of a leg is prepared by
-the node of turn k mod p and by no other, so the partitions are exclusive and every node has the same blocks in the
-same order, whatever the pipeline. A block travels as the bytes that it has in the ring, in one broadcast per hop,
-straight from slot to slot. A pipeline is a value: another one is one function and one line in ``PIPELINES``.
+Contract. The unit of sharing is a block of the stream. The p preparing nodes take turns: block k of a leg is prepared only by
+the node of turn k mod p. So the partitions are exclusive, and every node has the same blocks in the
+same order, whatever the pipeline. A block is sent as its bytes in the ring, in one broadcast per hop, directly
+from slot to slot. A pipeline is a value: a new one is one function and one line in ``PIPELINES``.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +20,12 @@ class Hop:
     group: int
     """Number of the group in its pipeline."""
     root: int
-    """Rank of the node that has the block."""
+    """Rank of the node that sends the block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The node that prepares a block, and the broadcasts that carry it to the others, one after another."""
+    """The node that prepares a block, and the successive broadcasts that send it to the others."""
 
     owner: int
     hops: tuple[Hop, ...]
@@ -33,15 +33,15 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """How so many nodes share one stream."""
+    """How a number of nodes share one stream."""
 
     groups: tuple[tuple[int, ...], ...]
     """Ranks of each communication group; groups may overlap."""
     turns: tuple[Turn, ...]
-    """Turns of the blocks of a leg, repeated in a cycle."""
+    """Turns of the blocks of a leg, repeated cyclically."""
 
     def seen_by(self, rank: int) -> Iterator[Turn]:
-        """Return the turns of the blocks of a leg, with those hops alone that this node takes part in."""
+        """Return the turns of the blocks of a leg, with only those hops in which this node takes part."""
         return cycle(
             Turn(owner=turn.owner, hops=tuple(hop for hop in turn.hops if rank in self.groups[hop.group]))
             for turn in self.turns
@@ -49,9 +49,9 @@ class Pipeline:
 
 
 def all_shared(nodes: int) -> Pipeline:
-    """Let every node prepare, and all gather what it prepared.
+    """Let every node prepare, and all nodes gather the blocks.
 
-    The all-gather is made of one broadcast per block, several under way at a time: gloo's own one takes three times as
+    The all-gather consists of one broadcast per block, several in progress at a time. gloo's own all-gather takes three times as
     long for the same bytes.
     """
     all_ranks = tuple(range(nodes))
@@ -76,23 +76,23 @@ def single_broadcast(nodes: int, preparing: int) -> Pipeline:
 
 
 def multi_broadcast(nodes: int, preparing: int) -> Pipeline:
-    """Let the first p nodes prepare, and each broadcast its own blocks to all in a group of its own."""
+    """Let the first p nodes prepare, and each broadcast its own blocks to all nodes in a group of its own."""
     all_ranks = tuple(range(nodes))
     turns = tuple(Turn(owner=rank, hops=(Hop(group=rank, root=rank),)) for rank in range(preparing))
     return Pipeline(groups=(all_ranks,) * preparing, turns=turns)
 
 
 PIPELINES: dict[str, Callable[[int, int], Pipeline]] = {
-    "all-shared": lambda nodes, _: all_shared(nodes),  # nodes that came late prepare as well
+    "all-shared": lambda nodes, _: all_shared(nodes),  # nodes that joined later prepare too
     "single-broadcast": single_broadcast,
     "multi-broadcast": multi_broadcast,
 }
-"""Name -> (nodes, preparing nodes) -> pipeline. ``local`` is no pipeline at all: every node prepares every block."""
+"""Name -> (nodes, preparing nodes) -> pipeline. ``local`` needs no pipeline: every node prepares every block."""
 
 
 def candidates(nodes: int) -> list[tuple[str, int]]:
-    """Return the (pipeline, preparing nodes) that are worth measuring: all nodes prepare, or one, or about half of them."""
+    """Return the (pipeline, preparing nodes) worth measuring: all nodes prepare, or one, or about half of them."""
     few = sorted({1, (nodes + 1) // 2} - {nodes})
     shared = [(name, preparing) for name in ("single-broadcast", "multi-broadcast") for preparing in few]
-    # With one preparing node both are the same broadcast.
+    # With one preparing node, single and multi-broadcast are the same.
     return [("all-shared", nodes), *(pair for pair in shared if pair != ("multi-broadcast", 1))]

@@ -1,8 +1,8 @@
-"""TLS for the calls between nodes: one private key and its certificate, which the nodes of a job alone have.
+"""TLS for connections between nodes: one private key and its certificate, which only the nodes of a job have.
 
-Both ends show the certificate and take no other, byte for byte: not even another one of the same authority, though the file
-may hold the authority's as well. So a relay between two nodes has nothing to show to either. What a listener asks of its
-callers (`argosy.stream.listener`) comes after that, inside.
+Both ends present the certificate and accept no other, compared byte for byte: not even another of the same authority, though the file
+may contain the authority's too. So a relay between two nodes has nothing to present to either. The listener's own
+authentication (`argosy.stream.listener`) follows inside TLS.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ class Certificate:
     """The certificate of a job's nodes."""
 
     digest: str
-    """SHA-256 of the file, which tells it from another one."""
+    """SHA-256 of the file, which identifies it."""
     _calling: ssl.SSLContext
     _called: ssl.SSLContext
 
     @classmethod
     def load(cls, path: Path) -> "Certificate":
-        """Load a PEM file of the private key and the certificate; raises PlanError for another one."""
+        """Load a PEM file with the private key and the certificate. Raises PlanError if it cannot be read as such."""
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             sides = [_context(path, side) for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)]
@@ -47,7 +47,7 @@ class Certificate:
         return cls(digest=digest, _calling=sides[0], _called=sides[1])
 
     def calling(self, connection: socket.socket) -> socket.socket:
-        """Return the caller's end of a connection, inside TLS; the handshake comes with the first send or receive."""
+        """Return the caller's end of a connection, inside TLS. The handshake happens at the first send or receive."""
         return self._calling.wrap_socket(connection, do_handshake_on_connect=False)
 
     def called(self, connection: socket.socket) -> socket.socket:
@@ -59,39 +59,39 @@ class _Context(ssl.SSLContext):
     """TLS context of one side of the calls."""
 
     leaf: bytes
-    """The certificate that both sides show, as DER."""
+    """The certificate that both sides present, as DER."""
 
 
 def _context(path: Path, side: int) -> ssl.SSLContext:
     context = _Context(side)
     context.sslsocket_class = _Sealed
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # a node has many names; what counts is that it has the certificate
+    context.check_hostname = False  # a node has many names; only the certificate counts
     context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # it vouches for itself, whatever its issuer
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # trust the certificate itself, not its issuer
     context.load_cert_chain(path, password="")
     context.leaf = _leaf(path)
-    context.load_verify_locations(cadata=context.leaf)  # not the rest of a chain, which vouches for others
+    context.load_verify_locations(cadata=context.leaf)  # not the rest of a chain, to trust no other certificate
     if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # no caller resumes a session
+        context.num_tickets = 0  # callers never resume sessions
     return context
 
 
 def _leaf(path: Path) -> bytes:
-    """Return the first certificate of a file, which is the one that is shown."""
+    """Return the first certificate in a file, which is the one presented."""
     _, begin, rest = path.read_text().partition(ssl.PEM_HEADER)
     inside, end, _ = rest.partition(ssl.PEM_FOOTER)
     return ssl.PEM_cert_to_DER_cert(begin + inside + end)
 
 
 class _Sealed(ssl.SSLSocket):
-    """TLS socket that raises BlockingIOError where it would have to wait, and buffers nothing that a poll cannot see."""
+    """TLS socket that raises BlockingIOError instead of waiting, and buffers nothing that a poll cannot see."""
 
     _known = False
-    """Whether the other end has shown the certificate."""
+    """Whether the other end has presented the certificate."""
 
     def _meet(self) -> None:
-        """Shake hands, and compare the other end's certificate with the job's."""
+        """Perform the handshake, and compare the other end's certificate with the job's."""
         if self._known:
             return
         self.do_handshake()
@@ -117,7 +117,7 @@ class _Sealed(ssl.SSLSocket):
             raise BlockingIOError from error
 
     def recvmsg_into(self, buffers: Iterable[Any], *_: int) -> tuple[int, list[Any], int, Any]:  # type: ignore[override]
-        """Receive whole records, as many as are there, and no descriptors."""
+        """Receive as many whole records as are available. Receives no descriptors."""
         (buffer,), size = buffers, 0
         with memoryview(buffer) as room:
             while len(room) - size >= RECORD_BYTES:

@@ -1,6 +1,6 @@
-"""Samples and outputs as trees: tuples, lists, dicts, named tuples and dataclasses of leaves, taken apart and put together again.
+"""Flatten samples and outputs, and rebuild them: trees of tuples, lists, dicts, named tuples and dataclasses.
 
-Torch has the same in a private module, with structures that change between versions; ours cross process borders.
+torch has the same in a private module, but its structures change between versions, and these are sent between processes.
 """
 
 import functools
@@ -18,13 +18,13 @@ Structure = Any
 """None for a leaf; else (type, keys or None, structures of the children)."""
 PLAIN = (tuple, list, dict)
 PAIR: Structure = (tuple, None, (None, None))
-"""That of the usual (inputs, target)."""
+"""Structure of the usual (inputs, target)."""
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves from left to right, and what is needed to put them back."""
+    """Return the leaves from left to right, and the structure needed to rebuild the tree."""
     if type(tree) is tuple and len(tree) == 2 and type(tree[0]) is type(tree[1]) is Tensor:
-        return [*tree], PAIR  # for every batch of every member
+        return [*tree], PAIR  # fast path, because this runs for every batch of every member
     found = _parts(tree)
     if found is None:
         return [tree], None
@@ -63,13 +63,13 @@ def described(structure: Structure) -> str:
 
 def _parts(tree: Any) -> tuple[tuple[Any, ...] | None, list[Any]] | None:
     """Return the keys, if any, and the children of a tree; None for a leaf."""
-    if type(tree) is Tensor:  # asked for every batch of every member: the other questions take longer
+    if type(tree) is Tensor:  # first, because this runs for every batch of every member and the other checks are slower
         return None
     if isinstance(tree, tuple | list):
         return None, list(tree)
     if isinstance(tree, Mapping):
         return tuple(tree), list(tree.values())
-    if is_dataclass(tree) and not isinstance(tree, type | Ragged):  # a Ragged stands for a leaf
+    if is_dataclass(tree) and not isinstance(tree, type | Ragged):  # a Ragged is a leaf
         keys = tuple(one.name for one in fields(tree))
         return keys, [getattr(tree, key) for key in keys]
     return None
@@ -91,16 +91,16 @@ def _made(kind: Any, keys: tuple[Any, ...] | None, children: list[Any]) -> Any:
 
 @functools.cache
 def _rebuilt_as(kind: Any, keys: tuple[Any, ...] | None, count: int) -> Any:
-    """Return a type that takes so many leaves, whatever they are: this one, or what torch's default_collate would make of it.
+    """Return a type that accepts so many arbitrary leaves: `kind`, or the type that torch's default_collate would use.
 
-    A torch.Size takes numbers alone, and a defaultdict wants a factory.
+    For example, a torch.Size accepts only numbers, and a defaultdict needs a factory.
     """
     children = [object() for _ in range(count)]
     try:
         made = _made(kind, keys, children)
         if (found := _parts(made)) is not None and found[1] == children:
             return kind
-    except (TypeError, ValueError, AttributeError):  # a user's class may check what it is given
+    except (TypeError, ValueError, AttributeError):  # a user's class may check its arguments
         pass
     if keys is not None:
         return dict
