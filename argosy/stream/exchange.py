@@ -3,7 +3,7 @@
 Contract. An exchange serves one leg. It is the only process with communication groups (torch.distributed, gloo), so
 the feeder keeps its one thread, never waits for another node, and may fork. The feeder tells it which slots to send or receive,
 in an order that is the same on every node within each group, as collectives require. The exchange reports each finished
-hop. It owns a slot that it receives into from the order until its first report; slots that it sends it only reads. No
+hop. It owns a slot that it receives into from the order until its first report; it only reads the slots that it sends. No
 process waits for an exchange. A feeder kills one that it no longer needs; the kernel then closes its connections, and the exchanges
 at the other ends break. An exchange that breaks reports why and ends. It dies with its feeder.
 """

@@ -45,7 +45,7 @@ def shard_count(stream: Any) -> int | None:
 
 
 def opened_shard(stream: Any, shard: int, row: int = 0) -> tuple[int, Iterator[Any]]:
-    """Begin to read a shard. Returns its samples and the row of the first, which is 0 unless the stream can begin elsewhere."""
+    """Begin to read a shard. Returns the row at which its samples begin, which is 0 unless the stream can begin at `row`, and the samples."""
     whole = given(stream)
     with _as_worker(stream, shard):
         if hasattr(whole, "read_from"):
