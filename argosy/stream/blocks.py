@@ -17,8 +17,11 @@ from argosy.stream.trees import Structure, described, flatten, unflatten
 __all__ = ["ALIGNMENT", "Block", "Layout", "Place", "Unfit", "bits_of", "bytes_of", "same_bits", "sample_leaves"]
 
 ALIGNMENT = 64
-"""Alignment of every leaf, in bytes. Vectorised kernels may round differently on memory of another alignment, so batches that start
-elsewhere are copied. A batch then gives the same results whichever block it came in."""
+"""Alignment of every leaf, in bytes.
+
+Vectorised kernels may round differently on memory of another alignment, so batches that start elsewhere are copied. A batch then gives the same
+results whichever block it came in.
+"""
 
 
 class Unfit(Exception):  # noqa: N818  # a clause about a sample, not a sentence

@@ -183,8 +183,7 @@ class Code:
         return Reading(digest=_hash("\n".join([said, *map(" ".join, parts)])), parts=parts, said=_hash(said))
 
     def imported(self) -> dict[str, list[str]]:
-        """Return, by name, digests of the parts read so far that belong to modules of the user: functions, classes and constants, which every
-        process imports for itself."""
+        """Return, by name, digests of the functions, classes and constants read so far that every process imports itself from the user's modules."""
         found: dict[str, list[str]] = {}
         for part, digest, _ in self._read.values():
             module = part.module if isinstance(part, Global) else part.__module__
@@ -473,8 +472,10 @@ class _Text:
 
 
 def _is_as_imported(part: Part) -> bool:
-    """Return whether importing the module recreates this part, unless a script sets it: no cache or counter that calls change, and no path of one
-    node."""
+    """Return whether importing the module recreates this part, unless a script sets it.
+
+    It must be no cache or counter that calls change, and no path that may differ between nodes.
+    """
     if isinstance(part, Global):
         return _is_constant(part.value)
     if isinstance(part, type):
@@ -486,8 +487,7 @@ def _is_as_imported(part: Part) -> bool:
 
 
 def _is_state(part: Part) -> bool:
-    """Return whether functions of its module, other than `__init__`, set the attribute or key that this part names: it is state then, not a
-    setting."""
+    """Return whether a part is state and not a setting: functions of its module other than `__init__` set the attribute or key that it names."""
     if not isinstance(part, Global) or "." not in part.name:
         return False
     own = [
@@ -523,8 +523,10 @@ def _key(part: Part) -> Key:
 
 
 def _as_written(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class as written: without the wrapper that torch puts around the `step` of an optimizer class when its first
-    instance is created."""
+    """Return the attributes of a class as written.
+
+    When the first instance of an optimizer class is created, torch wraps its `step`, own or inherited; the wrapper is left out.
+    """
     found = dict(vars(kind))
     if _without_hooks(found.get("step")) is not found.get("step"):
         found["step"] = _without_hooks(found["step"])

@@ -182,8 +182,7 @@ def _memories(holder: Any) -> Iterator[Any]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Return whether a value may hold memory. Lists and tuples of plain values do not, such as file names with classes, of which there may be
-    millions."""
+    """Return whether a value may hold memory. Sequences of plain values do not: there may be millions, such as file names with classes."""
     kind = type(value)
     return kind not in ATOMS and not ((kind is tuple or kind is list) and ATOMS.issuperset(map(type, value)))
 
