@@ -29,13 +29,13 @@ from argosy.results.repetitions import Comparison, Leader, Repetitions
 __all__ = ["Format", "Report", "best_epochs"]
 
 Way = Literal["probabilities", "logits", "votes", "mean"]
-"""In which networks are combined."""
+"""How the outputs of networks are combined."""
 Format = Literal["safetensors", "onnx", "torch-export", "hub"]
-"""Of exports."""
+"""Formats of exports."""
 IDENTITY = ("member", "configuration", "seed", "fold")
 """First columns of every table of members."""
 WHOLE = ("seed", "fold")
-"""Those that are whole numbers, or NA."""
+"""Columns that hold whole numbers or NA."""
 
 
 @known_names("report")
@@ -58,11 +58,11 @@ class Report:
     preparations: float
     """How often each training sample was prepared per epoch of the stream."""
     preparations_alone: float
-    """How often it would have been prepared with one script for each member, for the same epochs."""
+    """How often it would have been prepared by one script per member, for the same epochs."""
     keeping: Mapping[str, str]
-    """By split, what was kept of its prepared samples when the data were opened, or why nothing is, in words."""
+    """By split: which prepared samples are cached, or why none are, in words."""
     skipped: Mapping[str, tuple[int, int]]
-    """By split, how many samples raised and were left out (`Data.on_error`), and of how many."""
+    """By split: number of samples that raised and were left out (`Data.on_error`), and number of all samples."""
     waiting_share: float
     """Share of the trainers' time spent waiting for data."""
     cpu_seconds: float
@@ -72,7 +72,7 @@ class Report:
     sharing: SharingChosen | None
     """How nodes shared the stream, and why."""
     ensembles: tuple[EnsembleChosen, ...]
-    """What `Study.ensemble` chose after each section: the members' weights, and its losses."""
+    """Ensembles that `Study.ensemble` selected after each section: the members' weights, and the losses."""
     packs: tuple[Packed, ...]
     """Programs chosen for members that can share one, and the measurements: every choice, first to last."""
     alone: Mapping[str, str]
@@ -84,8 +84,8 @@ class Report:
     legs: tuple[LegResult, ...]
     """Predicted and actual times of each leg."""
     gauges: Mapping[str, Mapping[str, Any]]
-    """What stages did and how full the queues between them were, by worker; if several drivers worked on the run, the
-    worker's name is preceded by the driver's number."""
+    """Counters of the stages and the fill of the queues between them, by worker; if several drivers worked on the run, the driver's number
+    precedes the worker's name."""
     networks: Callable[[], Networks] = field(repr=False)
     validations_per_epoch: int
     """Sections of an epoch."""
@@ -98,11 +98,11 @@ class Report:
         return tuple({(pack.device, frozenset(itertools.chain(*pack.programs))): pack for pack in self.packs}.values())
 
     def best(self) -> MemberResult:
-        """Return the member with the best objective that neither failed nor diverged; of equals the earlier one.
+        """Return the member with the best objective among those that neither failed nor diverged; ties go to the earlier one.
 
-        If members repeat networks under several seeds or folds, this is a single repetition, which was lucky as well as
-        good: `leader` names the best configuration, and ``ensemble(members=[report.leader.name])`` is made of all its
-        members. Raises RunError if no such member has finished an epoch with a number as its objective.
+        If members repeat networks under several seeds or folds, this is a single repetition, which may be good by luck: `leader` names the
+        best configuration, and ``ensemble(members=[report.leader.name])`` combines all its members. Raises RunError if no member has
+        finished an epoch with a finite objective.
         """
         row = next(filter(self._has_number, self.rows), None)
         if row is None:
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def leader(self) -> Leader | None:
-        """What a headline names as the best: a member, or a configuration by its mean if members repeat networks.
+        """The best member, or the best configuration by its mean if members repeat networks, as named in headlines.
 
         None before there is one.
         """
@@ -131,14 +131,14 @@ class Report:
         return self.repetitions.leader({row.name: row.metrics.get(self.objective, math.nan) for row in single})
 
     def member(self, name: str) -> MemberResult:
-        """Return the member of that name; raises RunError if there is none."""
+        """Return the member with this name; raises RunError if there is none."""
         found = next((row for row in self.rows if row.name == name), None)
         if found is None:
             raise self._unknown(name, [row.name for row in self.rows])
         return found
 
     def _row(self, given: str | MemberResult) -> MemberResult:
-        """Return the member of a name, or the given one; raises RunError where this run has none."""
+        """Return a member given by name or as a result; raises RunError if this run has no such member."""
         found = self.member(given.name if isinstance(given, MemberResult) else given)
         if isinstance(given, MemberResult) and given.folder.resolve() != found.folder.resolve():
             raise RunError(
@@ -164,17 +164,23 @@ class Report:
         calibrate: bool = False,
         preprocess: bool = False,
     ) -> Any:
-        """Return one ``nn.Module`` of the best weights of the `top`, named, or all members; see `argosy.ensembling.ensemble`.
+        """Return an ensemble of the best weights of the `top`, the named, or all members, as one ``nn.Module``.
 
-        A configuration's name among `members` stands for all members that repeat it; those that failed, diverged or
-        reached no number as their objective are only included if they are named themselves. With ``select="greedy"`` only members that improve the ensemble on
-        the validation samples are included, with weights (Caruana et al. 2004), with ``"bagged"`` the mean of such choices from random halves; of members that keep their last sections
-        (`EnsemblePlateau.snapshot_bytes`), also as they were after these, under names as ``m03@12``, unless `snapshots` is false, outputs are combined in
-        another way than by probabilities or a mean, or `calibrate` is asked for. With that each member's logits are divided by a temperature fitted there. The ensemble's ``scores`` are its own and each member's results on
-        these samples, and its ``note`` says which samples they are, or why there are no scores. By default `combine`
-        follows from the members' losses, if these determine it; of networks with several outputs it is one for all, or one for each in
-        their structure, as ``{"digit": "probabilities", "angle": "mean"}``. Inputs are as `Data.on_device` returns them; with
-        `preprocess`, as the dataset has them. Raises RunError and StudyError.
+        A configuration's name in `members` stands for all members that repeat it. Members that failed, diverged or have no finite objective
+        are only included if they are named themselves.
+
+        With ``select="greedy"``, only members that improve the ensemble on the validation samples are included, with weights (Caruana et al.
+        2004); ``"bagged"`` averages such selections from random halves of the members. Members that keep snapshots of recent sections
+        (`EnsemblePlateau.snapshot_bytes`) can also be selected as they were then, under names such as ``m03@12``. Snapshots are not used if
+        `snapshots` is false, if `calibrate` is set, or if outputs are combined otherwise than by probabilities or a mean.
+
+        With `calibrate`, each member's logits are divided by a temperature that is fitted on the validation samples. The ensemble's
+        ``scores`` are its own results and those of each member on these samples; its ``note`` says which samples they are, or why there are
+        no scores.
+
+        `combine` follows from the members' losses by default, if these determine it. For networks with several outputs it is one way for all
+        of them, or one for each in their structure, such as ``{"digit": "probabilities", "angle": "mean"}``. The ensemble takes inputs as
+        `Data.on_device` returns them; with `preprocess`, as the dataset returns them. Raises RunError and StudyError.
         """
         if select is not None:
             check_choice("report.ensemble: select", select, ("greedy", "bagged"))
@@ -184,12 +190,13 @@ class Report:
         )
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
-        """Return a network's output, by default the best member's, for each sample: a tensor ``[N, …]`` on the host.
+        """Return a network's output for each sample, by default the best member's: a tensor ``[N, …]`` on the host.
 
-        A network with several outputs gives them as it returns them: a tuple, a dict or a dataclass of tensors. Samples are prepared like the study's validation samples, which are the default: arrays, alone, in a tuple or by name in a dict, or
-        a Dataset. They need no target unless `Data.on_device` makes inputs of it, and is given zeros otherwise. The network
-        may be that of a member, by its name, or any, such as an ensemble; it runs on the device where it is. A sample that raises has NaN where the study skips such samples
-        (`Data.on_error`), and a warning names it. Raises RunError and StudyError.
+        A network with several outputs returns them in its own structure: a tuple, a dict or a dataclass of tensors. Samples are arrays (one,
+        a tuple, or a dict by name) or a Dataset, by default the study's validation samples; they are prepared like these. They need no
+        targets unless `Data.on_device` computes inputs from them; missing targets are zeros. The network is given by a member's name or as a
+        module, such as an ensemble, and runs on its device. If the study skips samples that raise (`Data.on_error`), their rows are NaN and a
+        warning names them. Raises RunError and StudyError.
         """
         if network is None or isinstance(network, str | MemberResult):
             network = (self.best() if network is None else self._row(network)).load()
@@ -206,11 +213,11 @@ class Report:
     ) -> Path:
         """Write a network into the folder `to`, in a format that loads without Argosy, and return the folder.
 
-        The network is that of a member, by its name, or any other, such as an ensemble; by default the best member's.
-        ``"safetensors"`` holds its weights and a ``config.json``; ``"onnx"`` and ``"torch-export"`` all of it, for batches of
-        any size; ``"hub"`` is a folder as on the Hugging Face Hub, with a model card, which `push_to_hub` uploads as
-        ``"owner/name"``. Inputs are as `Data.on_device` returns them; with `preprocess`, as the dataset has them, which
-        weights alone cannot hold. The report needs its study. Raises RunError and StudyError.
+        The network is given by a member's name or as a module, such as an ensemble; by default it is the best member's. ``"safetensors"``
+        contains the weights and a ``config.json``; ``"onnx"`` and ``"torch-export"`` contain the whole network, for batches of any size;
+        ``"hub"`` is a folder for the Hugging Face Hub with a model card, which `push_to_hub` uploads to ``"owner/name"``. The exported network
+        takes inputs as `Data.on_device` returns them; with `preprocess`, which needs a format with the whole network, as the dataset returns
+        them. The report needs its study. Raises RunError and StudyError.
         """
         named = isinstance(network, str | MemberResult)
         row = self.best() if network is None else self._row(network) if named else None
@@ -219,10 +226,10 @@ class Report:
         return folder
 
     def out_of_fold(self, configuration: str) -> Any:
-        """Return what a cross-validation's networks predict for samples that they have not seen: a tensor ``[N, …]`` on the host.
+        """Return the out-of-fold predictions of a cross-validation: a tensor ``[N, …]`` on the host.
 
-        Row n is for validation sample n, by the best weights of the member that holds it out: the mean if several do,
-        as is possible with bootstraps, and NaN if none does. Members that failed or diverged are left out, with a warning.
+        Row n is the prediction for validation sample n by the best weights of the member that holds it out: the mean if several members do,
+        as with bootstraps, and NaN if none does. Members that failed or diverged are left out, with a warning.
         """
         found = [row for row in self.rows if row.repeats == configuration and row.status != LEFT_OUT]
         if not found:
@@ -299,13 +306,12 @@ class Report:
     def plot(
         self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
     ) -> Any:
-        """Draw a metric, by default the objective, over the epochs, and return the axes of matplotlib.
+        """Draw a metric, by default the objective, over the epochs, and return the matplotlib axes.
 
-        Without `by` there is a line for each member, the best one in colour. With ``by="configuration"`` there is the mean
-        of each configuration's members that neither failed nor diverged, at the epochs that all of them have reached, in a
-        `band`: "ci", the 95 % interval of the mean, "std", the standard deviation, "range", from the least to the largest
-        value, or None. Members can also be grouped by "seed", "fold" and any hyper-parameter, as "optimizer.lr".
-        Raises RunError for unknown names, and if matplotlib is not installed.
+        Without `by` there is one line per member, with the best one coloured. With ``by="configuration"`` there is the mean over the members
+        of each configuration that neither failed nor diverged, at the epochs that all of them have reached, with a `band`: "ci" (95 % interval
+        of the mean), "std" (standard deviation), "range" (minimum to maximum) or None. Members can also be grouped by "seed", "fold" or any
+        hyper-parameter, such as "optimizer.lr". Raises RunError for unknown names, and if matplotlib is not installed.
         """
         from argosy.results import figures  # imports matplotlib
 
@@ -324,10 +330,10 @@ class Report:
         return axes
 
     def plot_hyperparameters(self, metric: str | None = None) -> list[Any]:
-        """Draw each hyper-parameter that is not the same in all members against a metric, by default the objective.
+        """Draw a metric, by default the objective, against each hyper-parameter that differs between members.
 
-        Returns the axes of matplotlib, one for each; the metric is that of a member's best section, and the best member
-        is in colour. Raises RunError for an unknown metric, and if matplotlib is not installed.
+        Returns the matplotlib axes, one per hyper-parameter. The metric is taken from each member's best section, and the best member is
+        coloured. Raises RunError for an unknown metric, and if matplotlib is not installed.
         """
         from argosy.results import figures  # imports matplotlib
 
@@ -341,8 +347,8 @@ class Report:
     def write_figures(self, folder: str | Path) -> list[Path]:
         """Write figures for a paper into a folder, each as PNG, SVG and PDF, and return the files.
 
-        They are the objective over the epochs; the mean of each configuration, if members repeat networks; and the
-        hyper-parameters against the objective, if they differ. Raises RunError if matplotlib is not installed.
+        The figures are the objective over the epochs, the mean of each configuration if members repeat networks, and the objective against
+        hyper-parameters that differ. Raises RunError if matplotlib is not installed.
         """
         from argosy.results import figures  # imports matplotlib
 
@@ -400,9 +406,9 @@ class Report:
     def ending(
         self, *, again: str = "the same call again", mended: str = "the same call with retry_failed=True"
     ) -> Ending:
-        """Return what is shown at the end of a run: the best, what failed and why, one table, and what to do.
+        """Return the text at the end of a run: the best member, failures with reasons, a table, and next steps.
 
-        `again` is what continues the run, and `mended` what trains failed members further. ``print(report)`` shows it.
+        `again` describes how to resume the run, and `mended` how to continue failed members. ``print(report)`` shows this text.
         """
         failed = [row for row in self.rows if row.status == "failed"]
         counted_any = any(one.counted for one in self.repetitions.configurations)
@@ -453,7 +459,7 @@ class Report:
         return f"Best: {leader} at epoch {_best_of_epochs(row)}", f"{load}.member({row.name!r}).load()"
 
     def _last_ensemble(self) -> tuple[str, ...]:
-        """Return what `Study.ensemble` chose last, and how to load it."""
+        """Return the last ensemble of `Study.ensemble`, and how to load it."""
         last = next((chosen for chosen in reversed(self.ensembles) if chosen.loss is not None), None)
         if last is None:
             return ()
@@ -468,7 +474,7 @@ class Report:
 
     @property
     def _skipped(self) -> tuple[str, ...]:
-        """How many samples were left out, in a line for each split."""
+        """Return how many samples were left out, one line per split."""
         return tuple(
             f"{count:,} of {length:,} samples raised and were left out ({split})"
             for split, (count, length) in self.skipped.items()
@@ -476,7 +482,7 @@ class Report:
 
     @property
     def _loaded(self) -> str:
-        """How this report is read again in Python."""
+        """Return the Python expression that reads this report again."""
         return f"argosy.load({str(self.directory)!r}, study={'search).run' if self.is_search else 'study)'}"
 
     def _columns_and_rows(self) -> tuple[list[str], list[list[Any]]]:
@@ -547,7 +553,7 @@ class Report:
         }
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame: whole numbers, numbers, switches and words each as such, gaps as NA.
+        """Return the table as a pandas DataFrame with integer, float, boolean and string columns; missing values are NA.
 
         Raises RunError if pandas is not installed.
         """
@@ -625,7 +631,7 @@ def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread |
 
 
 def best_epochs(row: MemberResult) -> float | None:
-    """Return after how many epochs a member was best: a fraction where an epoch has several validations."""
+    """Return after how many epochs a member was best; may be a fraction with several validations per epoch."""
     return next((ended.epochs for ended in reversed(row.sections) if ended.best), None)
 
 

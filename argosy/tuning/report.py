@@ -1,9 +1,9 @@
-"""What came out of a search: its trials, the best of them, and how soon that was known.
+"""Results of a search: its trials, the best of them, and how soon it was known.
 
-The best trial, here and in Optuna's study, is the one with the best objective of any of its sections, of those that trained to their
-end, which are the complete ones; while there are none, of those that have neither failed nor been stopped. Trials that failed,
-diverged or were stopped count for nothing, one that breaks a constraint is behind all that break none and never best, and neither is
-what is not a number. Of several objectives the best trial is that of the Pareto set with the best first objective.
+The best trial, here and in Optuna's study, has the best objective in any of its sections among the complete trials, which have trained to
+their end; while there are none, among the trials that have neither failed nor been stopped. Trials that failed, diverged or were stopped do
+not count. A trial that violates a constraint ranks behind all that violate none and is never the best, nor is one whose objective is not a
+number. With several objectives, the best trial is the one in the Pareto set with the best first objective.
 """
 
 import math
@@ -53,9 +53,9 @@ __all__ = [
 ]
 
 WORTHLESS = ("stopped", *WRONG)
-"""Statuses of trials that count for nothing."""
+"""Statuses of trials that do not count."""
 PRUNED = "pruned"
-"""Status of a trial that the scheduler has ended; its members are done."""
+"""Status of a trial that the scheduler has stopped early; its members are done."""
 COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reason")
 """Columns of the table, beside parameters and metrics."""
 
@@ -68,18 +68,18 @@ class TrialResult:
     name: str
     members: tuple[str, ...]
     status: str
-    """That of its members, or pruned, where the scheduler has ended it after these epochs."""
+    """Status of its members, or pruned if the scheduler has stopped it after these epochs."""
     reason: str
     epochs: float
     """Epochs of each of its members."""
     metrics: Mapping[str, float]
-    """Metrics of the section with the best objective; means of sections that all members have ended, none where one has failed."""
+    """Metrics of the section with the best objective, averaged over the members; empty if a member has failed."""
     totals: Mapping[str, float]
-    """Up to that section, what else objectives may be: `argosy.tuning.objectives.TOTALS`."""
+    """Other possible objectives, up to that section: `argosy.tuning.objectives.TOTALS`."""
     constraints: tuple[float, ...] = ()
-    """What the constraints of the search say of that section; above 0 where it breaks one."""
+    """Constraints of the search in that section; values above 0 are violations."""
     best_epochs: float | None = None
-    """Finished epochs of each member in the section that the metrics are of."""
+    """Finished epochs of each member at that section."""
 
     @classmethod
     def of(cls, row: MemberResult) -> "TrialResult":
@@ -114,17 +114,17 @@ class TrialResult:
 
     @property
     def verdict(self) -> str:
-        """What the constraints say of it, in a word."""
+        """Whether it violates constraints, in a word."""
         return "" if not self.constraints else "broken" if max(self.constraints) > 0 else "kept"
 
     @property
     def reached(self) -> dict[str, float]:
-        """All that objectives and constraints may be of."""
+        """Everything that objectives and constraints may use."""
         return {**self.metrics, **self.totals}
 
 
 def leader_of(best: TrialResult | None, objective: str) -> Leader | None:
-    """Return what a headline says of the best trial; None before there is one."""
+    """Return the headline about the best trial; None before there is one."""
     if best is None:
         return None
     return Leader(name=best.name, metric=objective, value=Interval.of([best.metrics[objective]]))
@@ -146,23 +146,23 @@ class SearchReport:
     """Result of a search."""
 
     run: Report
-    """Report of its members: one for each trial, named after it, or as many as it is the mean of."""
+    """Report of its members: one per trial, named after it, or several of which the trial is the mean."""
     rows: tuple[TrialResult, ...]
-    """Trials, best first; one that begins anew at each rung has a row for each."""
+    """Trials, best first; a trial that starts from scratch at each rung has one row per rung."""
     parameters: Mapping[str, Mapping[str, Any]]
-    """Parameters by the name of a row."""
+    """Parameters by name of the row."""
     trials: Mapping[str, int]
-    """Numbers of trials by the name of a row."""
+    """Trial numbers by name of the row."""
     sources: Mapping[str, str]
-    """By member, the one that it took its weights from; most members took none."""
+    """Members that started from another member's weights, with that member."""
     seconds: float
-    """Time that drivers worked on it, up to what was journaled last."""
+    """Time that drivers worked on it, up to the last journaled event."""
     epochs: float
     """Epochs trained by all members together."""
     packed_seconds: float
-    """Time saved by steps of several members at once, at the seconds of a sample measured alone and together."""
+    """Time saved by stepping several members at once, from the seconds per sample measured alone and together."""
     first_comparison_seconds: float | None
-    """Time until every trial that began with the search had ended its first section; None before."""
+    """Time until all initial trials had ended their first section; None before."""
     best_seconds: float | None
     """Time until the best trial had ended its best section; None before there is one."""
     scheduler: str
@@ -170,14 +170,14 @@ class SearchReport:
     objectives: Mapping[str, Mode]
     """Modes of the objectives by name, the first one first."""
     pareto: tuple[TrialResult, ...]
-    """The Pareto set: of the trials among which the best is found, those that no other dominates, by being nowhere worse and somewhere
-    better; by the first objective, the best first. Of one objective these are the best trial and its equals."""
+    """The Pareto set, sorted by the first objective: among the trials from which the best is chosen, those that no other trial dominates. With one
+    objective, the best trial and its equals."""
     study: Any = field(repr=False)
-    """The search as an Optuna study, for Optuna's own tools; None where the report was read from a directory alone."""
+    """The search as an Optuna study, for Optuna's own tools; None if the report was read from a directory alone."""
 
     @property
     def best_trial(self) -> TrialResult:
-        """The best trial by the rule of `argosy.tuning.report`; raises RunError where none has reached anything that counts."""
+        """The best trial by the rule of `argosy.tuning.report`; raises RunError if no trial has a result that counts."""
         found = self._best
         if found is None:
             folder = self.run.directory
@@ -189,12 +189,12 @@ class SearchReport:
 
     @property
     def _best(self) -> TrialResult | None:
-        """The best trial, or None; members that the user added are no trials."""
+        """The best trial, or None; members that the user added are not trials."""
         return next(iter(self.pareto), None)
 
     @property
     def leader(self) -> Leader | None:
-        """What a headline names as the best: the best trial. None before there is one."""
+        """The best trial, as named in headlines; None before there is one."""
         return leader_of(self._best, self.run.objective)
 
     @property
@@ -203,7 +203,7 @@ class SearchReport:
         return len(self.objectives) > 1
 
     def shown(self, row: TrialResult) -> dict[str, float]:
-        """Return what a table shows of what a trial has reached: the objectives first, and the other metrics."""
+        """Return a trial's results for a table: the objectives first, then the other metrics."""
         return {**{name: row.reached[name] for name in self.objectives if name in row.reached}, **row.metrics}
 
     @property
@@ -212,9 +212,9 @@ class SearchReport:
         return self.parameters[self.best_trial.name]
 
     def best(self) -> MemberResult:
-        """Return the member of the best trial; its ``load()`` is its network with its best weights.
+        """Return the member of the best trial; its ``load()`` returns the network with its best weights.
 
-        Raises RunError where no trial has ended a section, and where the best one is the mean of several members.
+        Raises RunError if no trial has ended a section, or if the best trial is the mean of several members.
         """
         name, members = self.best_trial.name, self.best_trial.members
         if len(members) > 1:
@@ -225,7 +225,7 @@ class SearchReport:
         return self.run.member(members[0])
 
     def predict(self, samples: Any = None, network: Any = None) -> Any:
-        """Return a network's output for each sample, by default of the best trial, as `Report.predict`."""
+        """Return a network's output for each sample, by default that of the best trial; see `Report.predict`."""
         return self.run.predict(samples, self.best().load() if network is None else network)
 
     def export(
@@ -237,13 +237,13 @@ class SearchReport:
         preprocess: bool = False,
         push_to_hub: str | None = None,
     ) -> Path:
-        """Write a network, by default of the best trial, as `Report.export`; one of a trial is given by its name."""
+        """Export a network, by default that of the best trial, or of a trial given by name; see `Report.export`."""
         network = self.best().name if network is None else network
         return self.run.export(to, network, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
 
     @property
     def trials_per_hour(self) -> float:
-        """Trials of which no member trains or waits any more, per hour that the search took."""
+        """Finished trials per hour of the search."""
         open_ = {
             self.trials[row.name] for row in self.rows if row.name in self.trials and row.status not in (PRUNED, *OVER)
         }
@@ -252,15 +252,15 @@ class SearchReport:
 
     @property
     def saved_by_sharing(self) -> float:
-        """Part of the CPU time of trainers and preparation that was saved: what preparing each trial's samples apart would have
-        added, at the measured cost of a sample."""
+        """Fraction of the CPU time of training and preparation that sharing saved, compared with preparing each trial's samples separately at
+        the measured cost."""
         prepared = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in self.run.gauges.values())
         alone = prepared * self.run.preparations_alone / self.run.preparations if self.run.preparations else 0.0
         return max(alone - prepared, 0.0) / (self._trained + alone) if alone else 0.0
 
     @property
     def saved_by_packing(self) -> float:
-        """Part of the trainers' time that was saved: `packed_seconds`, of what the same steps would have taken one by one."""
+        """Fraction of the trainers' time that packing saved: `packed_seconds` over the time of the same steps one by one."""
         return self.packed_seconds / (self._trained + self.packed_seconds) if self.packed_seconds else 0.0
 
     @property
@@ -271,8 +271,7 @@ class SearchReport:
     def table(self) -> list[dict[str, Any]]:
         """Return one plain row per trial, best first.
 
-        A parameter with the name of a column, as epochs, is ``parameter.epochs``; a metric with the name of a parameter, as the rate
-        that a schedule had come to, ``metric.lr``.
+        A parameter with the name of a column is called ``parameter.epochs``, and a metric with the name of a parameter ``metric.lr``.
         """
         searched = {name for parameters in self.parameters.values() for name in parameters}
         return [
@@ -291,9 +290,9 @@ class SearchReport:
         ]
 
     def ending(self, *, again: str = "the same call again") -> Ending:
-        """Return what is shown at the end of a search: the best trial, what failed and why, the trials, and what to do.
+        """Return the text at the end of a search: the best trial, failures with reasons, the trials, and next steps.
 
-        `again` is what continues it. ``print(report)`` shows it.
+        `again` describes how to resume the search. ``print(report)`` shows this text.
         """
         run, best, folder = self.run, self._best, shlex.quote(str(self.run.directory))
         found: tuple[str, ...] = (f"Best: none yet, because no trial has a {run.objective} that counts.",)
@@ -320,7 +319,7 @@ class SearchReport:
         )
 
     def _told(self, best: TrialResult) -> tuple[str, ...]:
-        """Return what the best trial reached by which parameters, and how to load it."""
+        """Return the best trial's results and parameters, and how to load it."""
         one = len(best.members) == 1
         parameters = ", ".join(f"{name} = {told(value)}" for name, value in self.parameters[best.name].items())
         load = "best().load()" if one else f"run.ensemble(members=[{best.name!r}])"
@@ -365,23 +364,23 @@ class SearchReport:
         return self.ending().html()
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas DataFrame, as `Report.to_pandas`."""
+        """Return the table as a pandas DataFrame; see `Report.to_pandas`."""
         return frame_of(self.table(), ["trial", "status", "epochs"])
 
     def curves(self) -> Any:
-        """Return the learning curves of the trials' members, as `Report.curves`."""
+        """Return the learning curves of the trials' members; see `Report.curves`."""
         return self.run.curves()
 
     def plot(
         self, metric: str | None = None, *, by: str | None = None, band: Spread | None = "ci", axes: Any = None
     ) -> Any:
-        """Draw a metric of the trials' members over the epochs, as `Report.plot`."""
+        """Draw a metric of the trials' members over the epochs; see `Report.plot`."""
         return self.run.plot(metric, by=by, band=band, axes=axes)
 
     def plot_parameters(self) -> list[Any]:
-        """Draw each parameter against the objective, a point for each trial, and return the axes of matplotlib, one for each.
+        """Draw the objective against each parameter, one point per trial, and return the matplotlib axes, one per parameter.
 
-        The best trial is in colour; those that count for nothing are left out.
+        The best trial is coloured; trials that do not count are left out.
         """
         from argosy.results import figures  # imports matplotlib
 
@@ -396,7 +395,7 @@ class SearchReport:
         return axes
 
     def write_figures(self, folder: str | Path) -> list[Path]:
-        """Write the objective over the epochs and the parameters against it for a paper, as `Report.write_figures`."""
+        """Write the objective over the epochs and against the parameters as figures for a paper; see `Report.write_figures`."""
         from argosy.results import figures  # imports matplotlib
 
         with figures.for_paper():
@@ -406,9 +405,9 @@ class SearchReport:
             return figures.save(Path(folder), drawn)
 
     def write_plots(self, path: str | Path) -> None:
-        """Write one page with the history of the search and its parallel coordinates, as Optuna draws them; needs the extra ``tune``.
+        """Write an HTML page with Optuna's plots of the optimisation history and the parallel coordinates; needs the extra ``tune``.
 
-        Raises StudyError where that is not installed.
+        Raises StudyError if that is not installed.
         """
         from argosy.tuning.sampling import write_plots  # imports Optuna
 

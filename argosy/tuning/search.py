@@ -1,4 +1,4 @@
-"""What is asked of a search: how a trial's member is built, from which space, on which data, and how far trials train."""
+"""The description of a search: how a trial's member is built, from which space, on which data, and how far trials train."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from argosy.tuning.packing import check_packs
 __all__ = ["Search", "Store"]
 
 RUNGS = ("hyperband", "asha")
-"""Schedulers that let trials go on from one budget to the next."""
+"""Schedulers that promote trials from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
 MEND = "Mend it, and give the same command again. Let the space leave out parameters that cannot be trained."
@@ -31,69 +31,69 @@ CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambd
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """Where Optuna's own tools find a search."""
+    """Location of a search for Optuna's own tools."""
 
     url: str | None = None
-    """URL of a database, as ``sqlite:///search.db``; by default a file in the search's directory."""
+    """URL of a database, such as ``sqlite:///search.db``; by default a file in the search's directory."""
     name: str | None = None
-    """Name of the study there; by default the directory's."""
+    """Name of the Optuna study there; by default that of the directory."""
 
 
 @known_keywords("argosy.Search")
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """Every keyword of `argosy.tune` that decides what comes out, and every name in the file of ``argosy tune``."""
+    """The description of a search: the keywords of `argosy.tune` that decide its results, and the `search` in a file of ``argosy tune``."""
 
     build: Callable[..., Member | Sequence[Member]]
-    """A trial's parameters -> its member, or what `argosy.kfold` and its like make of one: the trial is their mean then. The
-    trial's number is added to the name. One that takes ``epochs`` as well gets how many the member is to train, for
-    schedules of learning rates: `max_epochs`, or without `warm` its rung's."""
+    """Function from a trial's parameters to its member, or to several members, as from `argosy.kfold`, of which the trial is the mean. The
+    trial's number is appended to the name. If it also takes ``epochs``, it gets the number of epochs to train, for learning-rate
+    schedules: `max_epochs`, or without `warm` the budget of the rung."""
     space: Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
-    """Optuna distributions by name; or a function of an Optuna trial that suggests (and may return other parameters)."""
+    """Optuna distributions by name, or a function of an Optuna trial that calls its ``suggest_…`` methods (and may return other parameters)."""
     data: Data
-    """What all trials train on."""
+    """The data that all trials train on."""
     max_epochs: float
-    """Epochs of a trial that is never out."""
+    """Epochs of a trial that is never stopped early."""
     scheduler: str = "hyperband"
-    """``hyperband``, ``asha``, ``median``, ``pbt``; ``random`` and ``grid`` train every trial to the end."""
+    """``hyperband``, ``asha``, ``median`` or ``pbt``; ``random`` and ``grid`` train every trial to the end."""
     eta: int = 3
-    """One in so many trials of a rung goes on, for so many times the budget; one in so many of a population is replaced."""
+    """Reduction factor: one in `eta` trials of a rung is promoted, to `eta` times the budget; one in `eta` of a population is replaced."""
     n_trials: int | None = None
-    """Number of trials, or of a population's; by default one round of Hyperband's brackets, or all points of a grid."""
+    """Number of trials, or size of the population; by default one round of Hyperband's brackets, or all points of a grid."""
     epochs_per_generation: int = 1
-    """Epochs after which trials of a population (``pbt``) are compared, and the last of them replaced."""
+    """Epochs between two comparisons of a population (``pbt``), in which the worst trials are replaced."""
     brackets: Brackets | None = None
-    """Order of Hyperband's brackets: ``together``, all on one stream; or ``in-turn``, one after another from the longest trials, so that a sampler
-    learns from those before. By default in turn where the sampler learns."""
+    """Order of Hyperband's brackets: ``together``, all on one stream, or ``in-turn``, one after another starting with the longest trials, so that
+    a sampler learns from earlier brackets. ``in-turn`` is the default if the sampler learns."""
     at_once: int | None = None
-    """Most trials that train at the same time; the next begin where others rest or are out. Where the sampler learns: trials
-    that are asked together; the next follow when all of these rest or are over."""
+    """Largest number of trials that train at the same time; the next ones start when others rest or end. If the sampler learns: number of
+    trials that are asked for together; the next ones follow when all of these rest or have ended."""
     objective: str | Mapping[str, Mode] = ""
-    """The metric that ranks trials, by its best section; by default ``val_loss``, without validation data ``train_loss``. Or several
-    objectives with their modes, as ``{"val_accuracy": "max", "seconds": "min"}``: metrics, of which the first chooses the section
-    that the others are of, and ``seconds``, ``samples`` and ``parameters`` (`argosy.tuning.objectives`)."""
+    """The metric that ranks trials, by its best section; by default ``val_loss``, or ``train_loss`` without validation data. Or several
+    objectives with their modes, such as ``{"val_accuracy": "max", "seconds": "min"}``: metrics, all taken from the best section of the
+    first one, and ``seconds``, ``samples`` and ``parameters`` (`argosy.tuning.objectives`)."""
     mode: Mode | None = None
-    """Whether the objective is minimised or maximised; needed where its name does not tell (``argosy.stopping.mode_of``)."""
+    """Whether the objective is minimised or maximised; required if its name does not show it (``argosy.stopping.mode_of``)."""
     constraints: Callable[[Mapping[str, float]], Sequence[float]] | None = None
-    """A function of what a trial has reached in its best section, metrics and what several objectives may be, that returns numbers,
-    as ``lambda reached: [reached["seconds"] - 60]``: a trial breaks those above 0, and is behind all that break none."""
+    """Function from a trial's results in its best section (metrics, and the other possible objectives) to numbers, such as
+    ``lambda reached: [reached["seconds"] - 60]``. A trial violates constraints above 0, and ranks behind all trials that violate none."""
     sampler: Callable[..., Any] | None = None
-    """A class of ``optuna.samplers``, or a partial of one, that is called with ``seed=``. One that learns is asked in waves
-    (`argosy.tuning.waves`), and told what all trials before have reached. By default ``TPESampler``, of several
-    objectives in waves one that takes more trials for good ones, with schedulers ``hyperband``, ``asha`` and ``median``, if there are enough trials
-    to learn from; else random, as ``RandomSampler`` is always."""
+    """A class of ``optuna.samplers``, or a partial of one; it is called with ``seed=``. A sampler that learns is asked in waves
+    (`argosy.tuning.waves`), each with the results of all earlier trials. With schedulers ``hyperband``, ``asha`` and ``median`` and enough
+    trials to learn from, the default is ``TPESampler`` (for several objectives in waves, a variant that counts more trials as good);
+    otherwise it is random."""
     enqueue: Sequence[Mapping[str, Any]] = ()
-    """Parameters of the first trials, as ``[{"lr": 0.01}]``: what is known to be good, or to be beaten. What one leaves out is sampled.
-    In a search that goes on, those that no trial has are next."""
+    """Parameters of the first trials, such as ``[{"lr": 0.01}]``, for example a baseline. Missing parameters are sampled. In a search that is
+    resumed, entries that no trial has are used next."""
     seed: int = 0
-    """What parameters, the order of samples and networks follow from."""
+    """Seed of parameters, of the order of samples, and of networks."""
     validations_per_epoch: int = 1
-    """Sections of an epoch: budgets are counted in them, so the least is this part of an epoch."""
+    """Number of sections per epoch; budgets are counted in sections."""
     warm: bool = True
-    """Whether a trial goes on where it is; else at each rung it begins anew, as another member, with the rung's budget."""
+    """Whether a promoted trial continues; otherwise it starts from scratch at each rung, as another member with the rung's budget."""
     packs: str = "planned"
-    """Trials that share a device and a stream: ``planned`` by the planner, ``none``, ``batch-size``, ``random(k)``, ``knn(k)``."""
+    """Which trials share a device and a stream: ``planned`` (by the planner), ``none``, ``batch-size``, ``random(k)`` or ``knn(k)``."""
 
     def __post_init__(self) -> None:
         check_callable("build", self.build, "a function: parameters -> Member")
@@ -131,7 +131,7 @@ class Search:
 
     def _check_objectives(self) -> None:
         if isinstance(self.objective, str):
-            _ = self.objectives  # raises StudyError where the name does not tell the mode
+            _ = self.objectives  # raises StudyError if the name does not show the mode
         elif not (
             isinstance(self.objective, Mapping)
             and self.objective
@@ -163,7 +163,7 @@ class Search:
             )
 
     def check_reported(self, member: Member) -> None:
-        """Raise StudyError where a trial's member does not report an objective beside the first, which its study checks."""
+        """Raise StudyError if a trial's member does not report all further objectives; its study checks the first one."""
         known = {*member.reported(has_val=self.data.has_val), *TOTALS}
         _, *others = self.objectives.modes
         if unknown := [name for name in others if name not in known]:
@@ -187,7 +187,7 @@ class Search:
             )
 
     def _check_seed(self) -> None:
-        """Raise StudyError where the sampler has a seed that would be replaced by those of the trials."""
+        """Raise StudyError if the sampler has a seed, which those of the trials would replace."""
         bound = self.sampler.keywords.get("seed") if isinstance(self.sampler, partial) else None
         if bound is not None:
             raise StudyError(
@@ -196,7 +196,7 @@ class Search:
             )
 
     def _check_scheduler(self) -> None:
-        """Raise StudyError for a keyword that this scheduler does not have."""
+        """Raise StudyError for a keyword that this scheduler does not use."""
         if not self.warm and self.scheduler not in RUNGS:
             raise StudyError(
                 f"warm=False lets trials begin anew at each rung, and scheduler {self.scheduler!r} has none; choose one of "
@@ -213,28 +213,27 @@ class Search:
 
     @property
     def most(self) -> int:
-        """Sections of a trial that is never out."""
+        """Sections of a trial that is never stopped early."""
         return sections_in(self.max_epochs, self.validations_per_epoch)
 
     @property
     def in_step(self) -> bool:
-        """Whether trials train on the same epochs of the stream whenever they do, so that what they reach depends on nothing else.
+        """Whether all trials train on the same epochs of the stream, whenever they start, so that results do not depend on when.
 
-        Where some are to come later than others by design, these join the stream where it is, unless a sampler learns from what
-        they reach.
+        If some trials start later by design, they join the stream where it is, unless a sampler learns from their results.
         """
         later = self.at_once is not None or (self.scheduler == "hyperband" and self.brackets == "in-turn")
         return self.scheduler == "pbt" or not later
 
     def member(self, parameters: dict[str, Any], sections: int) -> Any:
-        """Return what `build` makes of a trial's parameters, for so many sections."""
+        """Call `build` with a trial's parameters, for a budget of `sections`."""
         whole, part = divmod(sections, self.validations_per_epoch)
         epochs = sections / self.validations_per_epoch if part else whole
         with mistakes_in(f"build({parameters})", MEND):
             return self.build(parameters, **({"epochs": epochs} if _takes_epochs(self.build) else {}))
 
     def trials(self, points: int | None) -> int:
-        """Return the number of trials, where a grid has so many points; raises StudyError where it is not known."""
+        """Return the number of trials, given the points of a grid; raises StudyError if it is unknown."""
         if points is not None:
             return min(self.n_trials or points, points)
         if self.n_trials is None and self.scheduler != "hyperband":
@@ -248,7 +247,7 @@ class Search:
 
     @property
     def objectives(self) -> Objectives:
-        """What trials are compared by."""
+        """Objectives and constraints by which trials are compared."""
         if isinstance(self.objective, str):
             name = self.objective or ("val_loss" if self.data.has_val else "train_loss")
             modes = {name: mode_of(name, self.mode, owner="Search")}
