@@ -234,7 +234,7 @@ def test_functions_and_classes_of_a_grid_stand_in_names_as_they_are_called() -> 
 
 def test_masks_become_subsets_as_the_tutorial_says() -> None:
     tutorial = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
-    said = re.search(r"use `(.+?)` for an array and\s`(.+?)` for a tensor", tutorial)
+    said = re.search(r"use `(.+?)`\sfor an array and `(.+?)`\sfor a tensor", tutorial)
     assert said is not None
     for words, mask in zip(said.groups(), (np.arange(9) > 4, torch.arange(9) > 4), strict=True):
         assert list(studies.member(subset=eval(words, {"mask": mask})).subset) == [5, 6, 7, 8]
