@@ -1,4 +1,4 @@
-"""Fit and predict in the manner of scikit-learn and skorch: arrays in, a network that predicts classes out."""
+"""Fit and predict like scikit-learn and skorch: arrays in, a network that predicts out."""
 
 import numbers
 import tempfile
@@ -38,7 +38,7 @@ class Fitted:
     network: nn.Module = field(repr=False)
     """The best member's network, with its best weights."""
     classes: npt.NDArray[Any] | None = field(repr=False)
-    """Classes by the numbers of the network's outputs; None if targets are numbers."""
+    """Classes in the order of the network's outputs; None for regression."""
     feature_names_in_: npt.NDArray[Any] | None = field(repr=False)
     """Names of X's columns, which later tables must have in the same order; None if X had none."""
 
@@ -47,7 +47,7 @@ class Fitted:
         return f"Fitted: {best.name}, {objective} {best.metrics[objective]:.4g}, the best of {len(self.report.rows)}"
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return a class for each sample ``[N]``; if targets are numbers, the network's outputs."""
+        """Return the class of each sample ``[N]``, or the network's outputs for regression."""
         outputs = self._outputs(X)
         return outputs.numpy() if self.classes is None else self.classes[outputs.argmax(dim=1).numpy()]
 
@@ -102,12 +102,11 @@ def fit(
 ) -> Fitted:
     """Train members on arrays, and return the best of them to predict with.
 
-    Networks get float32, or int64 if all of X is whole numbers or flags. Targets that are not floats are classes, of
-    any kind, and networks return one logit for each; floats are the networks' wanted outputs. A share `validation` of the samples, drawn by the seed, is held
-    out. Without a directory nothing of the run is kept except the return value. `settings` are those of `argosy.train`,
-    which prints nothing here, and errors are the same; also MemberError if no member has finished an epoch, and KeyboardInterrupt
-    where a signal ends the run. Column names of a table are kept, and
-    checked in `predict`.
+    Networks get float32, or int64 if X contains only integers or booleans. Targets of float type are regression targets; all others are
+    class labels of any kind, and networks return one logit per class. A fraction `validation` of the samples, drawn by `seed`, is held out.
+    Without a directory, nothing of the run is kept except the return value. `settings` are those of `argosy.train`; nothing is printed.
+    Column names of a table are kept, and checked in `predict`. Raises what `argosy.train` raises, MemberError if no member has finished an
+    epoch, and KeyboardInterrupt if a signal ends the run.
     """
     names = _names(X)
     inputs, target = _numbers(X), _targets(y)
@@ -224,6 +223,6 @@ def _are_numbers(values: npt.NDArray[Any]) -> bool:
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
-    """Return numbers in the types of networks: float32 for floats, or float64 where that is torch's default, int64 for others."""
+    """Return numbers in the dtypes of networks: torch's default for floats, int64 for others."""
     floats = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
     return torch.from_numpy(np.array(values, dtype=floats if values.dtype.kind == "f" else np.int64))

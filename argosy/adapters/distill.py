@@ -1,8 +1,8 @@
-"""Students of a trained network or ensemble: a study like the teacher's, whose members also learn what the teacher answers.
+"""Knowledge distillation: a study whose members learn from a trained network or ensemble as well as from its data.
 
-The loss is that of Hinton, Vinyals and Dean (2015): ``(1 - weight) * loss + weight * T² KL(teacher / T || student / T)`` for classes, and for
-numbers the student's squared distance from the teacher in the place of the second part. Inputs mixed in pairs are those of Zhang et al.
-(2018), and the teacher answers to them itself, as in Beyer et al. (2022).
+The loss is that of Hinton, Vinyals and Dean (2015): ``(1 - weight) * loss + weight * T² KL(teacher / T || student / T)`` for classes; for
+numbers, the second term is the squared distance between student and teacher. Mixed inputs are those of mixup (Zhang et al. 2018), on which
+the teacher is evaluated itself, as in Beyer et al. (2022).
 """
 
 from collections.abc import Callable, Sequence
@@ -47,18 +47,19 @@ def distill(
 ) -> Study:
     """Return a study whose members learn from a run's ensemble as well as from its data; train it as any other.
 
-    The teacher is ``report.ensemble(select="greedy", snapshots=False)``, or a `teacher` of yours: a member of the run, by its name too, a network, or an ensemble. It answers to each training
-    sample once, here; samples are those of the run's data, before `Data.then` and any `augment`. Members are validated by
-    their own loss, as without a teacher. `weight` is the part of the loss that is the teacher's, `temperature` divides logits in
-    that part. `stop` is the study's rule, by default that of the run. An `augment` that mixes samples does not mix the answers.
+    The teacher is ``report.ensemble(select="greedy", snapshots=False)`` by default; `teacher` can be a member of the run or its name, a network,
+    or an ensemble. Its outputs for the training samples of the run's data, before `Data.then` and `augment`, are computed once, during this call.
+    Members are validated by their own loss, as without a teacher. `weight` is the weight of the teacher's term in the loss, and `temperature`
+    divides the logits in that term. `stop` is the stopping rule of the new study, by default that of the run. An `augment` that mixes samples
+    does not mix the teacher's outputs.
 
-    With `mix`, students learn from inputs that no sample has: in each step those of the batch are mixed in pairs, by one share that is drawn
-    for it, and the teacher answers to what comes out, on the student's device, behind `Data.on_device` and `augment`. The member's own
-    loss is then the mean of those for the targets of both, by their shares.
+    With `mix`, students learn from mixed inputs: in each step the inputs of the batch, after `Data.on_device` and `augment`, are mixed in
+    pairs with one random coefficient, and the teacher is evaluated on the result, on the student's device. The member's own loss is then the
+    mean of the losses for both targets, weighted by the coefficient.
 
     Raises:
-        StudyError: for samples that are not ``(input, target)``, for a member with a step of its own or a loss that does not tell what
-            outputs are, for training samples that the teacher has not answered to, for inputs that cannot be mixed, and for a run of students.
+        StudyError: if samples are not ``(input, target)``, if a member has a custom step or a loss that does not determine what its outputs
+            mean, if the teacher has no output for a training sample, if inputs cannot be mixed, or if the run itself trained students.
     """
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
@@ -107,7 +108,7 @@ def distill(
 
 
 def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> nn.Module:
-    """Return the network of a teacher: of a member, which may be given by its name, or by default of the run's ensemble."""
+    """Return the teacher's network: that of a member, given by name or as a result, or by default the run's ensemble."""
     found: nn.Module
     if teacher is None:
         found = report.ensemble(select="greedy", snapshots=False)
@@ -118,7 +119,7 @@ def _network(report: Report, teacher: nn.Module | MemberResult | str | None) -> 
 
 
 def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -> Member:
-    """Return the member with this loss around its own; with a teacher, which answers while it trains, on mixed inputs."""
+    """Return the member with this loss around its own; with a teacher, trained on mixed inputs, on which the teacher is evaluated."""
     own: Callable[[Any, Any], Any] = member.loss or cross_entropy
     augment = None if member.augment is None else partial(_beside, member.augment)
     if teacher is not None:
@@ -131,7 +132,7 @@ def _student(member: Member, loss: partial[Tensor], teacher: nn.Module | None) -
 
 
 class Taught(Dataset[Any]):
-    """Samples ``(input, (target, answer))``; where there is no teacher, as in validation, the answer is NaN."""
+    """Samples ``(input, (target, answer))``; the answer is NaN without a teacher, as in validation."""
 
     def __init__(self, dataset: Any, answers: Tensor, *, known: bool) -> None:
         self.dataset = dataset
@@ -189,7 +190,7 @@ def _beside(work: Callable[[Any], Any], sample: Any) -> Any:
 
 
 def _learnable(answers: Tensor, teacher: nn.Module) -> Tensor:
-    """Return answers as students learn them: numbers, or logits, which probabilities of an ensemble are the exponentials of."""
+    """Return the teacher's outputs in the form that students learn: numbers or logits; probabilities of an ensemble become logits."""
     if not isinstance(teacher, Ensemble) or teacher.combine == "mean":
         return answers
     return answers.clamp(min=torch.finfo(answers.dtype).tiny).log()
@@ -199,7 +200,7 @@ def _learnable(answers: Tensor, teacher: nn.Module) -> Tensor:
 
 
 def _check_mixable(inputs: Any) -> None:
-    """Raise StudyError for inputs of networks that have none between two of them."""
+    """Raise StudyError for inputs that cannot be interpolated."""
     wrong = [leaf.dtype for leaf in flatten(inputs)[0] if not leaf.is_floating_point()]
     if wrong:
         raise StudyError(
@@ -209,7 +210,7 @@ def _check_mixable(inputs: Any) -> None:
 
 
 def _alone(teacher: nn.Module) -> nn.Module:
-    """Return a copy of a teacher, for inputs as `Data.on_device` returns them."""
+    """Return a copy of a teacher that takes inputs as `Data.on_device` returns them."""
     network = teacher.network if isinstance(teacher, Prepared) else teacher
     found = copy_of(network)
     if isinstance(found, Ensemble):
@@ -218,7 +219,7 @@ def _alone(teacher: nn.Module) -> nn.Module:
 
 
 def _mixed(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None) -> Any:
-    """Mix the inputs of a batch in pairs; the target becomes those of both and the share of the first, the answer that to what comes out."""
+    """Mix the inputs of a batch in pairs; the target becomes both targets and the coefficient, and the answer the teacher's output."""
     inputs, (target, _) = batch if first is None else first(batch)
     share = torch.rand(1, device=target.device)
     order = torch.randperm(len(target), device=target.device)
@@ -229,7 +230,7 @@ def _mixed(batch: Any, *, teacher: nn.Module, first: Callable[[Any], Any] | None
 
 
 def _of_both(output: Tensor, target: Any, *, own: Callable[[Any, Any], Tensor]) -> Tensor:
-    """Return a member's own loss, of mixed inputs for the targets of both samples."""
+    """Return a member's own loss; for mixed inputs, the weighted mean over both targets."""
     if isinstance(target, Tensor):
         return own(output, target)  # in validation, where nothing is mixed
     one, other, share = target
@@ -249,7 +250,7 @@ def _student_loss(
     temperature: float,
     weight: float,
 ) -> Tensor:
-    """Return the member's own loss, mixed with the teacher's where there is an answer."""
+    """Return the member's own loss, combined with the teacher's term if there is an answer."""
     target, answer = pair
     if answer.shape != output.shape:
         raise StudyError(
@@ -264,8 +265,8 @@ def _student_loss(
 
 
 def _classes(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
-    """Return T² times the divergence of a student's logits from a teacher's, ``[B]``: of tokens or pixels the mean of a sample's, without those
-    whose class is `IGNORED`, as in the loss that they have without a teacher."""
+    """Return T² times the divergence of a student's logits from a teacher's, ``[B]``. For tokens or pixels it is averaged over each sample,
+    without positions whose class is `IGNORED`."""
     student, teacher = (functional.log_softmax(one / temperature, dim=1) for one in (output, answer))
     parts = temperature**2 * (teacher.exp() * (teacher - student)).sum(dim=1)
     if parts.dim() == 1:
@@ -276,13 +277,13 @@ def _classes(output: Tensor, answer: Tensor, target: Any, temperature: float) ->
 
 
 def _numbers(output: Tensor, answer: Tensor, target: Any, temperature: float) -> Tensor:
-    """Return the squared distance of a student's numbers from a teacher's, ``[B]``."""
-    del target, temperature  # logits alone have positions without a class, and are divided
+    """Return the squared distance between a student's and a teacher's numbers, ``[B]``."""
+    del target, temperature  # only logits have ignored positions and a temperature
     return (output - answer).square().flatten(1).mean(dim=1)
 
 
 def _of_targets(metric: Any) -> Any:
-    """Return a metric that is shown targets without answers."""
+    """Return a metric that gets targets without answers."""
     if not isinstance(metric, type) and callable(metric) and not hasattr(metric, "update"):
         return partial(_without_answers, metric)
     return partial(_State, metric)
@@ -294,7 +295,7 @@ def _without_answers(metric: Callable[[Any, Any], Any], output: Any, pair: Any) 
 
 @dataclass(slots=True)
 class _State:
-    """The same of a metric that is an object, or makes one."""
+    """Wraps a metric that is an object, or creates one."""
 
     metric: Any
 

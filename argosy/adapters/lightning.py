@@ -15,9 +15,9 @@ def from_lightning(
 ) -> Member:
     """Return a member that trains a LightningModule as Lightning's Trainer would; needs the extra ``lightning``.
 
-    `module` builds it: the class, or a partial of it. `metrics` names the values logged by validation_step that are to
-    be reported, as ``["val_acc"]``. ``val_loss`` is always there: the logged one, else what validation_step returns.
-    `fields` are further ones of `argosy.Member`, but no `average`. Raises StudyError for hooks that would not be called.
+    `module` builds the module: its class, or a partial of it. `metrics` names values logged by validation_step that are reported, such as
+    ``["val_acc"]``. ``val_loss`` is always reported: the logged value, else the return value of validation_step. `fields` are other fields
+    of `argosy.Member`, except `average`. Raises StudyError for hooks that would not be called.
     """
     try:
         from argosy.adapters import loop  # imports lightning

@@ -35,16 +35,17 @@ def kfold(
     repeats: int = 1,
     seed: int = 0,
 ) -> list[Member]:
-    """Return the same network on each of so many folds, named ``mlp-fold=0`` and so on: trained on the others, validated on it.
+    """Return one member per fold, named ``mlp-fold=0`` and so on: trained on all other folds and validated on this one.
 
-    `stratify` has a label for each training sample: folds get equal shares of each. `groups` has a group for each: none is in two
-    folds. Without either, `samples` is their number. Folds are a function of these and of `seed`.
+    `stratify` gives a label for each training sample, and each fold gets an equal share of every label. `groups` gives a group for each
+    sample, and no group is in two folds. Without either, `samples` is the number of training samples. Folds depend on these and on `seed` only.
 
-    Where something is fitted to the training samples of a fold, as means that inputs are normalised by, give a function in place of
-    the member: it gets their indices, and returns the member that is to be trained on them.
+    If preprocessing is fitted on the training samples of a fold, such as means for normalisation, give a function in place of the member:
+    it gets the indices of these samples and returns the member to train on them.
 
-    With `repeats`, samples are dealt out so many times, each time otherwise, to members ``mlp-repeat=0-fold=0`` and so on; the folds of the first
-    time are those without. Intervals are corrected for what folds share (Nadeau and Bengio 2003; for repeats Bouckaert and Frank 2004).
+    With `repeats`, the samples are divided into folds several times, each time differently, with members ``mlp-repeat=0-fold=0`` and so on; the
+    first division is the same as without repeats. Confidence intervals are corrected for the samples that folds share (Nadeau and Bengio
+    2003; for repeats Bouckaert and Frank 2004).
     """
     for name, value, least in (("folds", folds, 2), ("repeats", repeats, 1), ("seed", seed, 0)):
         check_whole(f"argosy.kfold: {name}", value, least=least)
@@ -65,8 +66,8 @@ def kfold(
 
 @known_keywords("argosy.bootstrap")
 def bootstrap(member: OnSamples, times: int = 10, *, samples: int, seed: int = 0) -> list[Member]:
-    """Return the same network on so many bootstraps, named ``mlp-bootstrap=0`` and so on: trained on as many samples as there
-    are, drawn with replacement, validated on those that were not drawn. A function in place of the member is as for `kfold`."""
+    """Return one member per bootstrap, named ``mlp-bootstrap=0`` and so on: trained on `samples` samples drawn with replacement, and validated on
+    those that were not drawn. A function can be given in place of the member, as for `kfold`."""
     for name, value, least in (("times", times, 1), ("samples", samples, 2), ("seed", seed, 0)):
         check_whole(f"argosy.bootstrap: {name}", value, least=least)
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])

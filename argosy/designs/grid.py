@@ -16,7 +16,7 @@ __all__ = ["grid", "repeated", "replicate"]
 
 
 def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
-    """Return one member per point of a grid, named after it: a function or class among the values by its own name.
+    """Return one member per point of a grid, named after the point; functions and classes among the values appear by name.
 
     >>> from functools import partial
     >>> def mlp(lr, hidden):

@@ -1,4 +1,4 @@
-"""Classifier and Regressor: a fleet as an estimator of scikit-learn."""
+"""Classifier and Regressor: a fleet of networks as a scikit-learn estimator."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -31,13 +31,13 @@ from argosy.study import Member
 __all__ = ["Classifier", "Regressor"]
 
 FEW = 2_000
-"""Rows up to which members are trained in this process: to start others would take longer than they save."""
+"""Up to this many rows members are trained in this process, because starting others would cost more than it saves."""
 ROWS = 4_096
 """Rows that are predicted at once."""
 
 
 class Bagged(BaseEstimator):
-    """What both estimators share: parameters, which `fit` checks, and rows."""
+    """Base class of both estimators: their parameters, which `fit` checks, and the handling of rows."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class Bagged(BaseEstimator):
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn that numbers may be missing."""
+        """Tell scikit-learn that missing values are allowed."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, **targets: Any) -> tuple[Any, Any, Any]:
-        """Return a table, its targets and weights without the rows of weight 0. Raises what scikit-learn raises, and StudyError."""
+        """Return a table, its targets and its weights, without rows of weight 0. Raises scikit-learn's errors and StudyError."""
         check_unmasked(f"{self._name}: X", X)
         check_unmasked(f"{self._name}: y", y)
         if is_table(X):
@@ -107,7 +107,7 @@ class Bagged(BaseEstimator):
         )
 
     def _answers(self, X: Any) -> npt.NDArray[np.float64]:
-        """Return what the ensemble says of each row."""
+        """Return the ensemble's prediction for each row."""
         check_is_fitted(self)
         check_unmasked(f"{self._name}: X", X)
         if is_table(X):
@@ -131,20 +131,20 @@ class Bagged(BaseEstimator):
 
 
 def _some_rows(table: Any, kept: npt.NDArray[np.int64]) -> Any:
-    """Return rows of a DataFrame or an Arrow table, or of a library that takes rows by their numbers in brackets."""
+    """Return rows of a DataFrame, an Arrow table, or any table that is indexed by row numbers."""
     return table.take(kept) if hasattr(table, "take") else table[kept]
 
 
 @known_keywords("argosy.Classifier")
 class Classifier(ClassifierMixin, Bagged):
-    """Members on the folds of a table as one classifier of scikit-learn: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
+    """A calibrated, bagged ensemble of networks as a scikit-learn classifier: ``argosy.Classifier().fit(X, y).predict_proba(X)``.
 
-    X is an array of numbers, or a DataFrame, whose columns of words are categories; numbers and words may be missing. By default the
-    members are those of `argosy.tabular`; others are an `argosy.Member`, a function of the table's `Shape` that returns one or several, or a list of
-    these. Their networks get float32 ``[batch, inputs]``, scaled by the training rows of their fold (`numbers`), and return logits. All members train on
-    all `folds`, as one run. Those of the `ensemble` are chosen on what they say of the rows that they held out (``greedy``, Caruana et al. 2004), or are ``all`` of them,
-    and temperatures that are fitted there calibrate their probabilities. A run is in this process up to 2,000 rows; `launcher` says
-    otherwise. Nothing of it is kept but the estimator.
+    X is an array of numbers, or a DataFrame in which columns of strings are categories; values may be missing. The members are those of
+    `argosy.tabular` by default; `members` can be an `argosy.Member`, a function from the table's `Shape` to one or several members, or a list of
+    these. Their networks get float32 ``[batch, inputs]``, scaled by the training rows of their fold (`numbers`), and return logits. All
+    members are trained on all `folds` in one run. The ensemble is selected on the predictions for held-out rows (``greedy``, Caruana et al.
+    2004) or contains ``all`` members, and its probabilities are calibrated by temperatures fitted on these predictions. With up to 2,000 rows
+    the run is in this process; `launcher` changes that. Nothing of the run is kept except the estimator.
 
     After `fit` there are `classes_`, `n_features_in_`, with names of columns `feature_names_in_`, and `ensemble_`, an `Ensemble` with `scores`.
     """
@@ -173,10 +173,10 @@ class Classifier(ClassifierMixin, Bagged):
 
 @known_keywords("argosy.Regressor")
 class Regressor(RegressorMixin, Bagged):
-    """Members on the folds of a table as one regressor of scikit-learn: ``argosy.Regressor().fit(X, y).predict(X)``.
+    """A bagged ensemble of networks as a scikit-learn regressor: ``argosy.Regressor().fit(X, y).predict(X)``.
 
-    As `argosy.Classifier`, but for targets, which are one number for each row or several. Networks return as many, and are trained on
-    targets of mean 0 and standard deviation 1 in the training rows of their fold, by ``nn.MSELoss()`` if a member of your own has neither a loss nor a step.
+    Like `argosy.Classifier`, but targets are one or several numbers per row. Networks return as many numbers, and are trained on targets
+    that are standardised by the training rows of their fold, with ``nn.MSELoss()`` if your own member has neither a loss nor a step.
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Members for a table: networks of three kinds, with sizes that follow from the table."""
+"""Default members for a table: three kinds of networks, with sizes that depend on the table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ __all__ = ["Shape", "Tabular", "tabular"]
 
 COPIES = 8
 LEAST_BATCH, MOST_BATCH, STEPS = 16, 256, 24
-"""Batches are as large as leaves about so many steps of an epoch, within these bounds."""
+"""Batch sizes give about this many steps per epoch, within these bounds."""
 KINDS = ("mlp", "resnet", "tabm")
 SPACE = ("width", "depth", "dropout", "lr", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What a member for a table has to fit."""
+    """The shape of a table that a member is trained on."""
 
     samples: int
-    """Rows that it trains on."""
+    """Number of training rows."""
     inputs: int
-    """Numbers that a row is prepared as: `width` of `argosy.estimators.preparation.TablePreparation`."""
+    """Number of inputs per prepared row: `width` of `argosy.estimators.preparation.TablePreparation`."""
     outputs: int
-    """Classes, or numbers that are wanted."""
+    """Number of classes, or of targets."""
     of_classes: bool
 
 
@@ -42,28 +42,28 @@ class Shape:
 @described
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tabular:
-    """Members for a table, of all these networks: ``argosy.Classifier(argosy.tabular(width=[64, 256]))``.
+    """Default members for a table, one per kind of network: ``argosy.Classifier(argosy.tabular(width=[64, 256]))``.
 
-    Of `width`, `depth`, `dropout`, `lr` and `weight_decay` each may be a list: members are all combinations, and the ensemble takes those
-    that improve it. They stop `patience` epochs after the best one, and their best weights count.
+    `width`, `depth`, `dropout`, `lr` and `weight_decay` can be lists; the members are then all combinations, and the ensemble uses those
+    that improve it. A member stops `patience` epochs after its best epoch, whose weights it keeps.
     """
 
     networks: Sequence[str] = KINDS
-    """``mlp``; ``resnet``, residual blocks; ``tabm``, an MLP in eight copies that share most weights (arXiv:2410.24210)."""
+    """``mlp``, ``resnet`` (residual blocks), and ``tabm`` (eight MLPs that share most weights, arXiv:2410.24210)."""
     width: int | Sequence[int] = 96
-    """Units of a hidden layer."""
+    """Units per hidden layer."""
     depth: int | Sequence[int] = 2
-    """Hidden layers, or residual blocks."""
+    """Number of hidden layers or residual blocks."""
     dropout: float | Sequence[float] = 0.1
-    """Share of units that is left out in training."""
+    """Dropout probability."""
     lr: float | Sequence[float] = 0.003
     """Learning rate of AdamW."""
     weight_decay: float | Sequence[float] = 0.01
     """Weight decay of AdamW."""
     batch_size: int | None = None
-    """Samples of a step; by default 16 to 256, as follows from the table."""
+    """Samples per step; by default 16 to 256, depending on the table."""
     epochs: int = 60
-    """Most epochs."""
+    """Largest number of epochs."""
     patience: int = 8
     """Epochs without a better loss on the samples of its fold after which a member stops."""
 
