@@ -35,7 +35,7 @@ NUMBERS, STEPS = 8000, 16
 
 
 def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
-    """Whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
+    """Return whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
     train = any(live.member.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
     )
@@ -43,7 +43,7 @@ def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
 
 
 def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
-    """Whether some cut other batches; of members that cut none yet, those with a subset count as if."""
+    """Return whether some cut other batches; of members that cut none yet, those with a subset count as if."""
     first = cut[0][0]
     return any(
         subset is not None if first is None or cutter is None else not first.same(cutter) for cutter, subset in cut

@@ -101,7 +101,7 @@ class FusionGroup:
     _seconds: float = 0.0
 
     def asks(self, count: int) -> bool:
-        """Whether the choice must be made anew for `count` members."""
+        """Return whether the choice must be made anew for `count` members."""
         return not self.settled_for < 2 * count <= 2 * self.settled_for
 
     def note(self, seconds: float, samples: int, need: int | None = None) -> None:
@@ -165,11 +165,11 @@ class FusionGroup:
         self._seconds = 0.0
 
     def undecided(self, count: int) -> bool:
-        """Whether any candidate is still to be measured for `count` members."""
+        """Return whether any candidate is still to be measured for `count` members."""
         return self._chosen(count) is None and bool(self._to_try(self._largest(count)))
 
     def measures(self, count: int) -> bool:
-        """Whether the present candidate is still to be measured for `count` members."""
+        """Return whether the present candidate is still to be measured for `count` members."""
         largest = self._largest(count)
         return self._chosen(count) is None and self._present(largest) in self._to_try(largest)
 
@@ -243,7 +243,7 @@ class FusionGroup:
         return [one for one in in_order if one in rivals and not self._confirmed(known[one])]
 
     def _confirmed(self, known: ProgramCandidate) -> bool:
-        """Whether the candidate's cost needs no further try."""
+        """Return whether the candidate's cost needs no further try."""
         least, *others = sorted(self.tries[known])
         return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)
 

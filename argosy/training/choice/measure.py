@@ -239,7 +239,7 @@ def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> G
 
 
 def _too_few(warm_up: float, seconds: list[float]) -> bool:
-    """Whether another step is due after the first and these."""
+    """Return whether another step is due after the first and these."""
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
@@ -254,7 +254,7 @@ def _timed_step(trial: Solo, batch: "ShownBatch") -> float:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether a batch of one sample may be too small for the model."""
+    """Return whether a batch of one sample may be too small for the model."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

@@ -34,7 +34,7 @@ def program_of(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | 
 
 
 def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
-    """Whether copies of these members are to be measured: of plain programs on the host, which round otherwise than members alone."""
+    """Return whether copies of these members are to be measured: of plain programs on the host, which round otherwise than members alone."""
     return (
         group.lengths is None
         and tuple(group.kinds) == (ALONE.kind,)

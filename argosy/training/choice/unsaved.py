@@ -214,7 +214,7 @@ def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, bloc
 
 
 def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
-    """Whether what a member gives is the same twice, and otherwise in the third place."""
+    """Return whether what a member gives is the same twice, and otherwise in the third place."""
     once, twice, other = found
     return same_bits(once, twice) and not same_bits(once, other)
 

@@ -8,8 +8,8 @@ A trainer handles a training block, and a block of validation samples, like this
             samples += program.finish()
             check for commands
 
-It may leave either loop after any step and continue with the same block later, after the last finished batch. Members' positions
-move in `finish`, their tallies and digests there or when `active` is left, their random states when it is left. So between two
+It may leave either loop after any step and continue later with the same block, after the last finished batch. Members' positions
+change in `finish`, their tallies and digests there or on exit from `active`, and their random states on exit. So between two
 steps, outside of `active`, each member can be saved exactly where it is.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["OwnFaults", "Program", "Together", "UnfitProgram"]
 
 
 class OwnFaults(Exception):  # noqa: N818
-    """Errors raised by the code of single members in a step of several. The step was made: the other members go on."""
+    """Errors raised by the code of single members in a step of several. The step was made, and the other members continue."""
 
     def __init__(self, errors: Mapping[str, Exception]) -> None:
         super().__init__(", ".join(errors))
@@ -33,7 +33,7 @@ class OwnFaults(Exception):  # noqa: N818
 
 
 class UnfitProgram(Exception):  # noqa: N818
-    """A member that, by its behaviour alone, cannot be fused."""
+    """Raised for a member that cannot be fused because of its own behaviour."""
 
 
 Cut = TypeVar("Cut")
@@ -41,7 +41,7 @@ Cut = TypeVar("Cut")
 
 
 class Program(Protocol[Cut]):
-    """Steps one or more members; owns no member's state, and nothing that outlives a save."""
+    """Steps one or more members; owns none of their state, and keeps nothing beyond a save."""
 
     @property
     def members(self) -> tuple[LiveMember, ...]:
@@ -50,23 +50,23 @@ class Program(Protocol[Cut]):
     def active(self, *, keep: bool = False) -> AbstractContextManager[None]:
         """Draw from the members' random states inside, and measure their time.
 
-        With `keep`, for validation: without gradients, from random states of the validation's own, which goes on at the next block.
+        `keep` is for validation: it disables gradients, and uses the validation's own random states, which the next block continues.
         """
 
     def cut(self, block: Block) -> Iterator[Cut]:
         """Yield the batches that a training block completes, after the last finished one."""
 
     def begin(self, batch: Cut) -> None:
-        """Run the forward and backward pass; never waits for another device."""
+        """Run the forward and backward pass, without waiting for another device."""
 
     def finish(self) -> int:
-        """Clip gradients, step, commit; returns the samples of the batch begun, 0 where all of them are broken.
+        """Clip gradients, step and commit; returns the number of samples in the batch begun, 0 if all are broken.
 
         Raises OwnFaults for errors that belong to single members.
         """
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Evaluate on the batches that a block of validation samples completes, one per step."""
+        """Evaluate the batches that a block of validation samples completes, one per iteration."""
 
     def release(self) -> None:
         """Release everything but the members' states."""
@@ -74,7 +74,7 @@ class Program(Protocol[Cut]):
 
 @runtime_checkable
 class Together(Protocol):
-    """A program of common code; its errors belong to no single member, so other programs make the step again."""
+    """A program that steps several members by common code. Its errors belong to no single member, so other programs repeat the step."""
 
     def undo(self) -> None:
-        """Undo a step after its `begin` or `finish` has raised."""
+        """Undo a step whose `begin` or `finish` has raised."""

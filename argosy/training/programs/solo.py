@@ -48,15 +48,15 @@ class Solo:
         self._batch: Batch | None = None
         """The batch begun and not finished."""
         self._losses: torch.Tensor | None = None
-        """Losses of that batch, per sample or their mean; None where all its samples are broken."""
+        """Losses of that batch, per sample or their mean; None if all its samples are broken."""
         self._weights: dict[tuple[torch.Size, torch.dtype, float], torch.Tensor] = {}
         self._foreseen = Foreseen((live,))
         self._own_zero_grad = type(live.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
         stepped = {id(parameter) for group in live.optimizer.param_groups for parameter in group["params"]}
         self._strays = [parameter for parameter in live.model.parameters() if id(parameter) not in stepped]
-        """Weights in no optimizer; `zero_grad` does not drop their gradients."""
+        """Weights in no optimizer, whose gradients `zero_grad` does not drop."""
         self._moded = [one for one in optimizers_of(live.optimizer) if hasattr(one, "train") and hasattr(one, "eval")]
-        """Schedule-free optimizers, which train other weights than those that are validated and saved."""
+        """Schedule-free optimizers, whose trained weights differ from those that are validated and saved."""
 
     @contextlib.contextmanager
     def active(self, *, keep: bool = False) -> Iterator[None]:
@@ -79,7 +79,7 @@ class Solo:
         return live.cutter.take(block, private=live.private)
 
     def begin(self, batch: Batch) -> None:
-        """Implement `Program.begin`; a batch is one whatever its number of micro-batches."""
+        """Implement `Program.begin`, for all micro-batches of the batch."""
         self._batch = batch
         if batch.rows:
             self._losses = self.gradients(batch.data, batch.rows, of=batch.rows)
@@ -95,7 +95,7 @@ class Solo:
         return batch.rows
 
     def gradients(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
-        """Run the backward pass of `rows` samples of a batch `of` so many, weighted by their share; returns losses per sample."""
+        """Run the backward pass on `rows` samples of a batch of size `of`, weighted by their share; returns losses per sample."""
         with contextlib.nullcontext() if self.live.steps else large_outside():
             for optimizer in self._moded:
                 optimizer.train()
@@ -104,17 +104,17 @@ class Solo:
             return self.differentiated(data, rows, of=of)
 
     def step(self) -> None:
-        """Do as `move`, and count the step."""
+        """Make a step as `move` does, update the average, and count the step."""
         self.move()
         if self.live.average is not None:
             self.live.average.step()
         self.live.steps += 1
 
     def move(self) -> None:
-        """Step along the gradients, unless they overflowed, drop them, and step a schedule per step."""
+        """Step along the gradients unless they overflowed, drop them, and advance a per-step schedule."""
         live = self.live
         for optimizer in self._moded:
-            optimizer.train()  # on a device without samples of this batch
+            optimizer.train()  # `gradients` did not run on a device without samples of this batch
         if live.loss_scale is None:
             self._move()
         else:
@@ -128,12 +128,12 @@ class Solo:
     def drop_gradients(self) -> None:
         """Set gradients to None as `zero_grad` does, without the cost of its profiling.
 
-        Called right after each step, so that they neither hold nor fragment memory while the neighbours step.
+        Called right after each step, so that gradients neither hold nor fragment memory while other members step.
         """
         for parameter in self._strays:
             parameter.grad = None
         if self._own_zero_grad:
-            self.live.optimizer.zero_grad()  # as a loop calls it: one of its own may take no argument
+            self.live.optimizer.zero_grad()  # without arguments, as in a plain loop: an override may take none
             return
         for group in self.live.optimizer.param_groups:
             for parameter in group["params"]:
@@ -145,7 +145,7 @@ class Solo:
         assert live.val_cutter is not None
         self._foreseen.note(block, (live.val_cutter,), augment=False)
         for batch in live.val_cutter.take(block, private=live.private):
-            if live.model.training:  # also where it was saved since the last batch
+            if live.model.training:  # also after a save since the last batch, which sets train()
                 live.model.eval()
             self.validate(batch)
             live.val_cutter.commit(batch)
@@ -161,14 +161,14 @@ class Solo:
     def try_loss(self, data: Any, rows: int, whole: Any) -> bool:
         """Run the network on a batch, or its first micro-batch, and check its loss, as `check_loss` does. Raises StudyError.
 
-        Labels of the `whole` are checked too: one without an output would end training, and make an accelerator unusable for its
-        process.
+        The labels of `whole` are checked too. A label without an output would end training, and make an accelerator unusable for
+        its process.
         """
         member = self.live.member
         part, count = next(self._parts(data, rows))
         inputs, target = pair_of(member, part)
         with self._autocast():
-            output = self._output(inputs)  # with gradients, as in each step: it may set hooks on what it computes
+            output = self._output(inputs)  # with gradients, as in each step: the network may set hooks on its tensors
             with torch.no_grad():
                 if wants_classes(member.loss):
                     check_labels(member, output, pair_of(member, whole)[1])
@@ -177,14 +177,14 @@ class Solo:
     def try_own(self, what: Literal["step", "validate"], data: Any, rows: int) -> bool | None:
         """Check the member's own step or validation on a batch, as `check_step` does.
 
-        Called of a copy: it is shown other sizes of batches than it will see, though in eval() and without gradients.
+        Call it on a copy: the checks use batch sizes that the member will not see, in eval() and without gradients.
         """
         model, own = self.live.model.eval(), getattr(self.live.member, what)
         with torch.no_grad(), self._autocast():
             return check_step(self.live.member, what, lambda part: self._of_step(own(model, part))[0], data, rows)
 
     def try_sizes(self, batches: Sequence[tuple[Any, int]]) -> None:
-        """Run the member's own validation, or step, on two batch sizes that it will see; raises StudyError where it sums samples."""
+        """Run the member's own validation, or step, on two batch sizes that it will see; raises StudyError if it sums samples."""
         live = self.live
         live.model.eval()
         with torch.no_grad(), self._autocast():
@@ -192,7 +192,7 @@ class Solo:
         live.model.train()
 
     def try_validation(self, data: Any, rows: int) -> None:
-        """Run a validation of one batch, from the metrics' first call to their values."""
+        """Run a validation of one batch, up to the values of its metrics."""
         live = self.live
         modes = modes_of(live.model.eval())
         with torch.no_grad():
@@ -209,7 +209,7 @@ class Solo:
         live.model.train()
 
     def answers(self, data: Any) -> list[torch.Tensor]:
-        """Return the losses of a validation batch, and what it gives as outputs."""
+        """Return the losses of a validation batch, and the tensors of its outputs."""
         self.live.model.eval()
         with self._autocast():
             losses, output, _ = self._validated(data)
@@ -217,7 +217,7 @@ class Solo:
         return [losses, *(leaf for leaf in flatten(output)[0] if isinstance(leaf, torch.Tensor))]
 
     def try_step(self, data: Any, rows: int) -> None:
-        """Make one step on samples outside of the stream, to measure it."""
+        """Make one step on samples from outside the stream, to measure it."""
         self.drop_gradients()
         member, live = self.live.member, self.live
         own = member.optimizers is not None and not live.optimizer.in_hooks
@@ -252,17 +252,17 @@ class Solo:
         if sound:
             self._move()
         else:
-            self.live.optimizer._opt_called = True  # the schedule goes on, and would warn of the missing step
+            self.live.optimizer._opt_called = True  # else the schedule, which advances, would warn of the missing step
         scale.follow(overflowed=not sound)
 
     def recompute(self, data: Any, rows: int) -> None:
-        """Pass samples of a training batch, augmented already, through averaged weights that need it for their statistics."""
+        """Pass augmented samples of a training batch through averaged weights that need them for their statistics."""
         average, randomness = self.live.average, self.live.randomness
         if average is None or not average.recomputes:
             return
         drawn = randomness.here()
         for part, _ in self._parts(data, rows):
-            own = map_leaves(torch.clone, part) if self.live.private else part  # it writes into its input
+            own = map_leaves(torch.clone, part) if self.live.private else part  # the network writes into its input
             with average.recomputing(), self._autocast():
                 self._losses_of(own)
         randomness.stand_at(drawn)  # raw weights are trained as they would be without an average
@@ -273,13 +273,13 @@ class Solo:
         return augment(data) if augment else data
 
     def differentiated(self, data: Any, rows: int, *, of: int) -> torch.Tensor:
-        """Do as `gradients` does, on samples that are augmented already."""
+        """Run the backward pass as `gradients` does, on samples that are already augmented."""
         if self.live.member.accumulate == 1:
             return self._backward(data, rows, of)
         return torch.cat([self._backward(part, count, of) for part, count in self._parts(data, rows)])
 
     def _parts(self, data: Any, rows: int) -> Iterator[tuple[Any, int]]:
-        """Yield micro-batches, each with its number of samples. Raises StudyError where an augmentation has changed that of the batch."""
+        """Yield micro-batches, each with its number of samples. Raises StudyError if an augmentation changed the batch's number of samples."""
         member = self.live.member
         if member.accumulate > 1 and any(len(leaf) != rows for leaf in flatten(data)[0]):
             raise StudyError(
@@ -293,7 +293,7 @@ class Solo:
             yield map_leaves(operator.itemgetter(part), data), min(size, rows - start)
 
     def _backward(self, data: Any, rows: int, batch_rows: int) -> torch.Tensor:
-        """Add gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
+        """Add the gradients of a micro-batch, weighted by its share of the batch; returns its losses, one per sample."""
         if self.live.member.optimizers is None:
             with self._autocast():
                 losses = self._losses_of(data)[0]
@@ -313,9 +313,9 @@ class Solo:
         return self._of_step(live.member.step(live.model, data, live.optimizer.by_name))[0]
 
     def _weights_of(self, losses: torch.Tensor, share: float) -> torch.Tensor | None:
-        """Return the gradient of the mean loss times its share of the batch, equal to the bit to that of torch's `mean`.
+        """Return the gradient of the mean loss times its share of the batch, with the bits of torch's `mean`.
 
-        Cached, because a mean and its derivative cost a small network an eighth of its step.
+        Cached, because computing a mean and its derivative takes an eighth of a small network's step.
         """
         if share == 1.0 and not losses.dim():
             return None
@@ -325,10 +325,10 @@ class Solo:
             self._weights[key] = (one * share).expand(losses.shape) / losses.numel()
         return self._weights[key]
 
-    # ---- what both training and validation compute
+    # ---- training and validation
 
     def validate(self, batch: Batch) -> None:
-        """Add a batch to the validation; none where all its samples are broken."""
+        """Add a batch to the validation, unless all its samples are broken."""
         live = self.live
         if not batch.rows:
             return
@@ -386,7 +386,7 @@ class Solo:
             raise
 
     def _of_step(self, made: Any) -> tuple[torch.Tensor, Any, Any]:
-        """Return losses, outputs and targets of an own step; the latter two are None where it gave losses alone."""
+        """Return losses, outputs and targets of an own step; outputs and targets are None if it returned only losses."""
         losses, output, target = made if isinstance(made, tuple) and len(made) == 3 else (made, None, None)
         return self._loss(losses), output, target
 
@@ -404,7 +404,7 @@ class Solo:
 
 
 def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
-    """Return inputs and target of a batch; raises StudyError where it is no pair."""
+    """Return the inputs and target of a batch; raises StudyError if it is no pair."""
     if isinstance(data, tuple | list) and len(data) == 2:
         return data[0], data[1]
     found = f"of {len(data)} parts" if isinstance(data, tuple | list) else f"a {type(data).__name__}"
@@ -415,9 +415,9 @@ def pair_of(member: Member, data: Any) -> tuple[Any, Any]:
 
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the default loss per sample ``[B]``, of output ``[B, classes, …]`` and class numbers ``[B, …]``.
+    """Return the default loss per sample ``[B]`` from outputs ``[B, classes, …]`` and class numbers ``[B, …]``.
 
-    A sample of several class numbers, as of tokens or pixels, has the mean over those that are not `IGNORED`, however far it is padded.
+    A sample with several class numbers, for example tokens or pixels, has their mean without those that are `IGNORED`, such as padding.
     """
     losses = functional.cross_entropy(output, target, reduction="none")
     if losses.dim() == 1 or target.is_floating_point():

@@ -1,8 +1,8 @@
 """Draws of captured steps: the dropout masks of all members in one kernel, each from its own state (`argosy.training.device.own_kernels`).
 
-A member gets the masks that it draws alone. A replay repeats nothing that the host does: it reads seeds and offsets from static memory,
-where they are placed before each step. Offsets move on the host by what a step draws, and stand in the members' states after it. As most
-steps draw as much as the one before, those of coming steps are brought to the device at once.
+A member gets the masks that it draws alone. A replay does not repeat work of the host, so it reads seeds and offsets from static memory,
+which is updated before each step. After the step the host advances the offsets by the numbers drawn, and writes them to the members'
+states. Most steps draw as much as the one before, so the offsets of several coming steps are sent to the device at once.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ __all__ = ["DeviceDraws", "States"]
 
 
 class DeviceDraws:
-    """Draws of these members, by row, while their steps are made as a whole."""
+    """Dropout draws of these members, by row, in steps that are captured as a whole."""
 
     def __init__(self, states: Sequence[Randomness], kernels: OwnKernels, device: torch.device) -> None:
         self._states = states
@@ -30,27 +30,27 @@ class DeviceDraws:
         self._next = torch.zeros(len(states), 2, dtype=torch.int64)
         """Seeds and offsets of the coming step."""
         self._seen: list[Tensor | None] = [None] * len(states)
-        """The states that these are of."""
+        """The member states from which `_next` was read or written."""
         self._coming = self._placed.new_empty(0)
-        """Seeds and offsets of steps on the device ``[steps, members, 2]``, if each draws as much as the last one."""
+        """Seeds and offsets of coming steps on the device ``[steps, members, 2]``, valid if each draws as much as the last step."""
         self._number = 0
-        """Which of them the coming step has."""
+        """Index of the coming step in `_coming`."""
         self._foreseen = torch.zeros(len(states), dtype=torch.int64)
-        """By how much they move from step to step."""
+        """Expected increments of the offsets per step, from which `_coming` was computed."""
         self.moves = torch.zeros(len(states), dtype=torch.int64)
-        """By how much the step at hand moves the offsets."""
+        """Increments of the offsets by the current step."""
         self._tables: dict[Any, Any] = {}
-        """What kernels read of masks; recordings read it too."""
+        """Descriptions of masks that kernels read, also in recordings."""
 
     @classmethod
     def of(cls, states: Sequence[Randomness]) -> "DeviceDraws | None":
-        """Return the draws of members with these states; None where their device has no kernels for them."""
+        """Return the draws of members with these states; None if their device has no kernels for them."""
         device = states[0].backend.device
         kernels = None if states[0].device_state is None else kernels_of(device)
         return None if kernels is None else cls(states, kernels, device)
 
     def place(self) -> None:
-        """Let the coming step draw what comes next in the members' states."""
+        """Write the seeds and offsets of the coming step to static memory."""
         stale = self._number >= len(self._coming)
         for row, state in enumerate(self._states):
             if state.device_state is not self._seen[row]:
@@ -67,7 +67,7 @@ class DeviceDraws:
         self.moves = torch.zeros_like(self.moves)
 
     def masks(self, drawn: Sequence[Drawn], into: Tensor) -> None:
-        """Draw the masks that come next in the step."""
+        """Draw the next masks of the step."""
         moves, placed = self.moves.tolist(), []
         for one in drawn:
             placed.append((one, moves[one.row]))
@@ -77,7 +77,7 @@ class DeviceDraws:
         self._kernels.masks(into, placed, self._placed, self._tables)
 
     def advance(self) -> None:
-        """Move the members' states by what the step has drawn, once it is made."""
+        """Advance the members' states by the numbers that the finished step has drawn."""
         self._number = self._number + 1 if torch.equal(self.moves, self._foreseen) else len(self._coming)
         if not self.moves.any():
             return
@@ -90,4 +90,4 @@ class States(list[Randomness]):
     """Random states of the members of a program, by row."""
 
     on_device: DeviceDraws | None = None
-    """What draws their dropout masks in steps that are captured."""
+    """Draws the dropout masks in captured steps; None otherwise."""

@@ -1,8 +1,8 @@
-"""Random draws of members that run as one program: each draws from its own state what it would draw alone.
+"""Random draws of members in one program: each member draws from its own state what it would draw alone.
 
-Vectorised, one kernel would draw for all members from one generator, and no member would get the masks of its solo run. So
-torch's drawing functions are intercepted, and run for one member after another under its own state. Other ways to draw (in place,
-in C++) make the vectorised call raise, and the member is refused.
+A vectorised kernel would draw for all members from one generator, and no member would get the masks of its solo run. So torch's
+drawing functions are intercepted and run for one member after another, each under its own state. Other draws (in place, in C++)
+make the vectorised call raise, and the member is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from argosy.training.programs.fused.vmap_overrides import FORMS
 __all__ = ["OwnDraws", "drops_out", "own_rates", "rate_in"]
 
 MASKS = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
-"""Functions that multiply their input by a drawn mask."""
+"""Functions that multiply their input by a random mask."""
 ALWAYS: set[Callable[..., Any]] = {
     torch.rand,
     torch.randn,
@@ -41,24 +41,24 @@ ALWAYS: set[Callable[..., Any]] = {
     functional.gumbel_softmax,
 }
 IN_TRAINING = {functional.alpha_dropout, functional.feature_alpha_dropout}
-"""Functions that draw where their argument `training` is true."""
+"""Functions that draw if their argument `training` is true."""
 ATTENTION: Mapping[Callable[..., Any], int] = {
     functional.scaled_dot_product_attention: 4,
     functional.multi_head_attention_forward: 10,
 }
-"""Functions that draw where their argument `dropout_p` is positive, with its position among the arguments."""
+"""Functions that draw if their argument `dropout_p` is positive, with its position among the arguments."""
 HANDLED: set[Callable[..., Any]] = {*FORMS, *MASKS, *ALWAYS, *IN_TRAINING, *ATTENTION}
 Made = TypeVar("Made")
 
 
 class Rates(float):
-    """A dropout rate per member; as a float, the largest."""
+    """A dropout rate per member; as a float it is the largest of them."""
 
     of: tuple[float, ...]
 
     @classmethod
     def over(cls, rates: Sequence[float]) -> "Rates":
-        """Return the rates of the members, by row."""
+        """Return the given rates, one per row."""
         made = cls(max(rates))
         made.of = tuple(rates)
         return made
@@ -73,7 +73,7 @@ def own_rates(base: nn.Module, models: Sequence[nn.Module]) -> None:
 
 
 def rate_of(module: nn.Module) -> str | None:
-    """Return the attribute with the dropout rate of a module of torch's; None for others, which may use theirs differently."""
+    """Return the attribute that holds the dropout rate of a torch module; None for other modules, which may use theirs differently."""
     if not type(module).__module__.startswith("torch."):
         return None
     if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -82,17 +82,17 @@ def rate_of(module: nn.Module) -> str | None:
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Whether a network has modules of torch's that drop out."""
+    """Return whether a network has torch modules with a positive dropout rate."""
     return any((attribute := rate_of(m)) is not None and getattr(m, attribute) > 0 for m in model.modules())
 
 
 def rate_in(rate: float, row: int) -> float:
-    """Return a row's rate of a dropout that has one, or `Rates`."""
+    """Return a row's dropout rate from a single rate or from `Rates`."""
     return rate.of[row] if isinstance(rate, Rates) else rate
 
 
 class OwnDraws(TorchFunctionMode):
-    """A mode inside a vectorised function that runs drawing functions member by member, by their random states."""
+    """A mode for use inside a vectorised function; it runs drawing functions member by member, each from its random state."""
 
     def __init__(self, states: States) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OwnDraws(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Handle a call of a torch function."""
+        """Handle a call of a torch function inside the mode."""
         kwargs = kwargs or {}
         if function not in HANDLED or not self._level.innermost:
             return function(*args, **kwargs)
@@ -114,8 +114,8 @@ class OwnDraws(TorchFunctionMode):
         if _draws(function, args, kwargs):
             return self._one_by_one(function, args, kwargs)
         if function in ATTENTION:
-            # Torch's fast kernels would run for one member after another on the CPU; elsewhere they would save nothing for
-            # the backward pass, which vmap hides from them (pytorch#134784).
+            # Torch's fast kernels would run for one member after another on the CPU. On other devices they would save
+            # nothing for the backward pass, because vmap hides it from them (pytorch#134784).
             with sdpa_kernel(SDPBackend.MATH):
                 return function(*args, **kwargs)
         return function(*args, **kwargs)
@@ -123,14 +123,14 @@ class OwnDraws(TorchFunctionMode):
     def _masked(
         self, function: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Apply dropout; its mask is the same dropout of ones, to the bit."""
-        if not training or p == 0.0:  # `Rates` compare as their largest
+        """Apply dropout by a mask, which has the bits of the same dropout applied to ones."""
+        if not training or p == 0.0:  # `Rates` compare as their largest rate
             return input
         stacked, members = self._level.stacked(input)
         with self._level.outside(), torch.no_grad():
             ones = torch.ones_like(stacked if members is None else stacked.select(members, 0))
             draws = self._states.on_device
-            # Kernels of our own draw in the order of a tensor's dimensions, and torch in that of its memory.
+            # Our own kernels draw in the order of a tensor's dimensions, torch in the order of its memory.
             if draws is not None and function is functional.dropout and ones.is_contiguous():
                 masks = self._on_device(draws, ones, p)
             else:
@@ -139,14 +139,14 @@ class OwnDraws(TorchFunctionMode):
         return input.mul_(drawn) if inplace else input * drawn
 
     def _on_device(self, draws: DeviceDraws, one: Tensor, p: float) -> Tensor:
-        """Draw the masks of all members at once, each as large as `one`."""
+        """Draw the masks of all members at once, each of the shape of `one`."""
         masks = one.new_empty(len(self._states), *one.shape)
         count = one.numel()
         draws.masks([Drawn(row, row * count, count, 1 - rate_in(p, row)) for row in range(len(masks))], masks)
         return masks
 
     def _one_by_one(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function with each member's part of the arguments; autograd sees these calls."""
+        """Call the function with each member's part of the arguments; autograd records these calls."""
         leaves, structure = flatten((args, kwargs))
         stacked = [self._level.stacked(leaf) if isinstance(leaf, Tensor) else (leaf, None) for leaf in leaves]
 
@@ -169,7 +169,7 @@ class OwnDraws(TorchFunctionMode):
         return made
 
     def _own(self, leaf: Any, members: int | None, number: int) -> Any:
-        """Return a member's part of a leaf; `members` is its dimension, or None."""
+        """Return a member's part of a leaf; `members` is the member dimension, or None."""
         if isinstance(leaf, Rates):
             return rate_in(leaf, number)
         return leaf if members is None else leaf.select(members, number)

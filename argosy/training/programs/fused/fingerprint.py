@@ -137,7 +137,7 @@ def hooks_of(model: nn.Module) -> list[Any]:
 
 
 def has_hooks(weight: Tensor) -> bool:
-    """Whether functions are called with a weight's gradient; a copy has none of them."""
+    """Return whether functions are called with a weight's gradient; a copy has none of them."""
     return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 

@@ -1,7 +1,7 @@
 """The forward pass of several members of one architecture at once: `torch.vmap` over their tensors.
 
-One copy of the network computes for all. During a pass it holds the members' stacked parameters and buffers, which a vectorised
-function sees as one member's; afterwards it holds its own again.
+One copy of the network computes for all members. During a pass it holds their stacked parameters and buffers, which a vectorised
+function sees as those of one member; afterwards it holds its own again.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from argosy.training.programs.solo import cross_entropy, pair_of
 __all__ = ["PackInputs", "Forward", "losses_of"]
 
 Slots = list[tuple[dict[str, Any], str]]
-"""Places of a tensor in modules' tables; more than one where it is tied."""
+"""Places of a tensor in modules' tables; a tied tensor has more than one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackInputs:
-    """The samples of some members: the same for all, or each member's own."""
+    """The samples of several members: the same for all, or each member's own."""
 
     tree: Any
     """Each leaf is ``[samples, …]``, or ``[members, samples, …]`` if `apart`."""
@@ -49,7 +49,7 @@ class PackInputs:
 
     @property
     def of_rows(self) -> bool:
-        """Whether they are pairs with a tensor ``[samples, …]`` of at least two dimensions as input."""
+        """Whether the samples are pairs whose input is a tensor ``[samples, …]`` of at least two dimensions."""
         pair = isinstance(self.tree, tuple | list) and len(self.tree) == 2
         return pair and isinstance(self.tree[0], Tensor) and self.tree[0].dim() >= 2 + self.apart
 
@@ -66,7 +66,7 @@ class PackInputs:
 
 
 class Forward:
-    """Computes losses and outputs of members; between two passes it holds none of their tensors."""
+    """Computes the losses and outputs of members; between two passes it holds none of their tensors."""
 
     def __init__(self, network: nn.Module, member: Member, device: torch.device) -> None:
         self._network = network
@@ -77,18 +77,18 @@ class Forward:
         plain = device.type == "cpu" and self.computed == torch.float32 and member.step is None
         self._layers = Layers.of(network) if plain else None
         self.norms: list[Any] = norms_of(network)
-        """Layers with statistics of batches."""
+        """Layers with batch statistics."""
         self._training = True
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], member: Member, device: torch.device) -> "Forward":
-        """Make the forward pass of networks of one fingerprint; `member` has the loss and metrics of all."""
+        """Return the forward pass of networks with one fingerprint; `member` has the loss and metrics of all."""
         network = copy_of(models[0])
         own_rates(network, models)
         return cls(network, member, device)
 
     def train(self, mode: bool) -> None:
-        """Switch to training, or to evaluation."""
+        """Switch to training or evaluation."""
         self._training = mode
         self._network.train(mode)
 
@@ -100,12 +100,12 @@ class Forward:
         states: States,
         check_output: Callable[[Any], None],
     ) -> tuple[Tensor, Any]:
-        """Return losses of each member ``[members, …]`` and, in evaluation, the networks' outputs; buffers move.
+        """Return the losses of each member ``[members, …]`` and, in evaluation, the networks' outputs; updates `buffers` in place.
 
-        Tensors are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random states.
-        `check_output` is called with a network's output before the loss.
+        Weights and buffers are ``[members, *shape]``, leaves of outputs ``[members, samples, …]``; `states` are the members' random
+        states. `check_output` is called with a network's output before the loss.
         """
-        if self._layers is not None and data.of_rows:  # of a plain MLP only a loss of the member's own is vectorised
+        if self._layers is not None and data.of_rows:  # for a plain MLP, only a custom loss is vectorised
             inputs = data.tree[0] if data.apart else data.tree[0].expand(len(states), *data.tree[0].shape)
             output = self._layers.outputs(inputs, weights, states)
             check_output(output[0])
@@ -127,7 +127,7 @@ class Forward:
             moved[:] = [name for name, tensor in found.items() if tensor is not tensors[name]]
             parts, tree = flatten(output)
             for part in parts:
-                if not isinstance(part, Tensor):  # as a distribution, whose tensors would be those of all members
+                if not isinstance(part, Tensor):  # such as a distribution: it would hold all members' tensors
                     raise UnfitProgram(f"its network returns {type(part).__name__}, which is no tensor")
             made_as[:] = [tree]
             return (*losses, *parts, *(found[name] for name in moved))
@@ -146,7 +146,7 @@ class Forward:
     def losses_of_one(
         self, tensors: Mapping[str, Tensor], buffers: Sequence[str], leaves: Sequence[Tensor], data: PackInputs
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute, for compiled code, one member's losses with these tensors, and its buffers afterwards."""
+        """Compute one member's losses with these tensors, and its buffers afterwards, for compiled code."""
         samples = unflatten(leaves, flatten(data.tree)[1])
         try:
             self._hold(tensors)
@@ -157,7 +157,7 @@ class Forward:
             self._hold(self._own)
 
     def _of_one(self, data: Any, check_output: Callable[[Any], None]) -> tuple[tuple[Tensor, ...], Any]:
-        """Compute as `Solo` does: the losses (none for the default loss), and the output where it is needed."""
+        """Compute as `Solo` does: the losses (none for the default loss), and the output if it is needed."""
         member = self._member
         if member.step is not None:
             made = member.step(self._network, data)
@@ -181,7 +181,7 @@ class Forward:
 
     @property
     def computed(self) -> torch.dtype:
-        """Type that is computed in where torch autocasts."""
+        """The dtype of operators that torch autocasts."""
         return dtype_of(self._member)
 
     def autocast(self, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
@@ -190,7 +190,7 @@ class Forward:
 
 
 def losses_of(loss: Callable[[Any, Any], Any] | None, output: Tensor, data: PackInputs, states: States) -> Tensor:
-    """Return a loss of all members ``[members, …]``, of outputs ``[members, samples, …]`` and the targets in `data`."""
+    """Return the losses of all members ``[members, …]`` from outputs ``[members, samples, …]`` and the targets in `data`."""
     if loss is None:
         return _cross_entropies(output, data)
     leaves, structure = flatten(data.tree[1])
@@ -206,8 +206,8 @@ def losses_of(loss: Callable[[Any, Any], Any] | None, output: Tensor, data: Pack
 def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
     """Return the default loss ``[members, samples]`` of outputs ``[members, samples, classes]``.
 
-    It is per sample, so members are simply more samples, each with the bits that it has alone; vectorised by torch it takes ten
-    times as long. (With classes before samples it takes a quarter of the time, and rounds otherwise.)
+    This loss is per sample, so members are simply more samples, each with the bits that it has alone. Vectorised by torch it takes
+    ten times as long. (With classes before samples it takes a quarter of the time, but rounds differently.)
     """
     target: Tensor = data.tree[1] if data.apart else data.tree[1].expand(len(output), *data.tree[1].shape)
     losses = cross_entropy(output.flatten(0, 1), target.flatten(0, 1))
@@ -215,7 +215,7 @@ def _cross_entropies(output: Tensor, data: PackInputs) -> Tensor:
 
 
 def _slots(network: nn.Module) -> dict[str, Slots]:
-    """Return the places of each tensor, by its first name."""
+    """Return the places of each tensor in the modules' tables, by the tensor's first name."""
     names = {id(tensor): name for name, tensor in (*network.named_parameters(), *network.named_buffers())}
     slots: dict[str, Slots] = {name: [] for name in names.values()}
     for module in network.modules():

@@ -1,8 +1,8 @@
 """The program of several members of one architecture: one vectorised forward pass, one backward pass, one optimizer step.
 
-Only the forward pass is vectorised over the members (`torch.vmap`); autograd is the ordinary one, outside of it. The members'
-losses are added up, never averaged, so each gets its own gradient. Weights lie in a `ParameterBuffer`; fused optimizers (`kernels`)
-step them, and an optimizer without a kernel steps its member's views, along gradients that are views too.
+Only the forward pass is vectorised over the members (`torch.vmap`); autograd runs as usual, outside of it. The members' losses
+are summed, never averaged, so each member gets its own gradient. Weights lie in a `ParameterBuffer` and are stepped by fused
+optimizers (`kernels`). An optimizer without a kernel steps its member's views of the buffer, along gradients that are views too.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ __all__ = ["Fused"]
 
 
 class Fused(ProgramOfSeveral):
-    """The `ProgramOfSeveral` of like members."""
+    """The `ProgramOfSeveral` for members of one architecture."""
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class Fused(ProgramOfSeveral):
         self._steps = FusedSteps(lives, parameter_buffer, kernels, self._scales)
         self._averages = AverageBuffer.of(lives, parameter_buffer)
         self._part: Part | None = None
-        """Gradients of the lockstep begun, where it is one pass."""
+        """Gradients of the lockstep begun, if it is one pass."""
         self._buffers: dict[str, Tensor] = {}
         """Buffers before that lockstep."""
         self._statistics: Statistics | None = None
-        """Statistics of the averages before that lockstep, where they are computed."""
+        """Statistics of the averages before that lockstep, if they are computed."""
 
     @classmethod
     def of(
         cls, lives: Sequence[LiveMember], compilation: Compilation | None = None, lengths: BatchLengths | None = None
     ) -> "Fused":
-        """Make the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled.
+        """Return the program of members that passed the equivalence check, or of one; with a `compilation`, their pass is compiled.
 
-        Members step as one on batches of these `lengths`; of any length without.
+        Members step as one on batches of these `lengths`, or of any length if None.
         """
-        # An operator that torch runs for one member after another is slower, but the user need not care.
+        # The warning is about an operator that torch runs for one member after another, which needs no action from the user.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         kinds: dict[Any, list[LiveMember]] = {}
         for live in lives:
@@ -97,7 +97,7 @@ class Fused(ProgramOfSeveral):
         super().begin(batch)
 
     def undo(self) -> None:
-        """Undo a lockstep after its `begin` raised, for another try."""
+        """Undo a lockstep whose `begin` raised, for another try."""
         super().undo()
         for name, buffer in self._buffers.items():
             self.parameter_buffer.buffers[name].copy_(buffer)
@@ -106,7 +106,7 @@ class Fused(ProgramOfSeveral):
         self._part, self._buffers, self._statistics = None, {}, None
 
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return the gradients of a member in the lockstep begun, which is made as one, by weight; idle weights have none."""
+        """Return a member's gradients by weight, in the lockstep begun as one pass. Idle weights have none."""
         assert self._part is not None
         gradients, idle = self._part.gradients[row], self._part.idle
         return {piece.name: piece.of(gradients) for piece in self.parameter_buffer.pieces if piece.name not in idle}
@@ -143,14 +143,14 @@ class Fused(ProgramOfSeveral):
         self.parameter_buffer.dissolve()
 
     def recompute(self, data: PackInputs) -> None:
-        """Pass a training batch through averaged weights that need it for their statistics."""
+        """Pass a training batch through the averaged weights that need it for their statistics."""
         if self._averages is None or not self._forward.norms:
             return
         averages = [live.average for live in self.members if live.average is not None and live.average.recomputes]
         if not averages:
             return
         self._statistics = self._averages.statistics()
-        if len({average.batches for average in averages}) > 1:  # a broken batch, or an interruption, of some
+        if len({average.batches for average in averages}) > 1:  # some had a broken batch, or were interrupted
             for row, solo in enumerate(self._solos):
                 own = map_leaves(itemgetter(row), data.tree) if data.apart else data.tree
                 with self._own(row), self._states[row].active(keep=True):
@@ -173,11 +173,11 @@ class Fused(ProgramOfSeveral):
             self._averages.step()
 
     def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
-        """Implement `ProgramOfSeveral.evaluated`, in one pass."""
+        """Implement `ProgramOfSeveral.evaluated` in one pass."""
         return self._values(data)
 
     def _evaluate(self, lockstep: Lockstep) -> None:
-        """Evaluate the members in one pass, and in another one with their averages."""
+        """Evaluate the members in one pass, and their averages in another."""
         data, rows = self.inputs(lockstep, augment=False), range(len(self.members))
         self._validate(lockstep, rows, self._found(data), [live.val for live in self.members])
         averaged = [row for row in rows if self.members[row].averaged is not None]
@@ -220,7 +220,7 @@ class Fused(ProgramOfSeveral):
         return Part(sum(totals[1:], totals[0]), gradients, frozenset(idle))
 
     def _derived(self, part: PackInputs, share: float) -> Derived:
-        """Compute losses and gradients of the members on a part of a batch, its `share`, by compiled code where there is some."""
+        """Compute losses and gradients of the members on a `share` of a batch, by compiled code if there is any."""
         plainly = partial(self._by_autograd, part, share)
         if self._compilation is None or self._foreseen.pending:  # labels are checked by the networks' own code
             return plainly()
@@ -244,7 +244,7 @@ class Fused(ProgramOfSeveral):
         return losses, _engine_run_backward((losses,), (shares,), False, False, leaves, True, accumulate_grad=False)
 
     def _gather(self, found: Sequence[Tensor | None], gradients: Tensor, idle: set[str]) -> None:
-        """Add gradients to those of earlier micro-batches; `idle` names the weights that had none yet."""
+        """Add gradients to those of earlier micro-batches; `idle` names the weights without any so far."""
         for piece, gradient in zip(self.parameter_buffer.pieces, found, strict=True):
             if gradient is None:
                 continue

@@ -1,6 +1,6 @@
-"""The layers of plain MLPs on a CPU, computed for all members at once: a product of stacked matrices each, and functions of numbers.
+"""The layers of plain MLPs on a CPU, computed for all members at once: products of stacked matrices, and elementwise functions.
 
-`torch.vmap` computes the same, and dispatches longer than that takes. The bits are those of vmap's pass.
+The bits equal those of `torch.vmap`, whose dispatch takes longer than this whole computation.
 """
 
 import math
@@ -16,27 +16,27 @@ from argosy.training.programs.fused.vmap_overrides import linear
 __all__ = ["Layers", "in_order"]
 
 OF_NUMBERS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.Identity)
-"""Modules that compute of each number another one."""
+"""Elementwise modules."""
 
 
 class Layers:
-    """The layers of networks of one architecture, by one of these; the tensors come with each pass."""
+    """The layers of networks of one architecture, taken from one of them; the tensors come with each pass."""
 
     def __init__(self, modules: Sequence[nn.Module], names: Mapping[int, str]) -> None:
         self._modules = modules
         self._names = names
-        """Names of the weights by address."""
+        """Names of the weights, by id."""
 
     @classmethod
     def of(cls, network: nn.Module) -> "Layers | None":
-        """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for another network."""
+        """Return the layers of a plain MLP, whose dropouts may have `Rates`; None for any other network."""
         modules = list(in_order(network))
         if all(map(_known, modules)):
             return cls(modules, {id(parameter): name for name, parameter in network.named_parameters()})
         return None
 
     def outputs(self, inputs: Tensor, weights: Mapping[str, Tensor], states: Sequence[Randomness]) -> Tensor:
-        """Return outputs ``[members, samples, …]`` of inputs likewise, by weights ``[members, *shape]``."""
+        """Return outputs ``[members, samples, …]`` from inputs of the same form and weights ``[members, *shape]``."""
         rows, masks = inputs, self._masks(inputs, states)
         for module in self._modules:
             if isinstance(module, nn.Linear):
@@ -52,7 +52,7 @@ class Layers:
 
     @torch.no_grad()
     def _masks(self, inputs: Tensor, states: Sequence[Randomness]) -> Iterator[Tensor]:
-        """Draw a pass's masks, all of a member and then those of the next, with the bits of dropout of ones."""
+        """Draw the masks of a pass, all of one member before the next, with the bits of dropout applied to ones."""
         shape, drawn = list(inputs.shape), list[tuple[nn.Dropout, Tensor]]()
         for module in self._modules:
             if isinstance(module, nn.Flatten):
@@ -73,7 +73,7 @@ class Layers:
 
 
 def in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that a network calls one after another."""
+    """Yield the modules that a network calls, in order."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not _shadowed(module):
         for part in module:
             yield from in_order(part)
@@ -88,9 +88,9 @@ def _known(module: nn.Module) -> bool:
 
 
 def _shadowed(module: nn.Module) -> bool:
-    """Whether the object computes by a function of its own, and not by that of its class."""
+    """Return whether an instance attribute overrides the `forward` of the module's class."""
     return "forward" in vars(module)
 
 
 def _draws(dropout: nn.Dropout) -> bool:
-    return dropout.training and dropout.p > 0  # `Rates` compare as their largest
+    return dropout.training and dropout.p > 0  # `Rates` compare as their largest rate

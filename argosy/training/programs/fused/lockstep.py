@@ -1,7 +1,7 @@
 """Locksteps: the next batch of each of several members, side by side.
 
-Members that cut the same batches share one cutter, so that a batch is cut once for all of them, and is one tensor. A member gets
-the same batches in the same order as alone; only how they are paired depends on the neighbours.
+Members that cut the same batches share one cutter, so each batch is cut once for all of them and is one tensor. A member gets the
+same batches in the same order as alone. Only their pairing depends on the other members.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from argosy.stream.trees import flatten
 __all__ = ["Lockstep", "length_of", "shared", "locksteps"]
 
 Lockstep = tuple[Batch | None, ...]
-"""The next batch of each member; None where there is none yet."""
+"""The next batch of each member; None if there is none yet."""
 
 
 def shared(cutters: Sequence[Cutter]) -> list[Cutter]:
-    """Return the cutters, with one in place of all that cut the same batches."""
+    """Return the cutters, with cutters of the same batches replaced by the first of them."""
     found: list[Cutter] = []
     chosen = []
     for cutter in cutters:
@@ -41,7 +41,7 @@ def locksteps(cutters: Sequence[Cutter], block: Block) -> Iterator[Lockstep]:
 
 
 def length_of(lockstep: Lockstep) -> int | None:
-    """Return the number of samples in each member's batch; None where the batches differ in shape, or some have none."""
+    """Return the number of samples in each member's batch; None if batches differ in shape or a member has none."""
     first = lockstep[0]
     if first is None or not first.rows:
         return None

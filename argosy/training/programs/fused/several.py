@@ -1,8 +1,8 @@
-"""What programs of several members have in common: they make locksteps, each member by row, as one pass or one after another.
+"""The base class of programs of several members: they make locksteps, as one pass or one member after another.
 
-A lockstep is one step of all members. Those that have no batch in it, or one of another length than the others, step one after
-another, as they do alone: their own modules hold views of the common memory. So do all of them on batches of a length for which the
-common pass would round otherwise than each of them alone (`BatchLengths`).
+A lockstep is one step of all members, each in its row. It is one pass if all have batches of one length, and if at that length the
+common pass rounds as each member alone (`BatchLengths`). Otherwise members step one after another, as they do alone: their own
+modules hold views of the common memory.
 """
 
 import contextlib
@@ -38,21 +38,21 @@ There = TypeVar("There")
 
 
 class ProgramOfSeveral(ABC):
-    """A `argosy.training.programs.program.Program` of several members, by row; subclasses compute the common pass."""
+    """A `argosy.training.programs.program.Program` of several members; subclasses compute the common pass."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         self.members: tuple[LiveMember, ...] = tuple(lives)
         """By row."""
         self._lengths = lengths
-        """Batches that are one pass; those of any length without."""
+        """Batch lengths that are made as one pass; None for any length."""
         self._augment = any(live.member.augment for live in lives)
         self._states: States = States(live.randomness for live in lives)
         """Random states that the members draw from."""
         self.made: Made = Made(self.members)
-        """Finished locksteps with a batch for each member."""
+        """Finished locksteps that had a batch for each member."""
         self._validated = Validated(lives[0].backend)
         self.evaluation: Callable[[PackInputs], tuple[Tensor, Any]] | None = None
-        """Computes what `evaluated` does in another way (`argosy.training.programs.graphed.evaluation`)."""
+        """Replacement of `evaluated` that replays a captured pass (`argosy.training.programs.graphed.evaluation`)."""
         self._begins = not lives[0].steps
         """Whether the very first lockstep is still to come."""
         self._lockstep: Lockstep = ()
@@ -65,19 +65,19 @@ class ProgramOfSeveral(ABC):
         self._foreseen = Foreseen(self.members)
         self._shares: dict[tuple[torch.Size, torch.dtype, float], Tensor] = {}
         self._parts: Sequence[float] = [1 / len(self.members)] * len(self.members)
-        """Each member's part of the time."""
+        """Each member's share of the program's time."""
         self._faults: dict[str, Exception] = {}
         """Errors raised by the code of single members in the current lockstep."""
 
-    # ---- what a subclass computes
+    # ---- for subclasses
 
     @abstractmethod
     def gradients(self, row: int) -> dict[str, Tensor]:
-        """Return the gradients of a member in the lockstep begun, which is made as one, by weight; idle weights have none."""
+        """Return a member's gradients by weight, in the lockstep begun as one pass. Idle weights have none."""
 
     @abstractmethod
     def _train(self, mode: bool) -> None:
-        """Switch to training, or to evaluation."""
+        """Switch to training or evaluation."""
 
     @abstractmethod
     def _begin_as_one(self, lockstep: Lockstep) -> None:
@@ -89,19 +89,19 @@ class ProgramOfSeveral(ABC):
 
     @abstractmethod
     def evaluated(self, data: PackInputs, in_branches: InBranches = in_turn) -> tuple[Tensor, Any]:
-        """Compute losses ``[members, …]`` and outputs of the members in evaluation, with the trained weights; both stay."""
+        """Compute losses ``[members, …]`` and outputs in evaluation, with the trained weights; later passes do not overwrite them."""
 
     @abstractmethod
     def _evaluate(self, lockstep: Lockstep) -> None:
-        """Evaluate the members, by `_found`."""
+        """Evaluate the members on a lockstep, with `_found`."""
 
     @abstractmethod
     def _outside(self, row: int) -> contextlib.AbstractContextManager[None]:
-        """Give a member's trained weights memory of their own inside, where products round as they do alone."""
+        """Give a member's trained weights memory of their own inside, so that products round as they do alone."""
 
     @abstractmethod
     def _dissolve(self) -> None:
-        """Give the members' tensors memory of their own again, and drop everything else."""
+        """Give the members' tensors memory of their own again, and drop all other state."""
 
     # ---- the program
 
@@ -120,7 +120,7 @@ class ProgramOfSeveral(ABC):
                 self._states = States(live.randomness for live in self.members)
 
     def cut(self, block: Block) -> Iterator[Lockstep]:
-        """Implement `Program.cut`, in locksteps."""
+        """Implement `Program.cut`: yield locksteps."""
         self._train(True)
         cutters = shared([there(live.cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
@@ -140,7 +140,7 @@ class ProgramOfSeveral(ABC):
                 self._check_labels()
 
     def undo(self) -> None:
-        """Undo a lockstep after its `begin` raised, for another try."""
+        """Undo a lockstep whose `begin` raised, for another try."""
         if self._before is not None:
             self.go_back(self._before)
         self._lockstep, self._before = (), None
@@ -154,7 +154,7 @@ class ProgramOfSeveral(ABC):
         return samples
 
     def evaluate(self, block: Block) -> Iterator[None]:
-        """Evaluate by locksteps; raises OwnFaults."""
+        """Implement `Program.evaluate` in locksteps. Raises OwnFaults."""
         self._train(False)
         cutters = shared([there(live.val_cutter) for live in self.members])
         for live, cutter in zip(self.members, cutters, strict=True):
@@ -192,21 +192,21 @@ class ProgramOfSeveral(ABC):
     # ---- a lockstep
 
     def marks(self) -> Sequence[Mark]:
-        """Return snapshots of the states that members draw from at present."""
+        """Return snapshots of the random states that members currently draw from."""
         return [state.mark() for state in self._states]
 
     def go_back(self, marks: Sequence[Mark]) -> None:
-        """Return to snapshots of these states."""
+        """Restore snapshots of these states."""
         for state, mark in zip(self._states, marks, strict=True):
             state.go_back(mark)
 
     def drew_since(self, marks: Sequence[Mark]) -> bool:
-        """Whether one of these states has been drawn from on the host since such snapshots."""
+        """Return whether one of these states was drawn from on the host since the snapshots."""
         return any(one[0] is not other[0] for one, other in zip(marks, self.marks(), strict=True))
 
     @contextlib.contextmanager
     def drawing(self, draws: DeviceDraws | None) -> Iterator[None]:
-        """Draw the members' dropout masks on the device inside, if `draws` are given."""
+        """Draw the members' dropout masks on the device inside, unless `draws` is None."""
         self._states.on_device = draws
         try:
             yield
@@ -225,11 +225,11 @@ class ProgramOfSeveral(ABC):
         return PackInputs.of([batch.data for batch in batches], first.rows)
 
     def _found(self, data: PackInputs) -> tuple[Tensor, Any]:
-        """Do as `evaluated`, in the way that is set."""
+        """Return what `evaluated` or its replacement, `evaluation`, computes."""
         return self.evaluated(data) if self.evaluation is None else self.evaluation(data)
 
     def _share(self, losses: Tensor, share: float = 1.0) -> Tensor:
-        """Return the gradient of the members' mean losses ``[members, …]``, each times this share of the batch; kept for further batches."""
+        """Return the gradient of the members' mean losses ``[members, …]``, each times this share of the batch. Cached."""
         key = losses.shape, losses.dtype, share
         if key not in self._shares:
             self._shares[key] = torch.full_like(losses, share * len(losses) / losses.numel())
@@ -243,7 +243,7 @@ class ProgramOfSeveral(ABC):
             return augment(data)
 
     def _as_one(self, lockstep: Lockstep, *, train: bool) -> bool:
-        """Whether the members make a lockstep in one pass."""
+        """Return whether a lockstep is made in one pass."""
         length, allowed = length_of(lockstep), self._lengths
         if length is None or allowed is None:
             return length is not None
@@ -252,7 +252,7 @@ class ProgramOfSeveral(ABC):
         return apart == tried_apart and length in lengths
 
     def _finish_apart(self) -> int:
-        """Make the step of each member that has a batch by itself; returns their number of samples."""
+        """Step each member that has a batch alone; returns the number of samples."""
         self.made.tell()
         samples = 0
         for row, batch in self._with_batch(self._lockstep):
@@ -261,12 +261,12 @@ class ProgramOfSeveral(ABC):
         return samples
 
     def _step_apart(self, row: int, batch: Batch) -> int:
-        """Make a member's step as it does alone; returns its samples."""
+        """Make a member's step as it does alone; returns its number of samples."""
         self._solos[row].begin(batch)
         return self._solos[row].finish()
 
     def _with_batch(self, lockstep: Lockstep) -> Iterator[tuple[int, Batch]]:
-        """Yield the rows with a batch."""
+        """Yield the rows that have a batch, with it."""
         for row, batch in enumerate(lockstep):
             if batch is not None:
                 yield row, batch
@@ -277,7 +277,7 @@ class ProgramOfSeveral(ABC):
         self._tell_faults()
 
     def _tell_faults(self) -> None:
-        """Raise the errors of single members, once all others have made their lockstep."""
+        """Raise the errors of single members, after all others have made their lockstep."""
         if self._faults:
             faults, self._faults = self._faults, {}
             raise OwnFaults(faults)
@@ -299,7 +299,7 @@ class ProgramOfSeveral(ABC):
     def _add(self, row: int, batch: Batch, losses: Tensor, output: Any, into: Validation) -> None:
         """Add a batch to a member's validation."""
         live, target = self.members[row], batch.data[1] if output is not None else None
-        # Without metrics no code of the member runs that might draw.
+        # Without metrics, none of the member's own code runs, so nothing can be drawn.
         drawing = self._states[row].active() if live.member.metrics else contextlib.nullcontext()
         with self._own(row), drawing:
             into.add(batch.rows, batch.digest, losses, output, target)

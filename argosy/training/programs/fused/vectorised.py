@@ -1,7 +1,7 @@
-"""Vectorises a function of one member's tensors over all members: `torch.vmap`, reduced to what programs need.
+"""`torch.vmap` reduced to what programs need: it vectorises a function of one member's tensors over all members.
 
-`torch.vmap` handles nested arguments and results of any kind, which takes longer than a small network's forward pass. This calls
-the same functions underneath, which have no public names.
+`torch.vmap` handles nested arguments and results of any kind, which takes longer than a small network's forward pass. This module
+calls the same underlying functions, which have no public names.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ __all__ = ["Level", "vectorised"]
 
 
 def vectorised(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Compute a function of one member's tensors for all members, each ``[members, …]``. Random functions raise."""
+    """Compute a function of one member's tensors for all members; tensors are ``[members, …]``. Random functions raise."""
     lazy_load_decompositions()
     members = len(tensors[0])
     level = _functorch._vmap_increment_nesting(members, "error")
@@ -27,23 +27,23 @@ def vectorised(function: Callable[..., Iterable[Tensor]], tensors: Sequence[Tens
 
 
 class Level:
-    """The vmap level of the running function, to get all members' tensors from inside it."""
+    """The vmap level of the running function; gives access to all members' tensors from inside it."""
 
     def __init__(self) -> None:
         self._number = _functorch.current_level()
 
     @property
     def innermost(self) -> bool:
-        """Whether no other functorch transformation was begun inside."""
+        """Whether no other functorch transformation was started inside this one."""
         return _functorch.current_level() == self._number
 
     def stacked(self, tensor: Tensor) -> tuple[Tensor, int | None]:
-        """Return the tensor of all members, and its member dimension; None where they share it."""
+        """Return the tensor of all members and its member dimension, which is None if they share the tensor."""
         return _functorch._unwrap_batched(tensor, self._number)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Suspend the vectorisation inside, so that torch computes on the stacked tensors."""
+        """Suspend vectorisation inside, so that torch computes on the stacked tensors."""
         layer = _functorch.pop_dynamic_layer_stack()
         try:
             yield
@@ -51,5 +51,5 @@ class Level:
             _functorch.push_dynamic_layer_stack(layer)
 
     def one(self, stacked: Tensor, members: int = 0) -> Tensor:
-        """Return stacked tensors as one member's tensor; `members` is the dimension of the members."""
+        """Return stacked tensors as one member's tensor; `members` is the member dimension."""
         return _functorch._add_batch_dim(stacked, members, self._number)

@@ -306,6 +306,6 @@ def _concurrently(apart: Sequence[Graphed]) -> Iterator[None]:
 
 
 def _moved(one: Mark, other: Mark) -> bool:
-    """Whether torch's random states, the host's or the device's, differ."""
+    """Return whether torch's random states, the host's or the device's, differ."""
     states = zip(one[:2], other[:2], strict=True)
     return any(state is not None and not torch.equal(state, later) for state, later in states)

@@ -30,7 +30,7 @@ class Work(Protocol):
     """A sum that is under way."""
 
     def is_completed(self) -> bool:
-        """Whether the sum is complete, or has failed."""
+        """Return whether the sum is complete, or has failed."""
 
     def wait(self) -> None:
         """Raise RuntimeError where the sum has failed; called when it is completed."""
@@ -110,7 +110,7 @@ class _Passing:
     event: Any
 
     def is_completed(self) -> bool:
-        """Whether the device has passed the event."""
+        """Return whether the device has passed the event."""
         return bool(self.event.query())
 
     def wait(self) -> None:
