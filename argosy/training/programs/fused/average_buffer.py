@@ -1,6 +1,6 @@
-"""The averages of members that run as one program, in one matrix that is laid out as their weights are (`ParameterBuffer`).
+"""The averages of members in one program, as one matrix with the layout of their weights (`ParameterBuffer`).
 
-As there, each member's own average holds views while it is here, and `dissolve` gives them memory of their own again.
+As in that buffer, each member's own average holds views of the matrix until `dissolve` gives it memory of its own again.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ class AverageBuffer:
         self.named: dict[str, Tensor] = {
             piece.name: piece.over(values) for piece in parameter_buffer.pieces
         } | parameter_buffer.fixed
-        """What a forward pass with averaged weights takes, each ``[members, *shape]``."""
+        """Weights for a forward pass with averages, each ``[members, *shape]``."""
         self.buffers: dict[str, Tensor] = self._own or parameter_buffer.buffers
-        """Likewise its buffers."""
+        """Buffers for that pass, likewise."""
         shares = [average.share for average in averages]
         self._shares = None if shares[0] is None else values.new_tensor(shares).unsqueeze(1)
-        """How far a step moves each average ``[members, 1]``; None where only ends of epochs do."""
+        """How far a step moves each average ``[members, 1]``; None if only ends of epochs move them."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> "AverageBuffer | None":
-        """Move the averages of members into a new buffer; None where they have none."""
+        """Move the averages of members into a new buffer; returns None if they have no averages."""
         averages = [live.average for live in lives if live.average is not None]
         if not averages:
             return None
@@ -50,7 +50,7 @@ class AverageBuffer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Follow the weights after a step of all members, with the bits of `RunningAverage.step`."""
+        """Update the averages after a step of all members, with the bits of `RunningAverage.step`."""
         if self._shares is None:
             return
         self._values.lerp_(self._weights, self._shares)
@@ -64,7 +64,7 @@ class AverageBuffer:
         return {name: buffer.clone() for name, buffer in self._own.items()}, [one.batches for one in self._averages]
 
     def go_back(self, to: Statistics) -> None:
-        """Return to a snapshot."""
+        """Restore a snapshot."""
         buffers, batches = to
         for name, buffer in buffers.items():
             self._own[name].copy_(buffer)
@@ -72,7 +72,7 @@ class AverageBuffer:
             average.batches = count
 
     def dissolve(self) -> None:
-        """Give the averages memory of their own."""
+        """Give each average memory of its own."""
         for average in self._averages:
             for buffer in average.buffers.values():
                 buffer.data = buffer.data.clone()

@@ -1,11 +1,11 @@
-"""Compiled forward and backward pass of members of one architecture, by torch's compiler, once for all of them.
+"""Forward and backward pass of members of one architecture, compiled by torch once for all of them.
 
-The pass of a number of members at once is traced operator by operator on a real batch and compiled, not the Python that led to it:
-so the code depends on no member's objects, and shapes alone decide whether it applies. When members leave, the others keep the
-code, and free places compute unused results; at least half of its places are used. Batches of another length run eagerly.
-On the first batch its result is checked against the eager one, which is the one used there.
+The pass of all members is traced operator by operator on a real batch, and the trace is compiled instead of the Python code. So the
+compiled code depends on no member's objects, and shapes alone decide whether it applies. When members leave, the others keep the
+code and free places compute unused results, as long as at least half of the places are used. Batches of another length run eagerly.
+On the first batch the result is checked against the eager one, which is used there.
 
-Torch keeps compiled code on the disk (``TORCHINDUCTOR_CACHE_DIR``), so later processes do not compile it again.
+Torch keeps compiled code on disk (``TORCHINDUCTOR_CACHE_DIR``), so later processes do not compile it again.
 """
 
 import os
@@ -29,9 +29,9 @@ from argosy.training.programs.fused.forward import Forward, PackInputs
 __all__ = ["Compilation", "Derived", "Pass"]
 
 Derived = tuple[Tensor, Sequence[Tensor | None]]
-"""Losses ``[members, …]``, and gradients of the parameter buffer's pieces ``[members, *shape]``; None for weights unused by the losses."""
+"""Losses ``[members, …]``, and gradients of the parameter buffer's pieces ``[members, *shape]``; None for weights that losses do not use."""
 Results = tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]
-"""Losses and gradients as in `Derived`, with all weights used, and buffers after the pass ``[members, *shape]``."""
+"""Losses and gradients as in `Derived`, with all weights in use, and buffers after the pass ``[members, *shape]``."""
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -46,7 +46,7 @@ class Pass:
     """Factor of each member's mean loss ``[members]``."""
 
     def inputs(self, places: int) -> list[Tensor]:
-        """Return all tensors of the pass, for so many places; free places are filled with the first member's tensors."""
+        """Return all tensors of the pass for a number of `places`; free places get the first member's tensors."""
         parameter_buffer, count = self.parameter_buffer, len(self.factors)
         weights, leaves = [parameter_buffer.weights, *parameter_buffer.fixed.values()], [*flatten(self.data.tree)[0]]
         stacked = [*weights, *parameter_buffer.buffers.values()]
@@ -58,7 +58,7 @@ class Pass:
         return [tensor.contiguous() for tensor in (*stacked, *own, *(() if self.data.apart else leaves))]
 
     def of_one(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Compute, from one member's tensors, its gradients ``[columns]``, its losses, and its new buffers."""
+        """Compute one member's gradients ``[columns]``, losses and new buffers from its tensors."""
         fixed, buffers = [*self.parameter_buffer.fixed], [*self.parameter_buffer.buffers]
         pieces = self.parameter_buffer.pieces
         row, rest = given[0], given[1:]
@@ -77,14 +77,14 @@ class Pass:
         return gradients, losses, *after
 
     def compiled(self, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        """Compile this pass for tensors of these shapes. Raises whatever torch raises."""
+        """Compile this pass for tensors of these shapes. Raises any error of torch."""
         leaves = len(flatten(self.data.tree)[0])
         places: list[int | None] = [0] * len(inputs)
         if not self.data.apart:
             places[len(inputs) - leaves :] = [None] * leaves
-        os.environ.setdefault(THREADS, "1")  # else torch starts processes at the import, and never ends them
+        os.environ.setdefault(THREADS, "1")  # else torch starts processes on import and never ends them
         with warnings.catch_warnings(action="ignore"):  # torch's own
-            from torch import _inductor  # takes seconds: only where something is compiled
+            from torch import _inductor  # takes seconds, so only when something is compiled
 
             with self.forward.autocast(cached=False), sdpa_kernel(SDPBackend.MATH):
                 graph = make_fx(vmap(self.of_one, in_dims=tuple(places), randomness="error"))(*inputs)
@@ -96,19 +96,19 @@ class Pass:
 
 
 class Compilation:
-    """Compiled passes of the members of one architecture on one device."""
+    """Compiled passes for members of one architecture on one device."""
 
     def __init__(self) -> None:
         self.refused: str = ""
-        """Why no compiled code is used any more."""
+        """Why compiled code is not used, or empty."""
         self._made: dict[int, tuple[Callable[..., Sequence[Tensor]], Any]] = {}
-        """By number of places, compiled code, and the form of the passes that it is for."""
+        """Compiled code and the form of the passes it applies to, by number of places."""
 
     @torch.no_grad()
     def derive(self, of: Pass, plainly: Callable[[], Derived], *, usual: bool) -> Derived:
-        """Compute losses and gradients of a pass, and move its buffers: by compiled code where it applies, else `plainly`.
+        """Compute losses and gradients of a pass, and update its buffers: by compiled code if it applies, else `plainly`.
 
-        Code is compiled for a pass on a batch of the `usual` length.
+        Only a pass on a batch of the `usual` length causes compilation.
         """
         count = len(of.factors)
         places = min((places for places in self._made if count <= places < 2 * count), default=count)
@@ -127,8 +127,8 @@ class Compilation:
         return losses, [piece.over(gradients) for piece in of.parameter_buffer.pieces]
 
     def _proved(self, of: Pass, inputs: Sequence[Tensor], form: Any, plainly: Callable[[], Derived]) -> Derived:
-        """Run eagerly; keep the compiled code if its result matches."""
-        inputs = [tensor.clone() for tensor in inputs]  # buffers are about to move
+        """Run eagerly, and keep the compiled code if its result matches."""
+        inputs = [tensor.clone() for tensor in inputs]  # the eager pass updates buffers
         losses, gradients = self._plain(plainly)
         idle = [piece.name for piece, found in zip(of.parameter_buffer.pieces, gradients, strict=True) if found is None]
         if idle:
@@ -147,7 +147,7 @@ class Compilation:
             )
             what = difference(_pairs(of, known, found), share)
             self.refused = f"compiled, {what} not what it is else" if what else ""
-        except Exception as error:  # boundary to members' code and torch's compiler, which cannot do everything
+        except Exception as error:  # boundary to members' code and to torch's compiler, which has limits
             self.refused = f"it cannot be compiled: {reason_of(error)}"
         if not self.refused:
             self._made[len(of.factors)] = run, form
@@ -159,13 +159,13 @@ class Compilation:
 
 
 def _unstacked(of: Pass, found: Sequence[Tensor]) -> Results:
-    """Return what compiled code gives, by weights and buffers."""
+    """Return the results of compiled code, by weights and buffers."""
     columns, losses, *buffers = found
     return losses, [piece.over(columns) for piece in of.parameter_buffer.pieces], buffers
 
 
 def _pairs(of: Pass, one: Results, other: Results) -> list[Compared]:
-    """Return two results of a pass side by side."""
+    """Return two results of a pass as pairs to compare."""
     (losses, gradients, buffers), (losses_found, gradients_found, buffers_found) = one, other
     pieces, size = [piece.name for piece in of.parameter_buffer.pieces], size_of(*gradients)
     pairs = [Compared("its losses are", losses, losses_found, size_of(losses))]

@@ -1,6 +1,6 @@
-"""Finds the members that may be one program: those that compute the same with other weights, and have no obstacle.
+"""Finds members that may be one program: they do the same computation with different weights, and have no obstacle.
 
-This is only what can be read from a member without running it; `argosy.training.choice.fused_check` runs the equivalence check.
+It reads members without running them. `argosy.training.choice.fused_check` runs the equivalence check.
 """
 
 import functools
@@ -25,7 +25,7 @@ from argosy.training.programs.fused.draws import rate_of
 __all__ = ["Fingerprint", "behaviour", "has_hooks", "hooks_of", "obstacle", "token"]
 
 STRUCTURE = {"_parameters", "_buffers", "_modules", "training"}
-"""Attributes of every module that are compared elsewhere, or that programs set themselves."""
+"""Attributes of every module that are compared separately, or that programs set."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (
     bool,
@@ -41,7 +41,7 @@ PLAIN = (
     torch.Size,
 )
 Seen = dict[int, tuple[Any, Any]]
-"""Values met before: their token by address, and the value itself, kept alive so that its address stays valid."""
+"""Values met before, by id: their token, and the value itself, kept alive so that its id stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Fingerprint:
 
 
 def obstacle(live: LiveMember) -> str | None:
-    """Return why a member cannot share a program with others; None where it may."""
+    """Return why a member cannot share a program with others; None if it can."""
     return next(_obstacles(live), None)
 
 
@@ -89,7 +89,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             yield f"layer {name!r} has hooks, which would see all members at once"
-        # Of one that was compiled in place copies are as it was before.
+        # A copy of a module that was compiled in place is not compiled.
         for key in vars(module).keys() - {"_compiled_call_impl"}:
             if hasattr(vars(module)[key], "_torchdynamo_orig_callable"):
                 yield f"{key!r} of {f'layer {name!r}' if name else 'the network'} is compiled by torch.compile, for itself"
@@ -115,7 +115,7 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
 
 
 def _overlaps(model: nn.Module) -> Iterator[str]:
-    """Yield why tensors in the same memory, as by `nn.Parameter(other.weight)`, keep a network out of a program, where each gets its own."""
+    """Yield an obstacle for each pair of tensors in the same memory, as by `nn.Parameter(other.weight)`: a program gives each its own."""
     held = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.layout is torch.strided]
     spans = sorted((t.data_ptr(), t.data_ptr() + _extent(t), name, t.requires_grad) for name, t in held if t.data_ptr())
     last = (0, 0, "", False)
@@ -126,18 +126,18 @@ def _overlaps(model: nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return the bytes from a tensor's first number to its last."""
+    """Return the bytes from a tensor's first element to its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return (1 + sum((count - 1) * stride for count, stride in steps)) * tensor.itemsize
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
-    """Return what is called around the passes of its layers."""
+    """Return the forward and backward hooks of a network's layers."""
     return [hook for module in model.modules() for kind in HOOKS for hook in getattr(module, kind).values()]
 
 
 def has_hooks(weight: Tensor) -> bool:
-    """Return whether functions are called with a weight's gradient; a copy has none of them."""
+    """Return whether a weight has gradient hooks, which copies do not have."""
     return bool(weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None))
 
 
@@ -145,7 +145,7 @@ def has_hooks(weight: Tensor) -> bool:
 
 
 def attributes(model: nn.Module) -> dict[str, Any]:
-    """Return tokens of layers' attributes beside weights and buffers, by place."""
+    """Return tokens of layers' attributes other than weights and buffers, by description."""
     named = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
     seen: Seen = {id(part): ((type(part), name), part) for name, part in named}
     found = {}
@@ -159,13 +159,13 @@ def attributes(model: nn.Module) -> dict[str, Any]:
 
 
 def behaviour(live: LiveMember, *, layers: bool = True) -> dict[str, Any]:
-    """Return tokens of what steps may change beside weights and buffers: of its loss or own step, and of its `layers`."""
+    """Return tokens of what steps may change other than weights and buffers: the loss, the own step, and, with `layers`, the layers."""
     own = {"its loss": token(live.member.loss), "its step": token(live.member.step)}
     return {**(attributes(live.model) if layers else {}), **own}
 
 
 def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
-    """Yield each tensor's shape, and its parameter group where it is trained; tied weights have two names and one number."""
+    """Yield each tensor's shape, and the parameter group of trained ones; tied weights have two names and one number."""
     groups = {id(p): number for number, group in enumerate(live.optimizer.param_groups) for p in group["params"]}
     numbers: dict[int, int] = {}
     named = (
@@ -179,15 +179,15 @@ def _weight_aspects(live: LiveMember) -> Iterator[tuple[str, Any]]:
 
 
 def _class(module: nn.Module) -> Any:
-    """Return a module's class; parametrisation puts a generated class above it."""
+    """Return a module's class, without the subclass that parametrisation generates."""
     kind = type(module)
     return kind.__mro__[1] if parametrize.is_parametrized(module) else kind
 
 
 def token(value: Any, seen: Seen | None = None) -> Any:
-    """Return a value that equals another's token where both behave the same: functions by code, tensors by content.
+    """Return a value that equals the token of another value if both behave the same: functions by code, tensors by content.
 
-    Opaque objects are represented by their identity, so two of them differ.
+    Opaque objects are represented by their identity, so two of them always differ.
     """
     seen = {} if seen is None else seen
     if isinstance(value, PLAIN):
@@ -205,7 +205,7 @@ def _inner(value: Any, seen: Seen) -> Any:
         return tuple(token(item, seen) for item in values)
 
     if isinstance(value, torch.Tensor):
-        # A copy: one number, which is contiguous, may lie with a stride of 0.
+        # A tensor of one element counts as contiguous even with stride 0, so it is copied.
         whole = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return _content(whole.view(-1).view(torch.uint8).numpy(), value)
     if isinstance(value, np.ndarray):

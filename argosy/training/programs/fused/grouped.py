@@ -1,6 +1,6 @@
 """The program of several unlike MLPs: one pass by `waves`, and a step of each member's own optimizer.
 
-Depth, widths, activations, rates of dropout and optimizers may differ; batches, losses and the number of outputs are the same.
+Depth, widths, activations, dropout rates and optimizers may differ; batches, losses and the number of outputs must be the same.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ __all__ = ["Grouped", "common"]
 
 
 def common(live: LiveMember) -> Any:
-    """Return what members must have in common to be one program of unlike MLPs; None where a member can be in none."""
+    """Return what members must have in common to be one program of unlike MLPs; None if a member can be in no such program."""
     member, layers = live.member, layers_of(live.model)
     plain = member.step is None and member.augment is None and member.accumulate == 1 and member.average is None
     device = live.backend.device
@@ -46,11 +46,11 @@ def common(live: LiveMember) -> Any:
 
 
 OF_EACH = 32
-"""As many numbers of a sample take as long as what a member's step takes however small it is (measured with batches of 32 to 256)."""
+"""Fixed cost of a member's step, as a number of outputs per sample that take as long (measured with batches of 32 to 256)."""
 
 
 class Grouped(ProgramOfSeveral):
-    """The `ProgramOfSeveral` of unlike MLPs."""
+    """The `ProgramOfSeveral` for unlike MLPs."""
 
     def __init__(self, lives: Sequence[LiveMember], lengths: BatchLengths | None) -> None:
         super().__init__(lives, lengths)
@@ -71,7 +71,7 @@ class Grouped(ProgramOfSeveral):
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
-        """Make the program of members that passed the equivalence check; they step as one on batches of these `lengths`."""
+        """Return the program of members that passed the equivalence check; they step as one on batches of these `lengths`."""
         return cls(sorted(lives, key=lambda live: (side_by_side(live.model), live.member.name)), lengths)
 
     def gradients(self, row: int) -> dict[str, Tensor]:
@@ -80,13 +80,13 @@ class Grouped(ProgramOfSeveral):
         return {name: gradient for name, (_, gradient) in zip(names, self._gradients[row], strict=True)}
 
     def _train(self, mode: bool) -> None:
-        """Do nothing: layers drop out where random states are given."""
+        """Do nothing: layers drop out if random states are given."""
 
     def _begin_as_one(self, lockstep: Lockstep) -> None:
         self._totals = self.passed(self.shared(lockstep))
 
     def passed(self, data: PackInputs, in_branches: InBranches = in_turn) -> Tensor:
-        """Compute the gradients of all members; returns loss sums, float64 ``[members]``."""
+        """Compute the gradients of all members; returns their loss sums, float64 ``[members]``."""
         with torch.no_grad():
             outputs = self.waves.forward(data.tree[0], self._states, in_branches)
         self._foreseen.check_output(outputs[0])
@@ -133,7 +133,7 @@ class Grouped(ProgramOfSeveral):
         self._validate(lockstep, range(len(self.members)), found, into)
 
     def shared(self, lockstep: Lockstep) -> PackInputs:
-        """Return the samples of a lockstep; raises ValueError where they are not the same pairs of tensors for all members."""
+        """Return the samples of a lockstep; raises ValueError unless they are the same pairs of tensors for all members."""
         data = self.inputs(lockstep)
         if data.apart or not data.of_rows:
             raise ValueError("unlike members are one program on the same pairs of inputs and targets alone")
@@ -148,5 +148,5 @@ class Grouped(ProgramOfSeveral):
 
 
 def _numbers(live: LiveMember) -> int:
-    """Return how many numbers a network's layers compute of a sample, to which the time that it takes in a program is proportional."""
+    """Return the number of outputs that a network's layers compute per sample; its time in a program grows in proportion."""
     return sum(layer.linear.out_features for layer in layers_of(live.model) or ())

@@ -1,7 +1,7 @@
-"""Steps and validations that all members of a program have made, recorded in each member later, all at once.
+"""Steps and validations of all members of a program, collected and recorded in each member later, many at once.
 
-Recording each lockstep for each member takes as long as a step of many small networks. A metric is called once for all members where it is
-Argosy's accuracy, which is of each sample by itself: called for each member, the sums of a batch take many small networks longer than their pass.
+Recording each lockstep for each member would take as long as a step of many small networks. Argosy's accuracy, a per-sample metric, is
+called once for all members: with many small networks, a call for each member and its sums would take longer than the pass itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,30 +22,30 @@ from argosy.training.programs.fused.lockstep import Lockstep
 __all__ = ["Made", "Validated"]
 
 Sums = tuple[Tensor, ...]
-"""Sums over a batch of each of some members, each float64 ``[members]``."""
+"""Sums over one batch per member, each float64 ``[members]``."""
 
 
 class Made:
-    """Turns of these members, by row. Positions move at once; steps, samples, digests and losses with `tell`."""
+    """Steps of these members, by row. Positions move at once; step counts, samples, digests and losses with `tell`."""
 
     def __init__(self, lives: Sequence[LiveMember]) -> None:
         self._lives = lives
         self._untold: list[tuple[Any, Sums]] = []
-        """Locksteps in which no batch is None, and loss sums."""
+        """Locksteps in which no batch is None, with their loss sums."""
 
     def add(self, lockstep: Lockstep, totals: Tensor) -> int:
-        """Add a lockstep with a batch for each member, and their loss sums, float64 ``[members]``; returns its samples."""
+        """Add a lockstep with a batch for each member, and its loss sums, float64 ``[members]``; returns its number of samples."""
         self._untold.append((lockstep, (totals,)))
         samples = 0
         for live, batch in zip(self._lives, lockstep, strict=True):
             assert batch is not None and live.cutter is not None
             samples += batch.rows
-            if live.cutter.position < batch.stop:  # members may share one
+            if live.cutter.position < batch.stop:  # members may share a cutter
                 live.cutter.commit(batch)
         return samples
 
     def tell(self) -> None:
-        """Record in the members what they have made since the last call."""
+        """Record in the members the steps added since the last call."""
         untold, self._untold = self._untold, []
         if untold:
             told = _told(untold, self._lives[0].backend)
@@ -54,17 +54,17 @@ class Made:
 
 
 class Validated:
-    """Sums that no validation knows of yet."""
+    """Validation sums that are not recorded in the members' validations yet."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._untold: dict[tuple[int, ...], tuple[Sequence[Validation], list[tuple[Sequence[Batch], Sums]]]] = {}
-        """By the validations that they are of, losses and right answers of batches."""
+        """Sums of losses and right answers by batch, with their validations, by the ids of these."""
 
     def add(self, into: Sequence[Validation], batches: Sequence[Batch], losses: Tensor, output: object) -> bool:
-        """Add a batch of each, equally long; False, with nothing added, where each has to add its own.
+        """Add one batch of equal length to each validation. Returns False, with nothing added, if each validation must add its own.
 
-        Losses are ``[validations, samples, …]`` or means, the output ``[validations, samples, classes, …]``.
+        Losses are ``[validations, samples, …]`` or means, outputs ``[validations, samples, classes, …]``.
         """
         if losses.dim() > 2 or not all(one.adds_up for one in into):
             return False
@@ -72,17 +72,17 @@ class Validated:
         if any(one.member.metrics for one in into):
             try:
                 found = _right(batches, output)
-            except Exception:  # boundary to a member's output: its own call words the error for that member
+            except Exception:  # boundary to a member's output: the member's own call then words the error
                 return False
             if found is None:
                 return False
         totals = totals_of(losses, batches[0].rows)
-        right = totals if found is None else totals_of(found, batches[0].rows)  # whatever it is, without a metric
+        right = totals if found is None else totals_of(found, batches[0].rows)  # a placeholder without a metric
         self._untold.setdefault(tuple(map(id, into)), (into, []))[1].append((batches, (totals, right)))
         return True
 
     def tell(self) -> None:
-        """Record in the validations what was added since the last call."""
+        """Record in the validations the sums added since the last call."""
         untold, self._untold = self._untold, {}
         for into, several in untold.values():
             told = _told(several, self._backend)
@@ -93,9 +93,9 @@ class Validated:
 def _told(
     untold: Sequence[tuple[Sequence[Batch], Sums]], backend: Backend
 ) -> Iterator[tuple[int, int, Digest, Sums, DeviceEvent]]:
-    """Yield, of each member, the number of its batches, their samples and digest, and its sums, each ``[batches]``, on their way to the host.
+    """Yield each member's number of batches, their samples and digest, its sums, each ``[batches]``, and the event of their copy to the host.
 
-    Samples and digest are computed once for members that share their batches.
+    Samples and digest are computed once for all members that share their batches.
     """
     columns = [torch.stack(column, 1) for column in zip(*(sums for _, sums in untold), strict=True)]
     found, event = backend.fetch(torch.stack(columns))
@@ -112,7 +112,7 @@ def _told(
 
 
 def _right(batches: Sequence[Batch], output: object) -> Tensor | None:
-    """Return whether each answer is right ``[validations, samples]``; None where a sample has several, or is no pair of tensors."""
+    """Return whether each answer is right ``[validations, samples]``; None if samples have several answers or are no pairs of tensors."""
     targets = [batch.data[1] for batch in batches]
     if not isinstance(output, Tensor) or not all(isinstance(own, Tensor) and own.dim() == 1 for own in targets):
         return None

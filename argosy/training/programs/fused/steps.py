@@ -1,6 +1,6 @@
-"""Optimizer steps of a lockstep: each member's gradients are clipped, and its optimizer makes a step along them.
+"""Optimizer steps of a lockstep: each member's gradients are clipped, and its optimizer steps along them.
 
-That is one step of each kernel; optimizers without a kernel step themselves.
+Each kernel makes one step for all its members; optimizers without a kernel make their own.
 """
 
 import math
@@ -29,7 +29,7 @@ class Part:
     gradients: Tensor
     """``[members, columns]``."""
     idle: frozenset[str]
-    """Weights unused by the losses, which optimizers leave alone."""
+    """Weights that the losses do not use, which optimizers skip."""
     overflowed: frozenset[int] = frozenset()
     """Rows with overflowed gradients, which make no step."""
 
@@ -52,13 +52,13 @@ class FusedSteps:
         pieces = {piece.name: piece for piece in parameter_buffer.pieces}
         self._in_order = [pieces[name] for name, _ in lives[0].model.named_parameters() if name in pieces]
         self._even = True
-        """Whether all weights of a member have made equally many steps, as kernels require."""
+        """Whether all weights of each member have made equally many steps, as kernels require."""
         self._watched = {row for row, live in enumerate(lives) if live.scheduled or live.loss_scale is not None}
         """Rows of members with a loss scale, or a schedule per step."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """The kernels that step all members at once; none once some weights have made fewer steps than others."""
+        """The kernels that step all members at once; empty once some weights have made fewer steps than others."""
         return self._kernels if self._even else ()
 
     def prepare(self, part: Part) -> None:
@@ -74,7 +74,7 @@ class FusedSteps:
         self._even = self._even and not part.idle
         stepped: set[int] = set()
         if self._even and not part.overflowed:
-            # All memory is allocated before the first kernel moves, so a lockstep is either made or undone as a whole.
+            # All memory is allocated before the first kernel moves weights, so a lockstep is either made or undone as a whole.
             for kernel, move in [(kernel, kernel.ready(part.gradients[kernel.rows])) for kernel in self._kernels]:
                 if move is not None:
                     move()
@@ -96,7 +96,7 @@ class FusedSteps:
         return faults
 
     def note_idle(self, row: int) -> None:
-        """Note whether a member is about to step without some of its weights."""
+        """Record whether some weights of a member have no gradient in its coming step."""
         self._even = self._even and all(weight.grad is not None for weight in self._parameter_buffer.parameters[row])
 
     def release(self) -> None:
@@ -114,13 +114,13 @@ class FusedSteps:
         part.gradients.mul_(torch.where(self._limits.isinf(), torch.ones_like(factors), factors).unsqueeze(1))
 
     def _by_weight(self, part: Part) -> Iterator[tuple[Tensor, ...]]:
-        """Yield each member's gradients, in the order of its network's weights."""
+        """Yield each member's gradients in the order of its network's weights."""
         pieces = [piece for piece in self._in_order if piece.name not in part.idle]
         columns = [piece.over(part.gradients).unbind() for piece in pieces]
         return zip(*columns, strict=True)
 
     def _step_itself(self, row: int, gradients: Tensor, idle: frozenset[str]) -> None:
-        """Make a step of the member's own optimizer, on its views."""
+        """Step the member's own optimizer on its views."""
         live, parameters = self._lives[row], self._parameter_buffer.parameters[row]
         for piece, parameter in zip(self._parameter_buffer.pieces, parameters, strict=True):
             parameter.grad = None if piece.name in idle else piece.of(gradients)
@@ -134,7 +134,7 @@ class FusedSteps:
 
 
 def _clip_limits(lives: Sequence[LiveMember], parameter_buffer: ParameterBuffer) -> Tensor | None:
-    """Return the norm to which each member's gradient is clipped ``[members]``, infinity for none; None if no member clips."""
+    """Return the norm to which each member's gradient is clipped ``[members]``, infinite for no clipping; None if no member clips."""
     limits = [live.member.clip_grad_norm for live in lives]
     if all(limit is None for limit in limits):
         return None

@@ -1,7 +1,7 @@
-"""Overrides for functions of torch that `torch.vmap` batches badly: in more time, or with other rounding than for each member alone.
+"""Overrides for torch functions that `torch.vmap` batches badly: more slowly, or with other rounding than for each member alone.
 
-On a CPU each gives every member the bits that torch gives it alone, where torch's kernels for several members round as those for one:
-products of 400 and more multiplications, convolutions with multiples of 8 channels.
+On a CPU each override gives every member the bits that torch gives it alone, if torch's kernels round the same for several members
+as for one: for products of 400 and more multiplications, and convolutions with multiples of 8 channels.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ __all__ = ["FORMS", "linear"]
 
 
 def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    """Compute `linear` as one batched product with the biases, which vmap adds apart; None where it does not apply."""
+    """Compute `linear` as one batched product that adds the biases, which vmap adds separately; None if it does not apply."""
     weights, of_weights = level.stacked(weight)
     inputs, of_inputs = level.stacked(input)
     biases, of_biases = (None, 0) if bias is None else level.stacked(bias)
@@ -31,7 +31,7 @@ def _linear(level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = N
 
 
 def linear(rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Compute `linear` of all members, of ``[members, …, inputs]``."""
+    """Compute `linear` of all members from ``[members, …, inputs]``."""
     if rows.dim() == 3:
         return _product(rows, weights, biases)
     return _product(rows.flatten(1, -2), weights, biases).view(*rows.shape[:-1], weights.shape[1])
@@ -46,25 +46,25 @@ def _product(rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """A product with weight gradients in the weights' memory layout. Torch's are transposed; copying those takes six times as long."""
+    """A product whose weight gradients have the weights' memory layout. Torch's are transposed, and copying them takes six times as long."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         """Compute `_product`."""
-        # Members' code may write into what is not saved.
+        # Members' code may write into tensors that are not saved.
         ctx.save_for_backward(rows, weights if ctx.needs_input_grad[0] else None)
         return rows.bmm(weights.mT) if biases is None else torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Return the three gradients."""
+        """Return the gradients of rows, weights and biases."""
         rows, weights = ctx.saved_tensors
         of_biases = gradient.sum(1) if ctx.needs_input_grad[2] else None
         return None if weights is None else gradient.bmm(weights), gradient.mT.bmm(rows), of_biases
 
 
 def _convolution(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
-    """Return a convolution of all members as one with more channels; vmap would add biases apart."""
+    """Return an override that makes a convolution of all members one with more channels; vmap would add biases separately."""
 
     def form(
         level: Level, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -91,14 +91,14 @@ def _batch_norm(
     level: Level, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
     bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor | None:  # fmt: skip
-    """Normalise all members as one with more channels; vmap would scale and shift apart."""
+    """Normalise all members as one with more channels; vmap would scale and shift separately."""
     found = [level.stacked(tensor) for tensor in (running_mean, running_var, weight, bias) if tensor is not None]
     if not found or any(of_members != 0 for _, of_members in found):
         return None
     members = len(found[0][0])
     rows = _beside_channels(level, input, members)
     with level.outside():
-        # Statistics move in place.
+        # Views, because running statistics are updated in place.
         mean, var = (None if t is None else level.stacked(t)[0].view(-1) for t in (running_mean, running_var))
         scale, shift = (None if t is None else level.stacked(t)[0].flatten() for t in (weight, bias))
         made = functional.batch_norm(rows, mean, var, scale, shift, training, momentum, eps)
@@ -109,7 +109,7 @@ def _layer_norm(
     level: Level, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor | None:  # fmt: skip
-    """Normalise one member after another: torch's kernel scales and shifts within its own rounding."""
+    """Normalise one member after another: torch's kernel fuses scale and shift, so they round differently when applied separately."""
     rows, scales, shifts = (None if tensor is None else _each(level, tensor) for tensor in (input, weight, bias))
     if rows is None or rows.device.type != "cpu" or (scales is None and shifts is None):
         return None
@@ -121,7 +121,7 @@ def _layer_norm(
 
 
 def _beside_channels(level: Level, input: Tensor, members: int) -> Tensor:
-    """Return all members' input ``[samples, members · channels, …]``."""
+    """Return the input of all members as ``[samples, members · channels, …]``."""
     stacked, of_members = level.stacked(input)
     with level.outside():
         if of_members is None:
@@ -135,9 +135,9 @@ def _cross_entropy(
     level: Level, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None,
     ignore_index: int = -100, reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor | None:  # fmt: skip
-    """Compute the mean cross-entropy of class numbers on a CPU; vmap would add samples up in another order."""
+    """Compute the mean cross-entropy of class numbers on a CPU; vmap would sum the samples in another order."""
     if input.device.type != "cpu":
-        return None  # bits are promised on a CPU alone, and a launch for each member is slow
+        return None  # bits are promised only on a CPU, and a launch for each member is slow
     usual = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not usual or input.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
@@ -154,11 +154,11 @@ def _cross_entropy(
 
 
 class _MeanNegativeLikelihood(torch.autograd.Function):
-    """Torch's `nll_loss` of each member: of ``[members, samples, classes]`` at ``[members, samples]``, their means ``[members]``."""
+    """Torch's `nll_loss` for each member: ``[members, samples, classes]`` at classes ``[members, samples]`` -> means ``[members]``."""
 
     @staticmethod
     def forward(ctx: Any, logs: Tensor, classes: Tensor, ignored: int) -> Tensor:
-        """Compute the means, one after another: nothing else adds samples up in that order."""
+        """Compute the means one member after another: no other function sums the samples in that order."""
         found = [torch.ops.aten.nll_loss_forward(*own, None, 1, ignored) for own in zip(logs, classes, strict=True)]
         means, totals = (torch.stack(column) for column in zip(*found, strict=True))
         ctx.ignored = ignored
@@ -167,7 +167,7 @@ class _MeanNegativeLikelihood(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logarithms, for all samples at once."""
+        """Return the gradient of the log-probabilities, for all samples at once."""
         logs, classes, totals = ctx.saved_tensors
         shares = (gradient / totals).unsqueeze(1).expand(classes.shape).flatten()
         flat = logs.flatten(0, 1), classes.flatten()
@@ -179,7 +179,7 @@ def _binary_cross_entropy(
     level: Level, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, reduce: Any = None,
     reduction: str = "mean", pos_weight: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Compute the cross-entropy of each sample as torch does; vmap would take its derivative piece by piece."""
+    """Compute the cross-entropy of each sample by torch's function; vmap would decompose its derivative."""
     plain = weight is None and pos_weight is None and size_average is None and reduce is None
     if not plain or reduction not in ("mean", "none") or input.shape != target.shape:
         return None
@@ -194,7 +194,7 @@ def _binary_cross_entropy(
 
 
 def _each(level: Level, tensor: Tensor) -> Tensor | None:
-    """Return all members' tensors ``[members, …]``; None where they share one."""
+    """Return all members' tensors ``[members, …]``; None if they share one tensor."""
     stacked, of_members = level.stacked(tensor)
     if of_members is None:
         return None
@@ -210,4 +210,4 @@ FORMS: Mapping[Any, Callable[..., Tensor | None]] = {
     functional.binary_cross_entropy_with_logits: _binary_cross_entropy,
     **{function: _convolution(function) for function in (torch.conv1d, torch.conv2d, torch.conv3d)},
 }
-"""Overrides by function: each takes the level and the function's arguments, and returns None where it does not apply."""
+"""Overrides by function: each takes the level and the function's arguments, and returns None if it does not apply."""

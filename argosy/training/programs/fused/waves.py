@@ -1,9 +1,9 @@
-"""The linear layers of unlike MLPs, in waves: those of one shape at one depth are one product of stacked matrices.
+"""The linear layers of unlike MLPs, in waves: all layers of one shape at one depth are one product of stacked matrices.
 
-No number is padded, and none is moved between two layers: the activation behind a layer writes into the input of the next product,
-whichever that is. Gradients are written where optimizers find them. All last layers are one wave, so that one call computes the losses.
+Nothing is padded or copied between two layers: the activation behind a layer writes directly into the input of the next layer's
+product. Gradients are written where optimizers find them. All last layers are one wave, so that one call computes the losses.
 
-Each member gets the bits that it has alone where torch's kernels for several matrices round as those for one (`vmap_overrides`).
+Each member gets the bits that it has alone, if torch's kernels for several matrices round like those for one (`vmap_overrides`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ class Function(NamedTuple):
     """An activation that writes into given memory."""
 
     forward: Into
-    """Writes the values of its first argument into the second; may write into the first what `backward` needs."""
+    """Write the activations of the first argument into the second; may leave in the first what `backward` needs."""
     backward: Callable[[Tensor, Tensor, Tensor], object]
-    """Writes, of a gradient of the values and what `forward` left in its first argument, the gradient into the third."""
+    """Write into the third argument the input gradient, from the output gradient and what `forward` left in its first argument."""
 
 
 def _of_result(function: Into, backward: Callable[[Tensor, Tensor, Tensor], object]) -> Function:
-    """Return a function whose gradient is made of its values."""
+    """Return an activation whose gradient is computed from its values."""
 
     def forward(z: Tensor, into: Tensor) -> None:
         function(z, z)
@@ -79,21 +79,21 @@ FUNCTIONS: Mapping[type[nn.Module], Callable[[Any], Function]] = {
     ),
     nn.Identity: lambda identity: Function(lambda z, into: into.copy_(z), lambda g, z, into: into.copy_(g)),
 }
-"""Activations by their modules."""
+"""Activations by module class."""
 
 
 class Layer(NamedTuple):
-    """A linear layer, and what follows it."""
+    """A linear layer with the activation and dropout that follow it."""
 
     linear: nn.Linear
     activation: nn.Module
-    """Of `FUNCTIONS`."""
+    """A module whose class is in `FUNCTIONS`."""
     rate: float
-    """Of the dropout behind the activation."""
+    """Rate of the dropout after the activation."""
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer] | None:
-    """Return the layers of an MLP in their order, a flattening before the first left out; None for another network."""
+    """Return the layers of an MLP in order, without a `Flatten` before the first; None for any other network."""
     modules = list(in_order(model))
     if modules and type(modules[0]) is nn.Flatten and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
         modules = modules[1:]
@@ -116,14 +116,14 @@ def layers_of(model: nn.Module) -> Sequence[Layer] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StackedLayers:
-    """Linear layers of one shape in one wave, a row for each."""
+    """Linear layers of one shape in one wave, one per row."""
 
     places: Sequence[tuple[int, int]]
-    """Member and number of each layer."""
+    """Index of the member, and of the layer in it, by row."""
     first: bool
-    """Whether their inputs are the samples."""
+    """Whether the inputs of these layers are the samples."""
     weights: Tensor
-    """``[rows, outputs, inputs]``, of which the members' own are views."""
+    """``[rows, outputs, inputs]``; the members' own weights are views of it."""
     biases: Tensor | None
     """``[rows, outputs]``, likewise."""
     of_weights: Tensor
@@ -135,7 +135,7 @@ class StackedLayers:
     def of(
         cls, places: Sequence[tuple[int, int]], linears: Sequence[nn.Linear], memory: FlatMemory | None
     ) -> "StackedLayers":
-        """Move these layers into memory of their own, or into the common one."""
+        """Move these layers into new memory, or into the common `memory`."""
         weights, of_weights = _moved([linear.weight for linear in linears], memory)
         biases = [linear.bias for linear in linears if linear.bias is not None]
         moved = _moved(biases, memory) if biases else (None, None)
@@ -150,7 +150,7 @@ class StackedLayers:
 
 
 def _moved(parameters: Sequence[Tensor], memory: FlatMemory | None) -> tuple[Tensor, Tensor]:
-    """Stack tensors of one shape, whose rows lie alike in memory; they become views of the stack. Returns it and gradients."""
+    """Stack tensors of one shape, which become views of the stack; returns the stack and memory for its gradients."""
     size, shape = parameters[0].numel(), (len(parameters), *parameters[0].shape)
     if memory is None:
         apart = -(-size // ALIGNED) * ALIGNED
@@ -164,22 +164,23 @@ def _moved(parameters: Sequence[Tensor], memory: FlatMemory | None) -> tuple[Ten
 
 
 class Stretch(NamedTuple):
-    """Rows side by side that have one activation, and whose next layers lie side by side too; tensors ``[rows, samples, numbers]``."""
+    """Adjacent rows with the same activation, whose next layers are adjacent too; tensors are ``[rows, samples, features]``."""
 
     function: Function
     outputs: Tensor
     slopes: Tensor
     """Gradients of the outputs."""
     inputs: Tensor
-    """Of the next layers."""
+    """Inputs of the next layers."""
     input_slopes: Tensor
+    """Gradients of those inputs."""
     mask: Tensor | None
-    """Dropout of these inputs, where the rows have one."""
+    """Dropout mask of those inputs, if the rows drop out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Product:
-    """A group's layers and what they compute of batches of one length; memory that a pass does not use is never touched."""
+    """A group of stacked layers with its memory for batches of one length; memory that passes do not use is never touched."""
 
     group: StackedLayers
     inputs: Tensor
@@ -187,17 +188,17 @@ class Product:
     outputs: Tensor
     slopes: Tensor
     masks: Tensor
-    """Dropout of the inputs."""
+    """Dropout masks of the inputs."""
     stretches: list[Stretch]
-    """How the outputs become the inputs of the next products."""
+    """How outputs become the inputs of the next products."""
     masked: bool
-    """Whether all inputs are multiplied by masks here, and none where they are written: fewer kernels, of more numbers."""
+    """Whether this product multiplies all its inputs by masks, instead of each stretch that writes them: fewer and larger kernels."""
 
     @classmethod
     def of(
         cls, group: StackedLayers, length: int, masks: Tensor, outputs: tuple[Tensor, Tensor] | None, *, masked: bool
     ) -> "Product":
-        """Allocate what batches of this length need beside masks; `outputs` and their gradients are given for a last layer."""
+        """Allocate the memory for batches of this length, except masks; for last layers, `outputs` and their gradients are given."""
         rows, outs, ins = group.weights.shape
         inputs, input_slopes = (group.weights.new_empty(rows, 0 if group.first else length, ins) for _ in range(2))
         made, slopes = outputs or (group.weights.new_empty(rows, length, outs) for _ in range(2))
@@ -213,7 +214,7 @@ class Product:
         )
 
     def forward(self, samples: Tensor, *, train: bool) -> None:
-        """Compute the outputs, and of them the inputs of the next products."""
+        """Compute the outputs, and from them the inputs of the next products."""
         group, rows = self.group, self._rows(samples)
         if train and self.masked:
             rows.mul_(self.masks)
@@ -227,7 +228,7 @@ class Product:
                 stretch.inputs.mul_(stretch.mask)
 
     def backward(self, samples: Tensor) -> None:
-        """Compute all gradients, of those that the next products have computed of their inputs."""
+        """Compute all gradients, from the input gradients that the next products have computed."""
         group = self.group
         for stretch in self.stretches:
             if stretch.mask is not None:
@@ -246,7 +247,7 @@ class Product:
 
 
 class WavePass:
-    """Passes of all members on batches of one length, in memory of their own."""
+    """Passes of all members on batches of one length, in their own memory."""
 
     def __init__(
         self, waves: Sequence[Sequence[StackedLayers]], layers: Sequence[Sequence[Layer]], length: int, *, whole: bool
@@ -255,7 +256,7 @@ class WavePass:
         groups = [group for wave in waves for group in wave]
         like, self._products = groups[-1].weights, list[Product]()
         self._whole = whole and any(layer.rate for own in layers for layer in own)
-        """Whether masks are those of whole products."""
+        """Whether masks cover whole products (`Product.masked`)."""
         self.outputs, self._slopes = (like.new_empty(len(layers), length, like.shape[1]) for _ in range(2))
         sizes = [0 if group.first else group.weights.shape[0] * length * group.weights.shape[2] for group in groups]
         self._drawn_into = like.new_ones(sum(sizes)) if self._whole else like.new_empty(sum(sizes))
@@ -283,7 +284,7 @@ class WavePass:
             [(1 - layers[member][number].rate, self._next(member, number)) for number in numbers]
             for member, numbers in enumerate(drawn)
         ]
-        """Of each member its dropouts, in the order of its layers: the share that is kept, and the next layer."""
+        """Each member's dropouts in the order of its layers: the share of inputs kept, and the place of the next layer."""
         self._drawn = [
             Drawn(member, int(product.masks[row].storage_offset()), product.masks[row].numel(), kept)
             for member, masks in enumerate(self._masks)
@@ -291,9 +292,9 @@ class WavePass:
         ]
 
     def forward(self, samples: Tensor, states: States | None, in_branches: InBranches) -> Tensor:
-        """Return the networks' outputs ``[members, samples, outputs]`` of ``[samples, inputs]``, valid until the next pass.
+        """Return the networks' outputs ``[members, samples, outputs]`` for ``[samples, inputs]``, valid until the next pass.
 
-        With random states, members drop out what they draw.
+        With random `states`, for training, members draw dropout masks from them; without, nothing drops out.
         """
         if states is not None and states.on_device is not None:
             if self._drawn:
@@ -305,7 +306,7 @@ class WavePass:
         return self.outputs
 
     def _draw(self, states: States) -> None:
-        """Draw each member's masks from its state, with the bits of dropout of ones."""
+        """Draw each member's masks from its state, with the bits of dropout applied to ones."""
         for state, masks in zip(states, self._masks, strict=True):
             if masks:
                 with state.active():
@@ -317,17 +318,17 @@ class WavePass:
                             mask.copy_(functional.dropout(torch.ones_like(mask), 1 - kept))
 
     def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches) -> None:
-        """Compute the groups' gradients after a pass forward, of those of the outputs."""
+        """Compute the groups' gradients after a forward pass, from the gradients of its outputs."""
         self._slopes.copy_(slopes)
         for wave in reversed(self._waves):
             in_branches([partial(product.backward, samples) for product in wave])
 
     def _next(self, member: int, number: int) -> tuple[Product, int]:
-        """Return where the layer behind one computes."""
+        """Return the product and row of the layer after this one."""
         return self._rows[member, number + 1]
 
     def _stretches(self, product: Product) -> Iterator[Stretch]:
-        """Yield the stretches of a product, none for last layers."""
+        """Yield the stretches of a product; last layers have none."""
         found: list[tuple[tuple[Any, ...], int, int]] = []
         for row, (member, number) in enumerate(product.group.places):
             layer = self._layers[member][number]
@@ -354,7 +355,7 @@ class WavePass:
 
 
 class Waves:
-    """The layers of some members; their networks' own tensors are views of the groups' until `dissolve`."""
+    """The layers of several members; their networks' own tensors are views of the groups' tensors until `dissolve`."""
 
     def __init__(self, models: Sequence[nn.Module], layers: Sequence[Sequence[Layer]]) -> None:
         self._tensors = [parameter for model in models for parameter in model.parameters()]
@@ -369,7 +370,7 @@ class Waves:
                 wave.setdefault(alike, []).append((member, number))
         like = layers[0][0].linear.weight
         self.memory: FlatMemory | None = None
-        """Common memory of the weights, where one kernel steps them."""
+        """Common memory of all weights, if one kernel steps them."""
         if kernels_of(like.device) is not None:
             self.memory = FlatMemory(like, [parameter.numel() for parameter in self._tensors])
         self._waves = [
@@ -383,23 +384,23 @@ class Waves:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module]) -> "Waves":
-        """Move networks, in the order of `side_by_side`, into memory of their groups."""
+        """Move networks, which come in the order of `side_by_side`, into the memory of their groups."""
         found = [layers_of(model) for model in models]
         return cls(models, [layers for layers in found if layers is not None])
 
     def forward(self, samples: Tensor, states: States | None, in_branches: InBranches = in_turn) -> Tensor:
-        """See `WavePass.forward`; samples may be of any shape where all networks flatten them."""
+        """Run `WavePass.forward`; samples may have any shape if all networks flatten them."""
         if (own := self._passes.get(len(samples))) is None:
             own = WavePass(self._waves, self._layers, len(samples), whole=self.memory is not None)
             self._passes[len(samples)] = own
         return own.forward(self._flattened(samples), states, in_branches)
 
     def backward(self, samples: Tensor, slopes: Tensor, in_branches: InBranches = in_turn) -> None:
-        """See `WavePass.backward`."""
+        """Run `WavePass.backward`."""
         self._passes[len(samples)].backward(self._flattened(samples), slopes, in_branches)
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all weights, each with its gradient of the last pass."""
+        """Yield all weights and biases, each with its gradient from the last pass."""
         for group in (group for wave in self._waves for group in wave):
             for row, (member, number) in enumerate(group.places):
                 linear = self._layers[member][number].linear
@@ -408,7 +409,7 @@ class Waves:
                     yield linear.bias, group.of_biases[row]
 
     def dissolve(self) -> None:
-        """Give the networks' tensors memory of their own; the shared memory is freed with its last view."""
+        """Give the networks' tensors their own memory; the shared memory is freed with its last view."""
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
         self._waves, self._passes, self.memory = [], {}, None
@@ -418,10 +419,10 @@ class Waves:
 
 
 def side_by_side(model: nn.Module) -> Sequence[tuple[Any, ...]]:
-    """Return a key by which those networks are neighbours whose layers lie side by side, last ones first.
+    """Return a sort key that makes networks with the same layers neighbours, compared from the last layer, so that stretches are long.
 
-    It has each layer's shape, whether it has biases, its activation, whether it drops out, and whether it is the first: what the bits
-    of its results depend on.
+    It has each layer's shape, whether it has biases, its activation, whether it drops out, and whether it is the first. The bits of the
+    layer's results depend on these.
     """
     return tuple(
         (*layer.linear.weight.shape, layer.linear.bias is None, str(layer.activation), bool(layer.rate), number == 0)
