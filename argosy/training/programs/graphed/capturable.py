@@ -1,4 +1,4 @@
-"""Which programs' steps can be captured as a whole, and how each of them is adapted to that."""
+"""Decides which programs' steps can be captured as a whole, and returns the adapter of each."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ __all__ = ["obstacle_to", "whole_of"]
 
 
 def obstacle_to(program: Program[Any]) -> str | None:
-    """Return why the steps of a program cannot be made as a whole; None where they can."""
+    """Return why the steps of a program cannot be made as a whole; None if they can."""
     return next(_obstacles(program), None)
 
 
@@ -53,7 +53,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
 
 
 def whole_of(program: Program[Any]) -> Whole:
-    """Return the adapter of a program without obstacles; raises Uncaptured where weights have made unequal numbers of steps."""
+    """Return the adapter of a program without obstacles; raises Uncaptured if weights have made unequal numbers of steps."""
     if isinstance(program, Fused):
         return Several(program)
     if isinstance(program, Grouped):

@@ -1,9 +1,10 @@
 """Captured evaluations: several members' pass over validation samples, captured once and replayed.
 
-A pass of 64 unlike networks asks a device for hundreds of kernels, one by one; a replay asks once.
+A pass of 64 unlike networks launches hundreds of kernels one by one; a replay is a single launch.
 
-Contract. The results are those of `ProgramOfSeveral.evaluated`, which computes them wherever a pass cannot be captured: on batches of
-another form, and for good where members draw random numbers, the host reads a value, it takes much memory, or a replay gives other results.
+Contract. The results are those of `ProgramOfSeveral.evaluated`. That method computes batches of another form. It computes all
+batches if a pass cannot be captured: members draw random numbers, the host reads a value, the captured pass would hold much
+memory, or a replay gives other results.
 """
 
 from collections.abc import Sequence
@@ -23,24 +24,24 @@ from argosy.training.programs.graphed.replayed import Replayed, put
 __all__ = ["Evaluation"]
 
 EAGER = 16
-"""Passes before one is captured: to capture empties the device's cache of memory, which a short run has no good of."""
+"""Eager passes before one is captured: capturing empties the device's memory cache, which does not pay off in a short run."""
 LARGEST = 2**28
-"""Bytes that a captured pass may hold: they are kept for good, and large passes leave the host time."""
+"""Bytes that a captured pass may hold: they are kept permanently, and for large passes the host's launches are not the bottleneck."""
 ALIKE = 1e-3
-"""Allowed difference between a replayed and an eager pass, as a share of the largest number: it is far more for one on other samples."""
+"""Allowed difference between a replayed and an eager pass, as a share of the largest number. A pass on other samples differs far more."""
 
 
 class Evaluation:
-    """Computes losses and outputs of a program's members, as `ProgramOfSeveral.evaluated` does."""
+    """Computes the losses and outputs of a program's members, as `ProgramOfSeveral.evaluated` does."""
 
     def __init__(self, program: ProgramOfSeveral, recorder: Recorder, buffers: Sequence[Tensor]) -> None:
         program.evaluation = self
         self._program = program
         self._recorder = recorder
         self._buffers = buffers
-        """What networks may move in evaluation too."""
+        """Buffers, which networks may change in evaluation too."""
         self._left = EAGER
-        """Eager passes before one is captured."""
+        """Eager passes left before one is captured."""
         self._replayed: Replayed[tuple[Tensor, Any]] | None = None
 
     @property
@@ -54,7 +55,7 @@ class Evaluation:
         return 0 if self._replayed is None else self._replayed.recording.memory_bytes
 
     def __call__(self, data: PackInputs) -> tuple[Tensor, Any]:
-        """Return losses and outputs of the members, which stay."""
+        """Return losses and outputs of the members; later passes do not overwrite them."""
         leaves = None if self._replayed is None else self._replayed.leaves_of(data)
         if self._replayed is not None and leaves is not None:
             losses, output = self._replayed.replay(leaves)
@@ -65,18 +66,18 @@ class Evaluation:
             if not self._left:
                 try:
                     return self._captured(data)
-                except Exception as error:  # boundary to members' code and the device: it is computed as before
-                    reason_of(error)  # which raises a bug of Argosy's
+                except Exception as error:  # boundary to members' code and the device: the pass then runs eagerly
+                    reason_of(error)  # raises the error again if it is a bug of Argosy
         return self._program.evaluated(data)
 
     def close(self) -> None:
-        """Drop the captured pass, and let the program compute its own."""
+        """Drop the captured pass; the program evaluates eagerly again."""
         replayed, self._replayed, self._program.evaluation = self._replayed, None, None
         if replayed is not None:
             replayed.close(self._program.members[0].backend)
 
     def _captured(self, data: PackInputs) -> tuple[Tensor, Any]:
-        """Capture a pass and verify one replay against an eager one, of which the results are returned."""
+        """Capture a pass and verify one replay against an eager pass; returns the results of the eager pass."""
         before, replayed = [buffer.clone() for buffer in self._buffers], None
         try:
             self._warm_up(data)
@@ -99,7 +100,7 @@ class Evaluation:
         return made
 
     def _warm_up(self, data: PackInputs) -> None:
-        """Run passes on the stream that captures. Raises Uncaptured where members draw random numbers, and for work that waits."""
+        """Run passes on the capturing stream. Raises Uncaptured if members draw random numbers, or if the host waits for the device."""
         marks = self._program.marks()
         self._recorder.fork()
         try:

@@ -1,11 +1,12 @@
 """The program of captured steps: a whole step is captured in a CUDA graph once, and replayed on samples at the same addresses.
 
-Contract. A step is run some times before it is captured, and capturing runs none; all of them are steps of training. The first
-replayed step is repeated eagerly from the same state, and if the results differ, it is never replayed again. Inputs from the host
-lie in static memory: samples are copied there, `StaticInputs` copies numbers of optimizers, `DeviceDraws` places the random states of
-several members, and torch lets a graph of one draw from the default generator's state. Steps run eagerly where batches are shorter, or not all members have one.
+Contract. A step runs eagerly a few times before it is captured, and capturing executes nothing; all executed steps are training
+steps. The first replayed step is repeated eagerly from the same state, and if the results differ, it is never replayed again. Inputs
+from the host lie in static memory: samples are copied there, `StaticInputs` copies optimizer values, and `DeviceDraws` places the random
+states of several members; a graph of a single member draws from the state of torch's default generator. Steps run eagerly if batches
+are shorter, or if some member has no batch.
 
-An error here has moved no weights: after `undo` another program makes the step.
+An error has moved no weights: after `undo` another program makes the step.
 """
 
 import contextlib
@@ -37,19 +38,19 @@ __all__ = ["Graphed", "refusal", "together"]
 WARM_UP = 3
 """Whole steps before one is captured: by then libraries have chosen their kernels and allocated their work space."""
 ALIKE = 0.1
-"""Allowed distance between a replayed and an eager step, as a share of the step: sums in varying order, and optimizers that divide by
-almost zero, move weights at random; a wrong replay is much farther off."""
+"""Allowed distance between a replayed and an eager step, as a share of the step. Sums in varying order, and optimizers that divide by
+almost zero, add random differences; a wrong replay is much farther off."""
 
 
 def refusal(program: Program[Any]) -> str | None:
-    """Return why the steps of a program cannot be captured; None where it may be tried."""
+    """Return why the steps of a program cannot be captured; None if capturing may be tried."""
     if not records(program.members[0].backend):
         return "its device captures no steps"
     return obstacle_to(program)
 
 
 class Graphed:
-    """A `argosy.training.programs.program.Program` that captures the steps of a `Solo`, a `Fused` or a `Grouped`."""
+    """A `argosy.training.programs.program.Program` that captures the steps of a `Solo`, `Fused` or `Grouped` program."""
 
     def __init__(self, program: Program[Any], whole: Whole, recorder: Recorder) -> None:
         self._program = program
@@ -61,18 +62,18 @@ class Graphed:
         self._warm = 0
         self._replayed: Replayed[Tensor] | None = None
         self._moves: Tensor | None = None
-        """By how much the captured step moves the offsets of the members' random states, where it draws from these (`DeviceDraws`)."""
+        """Increments of the members' random offsets by the captured step, if it draws from them (`DeviceDraws`)."""
         self._evaluation: Evaluation | None = None
         if isinstance(program, ProgramOfSeveral):
             self._evaluation = Evaluation(program, recorder, list(whole.parameter_buffer.buffers.values()))
         self._lockstep: Lockstep | None = None
-        """The lockstep made as a whole step and not finished."""
+        """The lockstep made as a whole step and not finished yet."""
         self._before: Any = None
-        """Snapshot from before the step begun; None after it."""
+        """Snapshot from before the step begun; None once it is finished."""
         self._totals = torch.empty(0)
         """Loss sums of that lockstep ``[members]``."""
         self._apart = False
-        """Whether its work is issued on its own stream."""
+        """Whether this program's work is issued on its own stream."""
         self._draws = False
         """Whether the captured step draws random numbers."""
 
@@ -83,18 +84,18 @@ class Graphed:
 
     @property
     def replays(self) -> bool:
-        """Whether its whole steps are captured."""
+        """Whether a whole step is captured, so that steps are replayed."""
         return self._replayed is not None
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory that the captured step holds."""
+        """Device memory that captured steps and passes hold."""
         of_step = 0 if self._replayed is None else self._replayed.recording.memory_bytes
         return of_step + (0 if self._evaluation is None else self._evaluation.memory_bytes)
 
     @property
     def shares_draws(self) -> bool:
-        """Whether its replays share the memory of their random state with those of other programs."""
+        """Whether its replays share the memory of their random state with those of other programs, so that they must not run at once."""
         return self._draws and not self._recorder.draws_apart
 
     @contextlib.contextmanager
@@ -107,14 +108,14 @@ class Graphed:
                 self._static_inputs.doubt()
                 self._whole.made.tell()
                 for live in self.members:
-                    live.train.fetch()  # here, on the stream of the steps that summed
+                    live.train.fetch()  # before leaving the stream on which the steps were summed
 
     def cut(self, block: Block) -> Iterator[Any]:
         """Cut as the wrapped program does."""
         return self._program.cut(block)
 
     def begin(self, batch: Any) -> None:
-        """Begin the step, or make it as a whole, which moves the weights here."""
+        """Begin the step, or make it as a whole, which updates the weights immediately."""
         lockstep = self._whole.lockstep(batch) if self._whole.kernels else None
         self._before = self._whole.mark()
         if lockstep is None:
@@ -149,7 +150,7 @@ class Graphed:
         return samples
 
     def undo(self) -> None:
-        """Undo a step after its `begin` has raised."""
+        """Undo a step whose `begin` has raised."""
         self._whole.undo(self._before)
         self._lockstep = self._before = None
 
@@ -168,15 +169,15 @@ class Graphed:
         self._recorder.close()
         self._whole.release()
 
-    # ---- beside others
+    # ---- concurrent programs
 
     def fork(self) -> None:
-        """Issue its work on its own stream, after all work issued so far."""
+        """Issue this program's work on its own stream, after all work issued so far."""
         self._recorder.fork()
         self._apart = True
 
     def join(self) -> None:
-        """Issue its work on the common stream again, which waits for it."""
+        """Issue this program's work on the common stream again, which waits for the work issued since `fork`."""
         if self._apart:
             self._apart = False
             self._recorder.join()
@@ -184,7 +185,7 @@ class Graphed:
     # ---- a whole step
 
     def _step(self, data: PackInputs) -> Tensor:
-        """Make a whole step; returns loss sums ``[members]``, which stay."""
+        """Make a whole step; returns loss sums ``[members]``, which later steps do not overwrite."""
         usual = data.samples == self.members[0].member.batch_size
         if usual and self._warm < WARM_UP:
             self._warm += 1
@@ -199,7 +200,7 @@ class Graphed:
         return self._plainly(data)
 
     def _plainly(self, data: PackInputs, *, watched: bool = False) -> Tensor:
-        """Run the step eagerly. An error restores what has moved by then: buffers, and all where kernels may fail halfway."""
+        """Run the step eagerly. An error restores the buffers, and also weights and states if kernels may fail halfway."""
         halfway = any(kernel.allocates for kernel in self._whole.kernels)
         early = self._moving() if halfway else list(self._whole.parameter_buffer.buffers.values())
         before = [tensor.clone() for tensor in early]
@@ -221,7 +222,7 @@ class Graphed:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Raise inside for effects that a captured step would leave out; in the last warm-up also for calls that it may not contain."""
+        """Raise for effects inside that a replay would omit; in the last warm-up also for calls that a captured step may not contain."""
         check = self._whole.watch()
         with self._recorder.strict() if self._warm == WARM_UP else contextlib.nullcontext():
             yield
@@ -272,7 +273,7 @@ class Graphed:
         states = [matrix for kernel in self._whole.kernels for matrix in kernel.moved]
         return [parameter_buffer.weights, *parameter_buffer.buffers.values(), *states]
 
-    # ---- the host's part
+    # ---- on the host
 
     def _move_schedules(self) -> None:
         faults: dict[str, Exception] = {}
@@ -286,7 +287,7 @@ class Graphed:
 
 
 def together(programs: Sequence[Program[Any]]) -> contextlib.AbstractContextManager[None]:
-    """Run the steps of these programs concurrently inside, if all are replayed and at most one shares its draws."""
+    """Run the steps of these programs concurrently inside, if all are replayed and at most one `shares_draws`."""
     apart = [program for program in programs if isinstance(program, Graphed) and program.replays]
     if len(apart) < max(len(programs), 2) or sum(program.shares_draws for program in apart) > 1:
         return contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""Captured work on the samples of a batch, with static memory for these: what a captured step and a captured evaluation are made of."""
+"""Captured work on the samples of a batch, with static memory for them; the common part of captured steps and evaluations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ class Replayed(Generic[Made]):
     recording: Recording
     _lying: Sequence[Tensor]
     _data: PackInputs
-    """Held so that its memory stays."""
+    """Held to keep its memory allocated."""
     _made: Made
 
     @classmethod
     def record(
         cls, recorder: Recorder, data: PackInputs, device: torch.device, work: Callable[[PackInputs], Made]
     ) -> "Replayed[Made]":
-        """Capture work on samples of the form of these, which it is not given: there, they are zeros.
+        """Capture work on zeros of the form of these samples.
 
-        So work that takes its samples from elsewhere differs when it is replayed with real ones. Raises Uncaptured, and what the
-        work raises.
+        So work that reads its samples from elsewhere gives other results when it is replayed with real samples. Raises Uncaptured,
+        and the errors of the work.
         """
         leaves, structure = flatten(data.tree)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
@@ -45,7 +45,7 @@ class Replayed(Generic[Made]):
         return cls(recording, lying, at_rest, made)
 
     def leaves_of(self, data: PackInputs) -> Sequence[Tensor] | None:
-        """Return the tensors of samples; None where the work was captured for samples of another form."""
+        """Return the tensors of samples; None if the work was captured for samples of another form."""
         if data.samples != self._data.samples or data.apart != self._data.apart:
             return None
         leaves, lying = flatten(data.tree)[0], self._lying
@@ -54,9 +54,9 @@ class Replayed(Generic[Made]):
         )
         return leaves if alike else None
 
-    # What the host does around a replay takes it longer than a small network's step takes the device.
+    # Kept minimal: the host's work around a replay takes longer than a small network's step takes on the device.
     def replay(self, leaves: Sequence[Tensor]) -> Made:
-        """Repeat the work on these samples; its tensors are valid until the next time."""
+        """Repeat the work on these samples; the returned tensors are valid until the next replay."""
         for own, leaf in zip(self._lying, leaves, strict=True):
             own.copy_(leaf)
         self.recording.replay()
@@ -70,6 +70,6 @@ class Replayed(Generic[Made]):
 
 @torch.no_grad()
 def put(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Write values into tensors that recorded work has moved, or is to begin with."""
+    """Copy values into tensors, to restore or set the state of recorded work."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)

@@ -1,4 +1,4 @@
-"""The adapters of programs of several to capturing (`argosy.training.programs.graphed.whole`)."""
+"""Adapters that let the steps of programs of several members be captured (`argosy.training.programs.graphed.whole`)."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -25,7 +25,7 @@ __all__ = ["OfSeveral", "Several", "Unlike"]
 
 
 class OfSeveral:
-    """What the adapters have in common."""
+    """The common part of the adapters."""
 
     def __init__(self, program: ProgramOfSeveral) -> None:
         self._program = program
@@ -33,10 +33,10 @@ class OfSeveral:
         drops = any(drops_out(live.model) for live in program.members)
         states = [live.randomness for live in program.members]
         self.draws: DeviceDraws | None = DeviceDraws.of(states) if drops else None
-        """See `Whole.draws`."""
+        """`Whole.draws`."""
 
     def lockstep(self, batch: Lockstep) -> Lockstep | None:
-        """Return the batches if equally long."""
+        """Return the batches if they are equally long, else None."""
         return None if length_of(batch) is None else batch
 
     def mark(self) -> Sequence[Mark]:
@@ -47,14 +47,14 @@ class OfSeveral:
         """Implement `Whole.undo`."""
         if to is not None:
             self._program.go_back(to)
-        self._program.undo()  # for a lockstep that was not whole, its own marks are right
+        self._program.undo()  # restores the program's own snapshots if the lockstep was not made as a whole
 
     def watch(self) -> EffectCheck:
-        """Watch random states alone: the equivalence check has excluded other effects."""
+        """Watch only random states: the equivalence check has excluded other effects."""
         before = self._program.marks()
 
         def again() -> None:
-            # Each draws from its own state, which the host puts into the generator; a replay does not repeat that.
+            # Each member draws from its own state, which the host copies into the generator; a replay does not repeat that.
             if self._program.drew_since(before):
                 raise Uncaptured("its members draw random numbers, each of them from a state of its own")
 
@@ -62,7 +62,7 @@ class OfSeveral:
 
 
 class Several(OfSeveral):
-    """The `Whole` of members that are one `Fused` program."""
+    """The `Whole` of a `Fused` program."""
 
     def __init__(self, fused: Fused) -> None:
         super().__init__(fused)
@@ -71,7 +71,7 @@ class Several(OfSeveral):
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """The fused program's kernels."""
+        """Kernels of the fused program."""
         return self._fused.kernels
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
@@ -97,14 +97,14 @@ class Several(OfSeveral):
 
 
 class AsOneRow(NamedTuple):
-    """Weights of unlike members, as one row."""
+    """The weights of unlike members as one row."""
 
     weights: Tensor
     buffers: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Unlike(OfSeveral):
-    """The `Whole` of unlike members that are one `Grouped` program."""
+    """The `Whole` of a `Grouped` program."""
 
     def __init__(self, grouped: Grouped, kernel: FlatKernel) -> None:
         super().__init__(grouped)
@@ -114,7 +114,7 @@ class Unlike(OfSeveral):
 
     @classmethod
     def of(cls, grouped: Grouped) -> "Unlike":
-        """Move the optimizers' state beside the weights; raises Uncaptured where a member's weights have made unequal numbers of steps."""
+        """Move the optimizers' states next to the weights. Raises Uncaptured if some of a member's weights have made fewer steps than others."""
         kernel = FlatKernel.of([live.optimizer for live in grouped.members], there(grouped.waves.memory))
         if kernel is None:
             raise Uncaptured("some of a member's weights have made fewer steps than others")
@@ -136,7 +136,7 @@ class Unlike(OfSeveral):
         return totals, there(self._grouped.waves.memory).gradients.unsqueeze(0)
 
     def follow(self) -> None:
-        """Do nothing: members with averages are in no such program."""
+        """Do nothing: no member of a grouped program has an average."""
 
     def release(self) -> None:
         """Implement `Whole.release`."""

@@ -1,6 +1,6 @@
-"""The adapter of a single member's steps to capturing (`argosy.training.programs.graphed.whole`).
+"""The adapter that lets a single member's steps be captured (`argosy.training.programs.graphed.whole`).
 
-The weights lie in a parameter buffer, so that one kernel steps them all: torch's own optimizers would read their step count on the host.
+The weights lie in a parameter buffer, and one kernel steps them all, because torch's own optimizers would read their step count on the host.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Single:
     """The `Whole` of a single member."""
 
     draws: ClassVar[None] = None
-    """A replay draws from the device's generator, as the member alone."""
+    """None: a replay draws from the device's generator, as the member alone does."""
 
     def __init__(self, solo: Solo, parameter_buffer: ParameterBuffer, kernel: Kernel) -> None:
         self._solo = solo
@@ -40,12 +40,12 @@ class Single:
         """A buffer with one row."""
         self.kernels: Sequence[Kernel] = (kernel,)
         self.made: Made = Made([solo.live])
-        """Turns that were made as a whole."""
+        """Steps that were made as a whole."""
         self._held = [(m._buffers, name, b) for m in solo.live.model.modules() for name, b in m._buffers.items()]
 
     @classmethod
     def of(cls, solo: Solo) -> "Single":
-        """Move a member into a buffer; raises Uncaptured where some of its weights have made fewer steps than others."""
+        """Move a member into a buffer; raises Uncaptured if some of its weights have made fewer steps than others."""
         live = solo.live
         parameter_buffer = ParameterBuffer.of([live.model], [live.optimizer])
         kernel = Kernel.of([live.optimizer], parameter_buffer, 0)
@@ -61,7 +61,7 @@ class Single:
         return (batch,) if batch.rows else None
 
     def mark(self) -> tuple[Mark, Statistics | None]:
-        """Return the generators' state, and the statistics of an average that computes some."""
+        """Return the random state, and the statistics of the member's average if it computes some."""
         average = self._live.average
         statistics = average.statistics() if average is not None and average.recomputes else None
         return self._live.randomness.here(), statistics
@@ -106,7 +106,7 @@ class Single:
             self._live.average.step()
 
     def watch(self) -> EffectCheck:
-        """Watch attributes, the loss, buffers and draws on the host."""
+        """Watch attributes, the loss or own step, buffers, and draws on the host."""
         model, host = self._live.model, torch.default_generator
         before = behaviour(self._live), {name: id(buffer) for name, buffer in model.named_buffers()}, host.get_state()
 
@@ -116,7 +116,7 @@ class Single:
             changed += [f"the buffer {name!r}" for name, b in model.named_buffers() if buffers.get(name) != id(b)]
             if changed:
                 raise Uncaptured(f"a step changes {changed[0]}, on the host")
-            # On the CPU this is the generator that a recording itself draws from.
+            # On the CPU this is the generator from which a recording itself draws.
             if self._live.backend.device.type != "cpu" and not torch.equal(drawn, host.get_state()):
                 raise Uncaptured("its steps draw random numbers on the host")
 

@@ -1,7 +1,8 @@
-"""Static buffers for the numbers of optimizer kernels, updated before each replay of a captured step.
+"""Static buffers for the numbers of optimizer kernels (learning rates, decays, corrections), updated before each replay.
 
-Those of several steps are computed and brought to the device at once, and each step copies its own there. They hold as long as the
-optimizers' settings stay and steps are counted as foreseen: that is asked before each step that does not come directly after another one.
+The numbers of several steps are computed and sent to the device at once, and each step copies its own on the device. They are valid
+while the optimizers' settings do not change and step counts advance one by one. This is checked before each step that does not
+directly follow another one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ __all__ = ["StaticInputs"]
 
 
 class StaticInputs:
-    """Static numbers of kernels with weights of one dtype and device; zero at first."""
+    """Static numbers of kernels whose weights have one dtype and device; initially zero."""
 
     def __init__(self, kernels: Sequence[StepKernel], like: Tensor) -> None:
         self._kernels = kernels
@@ -33,17 +34,17 @@ class StaticInputs:
         self.of_kernels: Sequence[Sequence[Tensor]] = [[views.pop(0) for _ in range(count)] for count in counts]
         """Arguments of `StepKernel.move`, by kernel."""
         self._settings: Settings = ()
-        """Settings that the numbers at hand are of."""
+        """Settings from which `_coming` was computed."""
         self._first: Steps = np.empty(0, np.float32)
-        """Steps made before the first step that these are for."""
+        """Counts of steps made before the first step of `_coming`."""
         self._coming: Tensor = self._all.new_empty(0)
-        """These numbers on the device ``[steps, all]``."""
+        """Numbers of coming steps on the device ``[steps, all]``."""
         self._next = 0
-        """Which of them the coming step takes."""
+        """Index of the next step in `_coming`."""
         self._shown: int | None = None
-        """Which of them the static ones are."""
+        """Index of the step whose numbers are in the static buffers."""
         self._sure = False
-        """Whether nothing but the last step has been done since it was told."""
+        """Whether nothing has happened since `note_step`, so that settings and step counts need no check."""
 
     def forget(self) -> None:
         """Set all numbers to zero."""
@@ -51,7 +52,7 @@ class StaticInputs:
         self._shown = None
 
     def set_numbers(self) -> None:
-        """Set the numbers of the coming step. Raises Uncaptured where a schedule changed which numbers a step takes."""
+        """Set the numbers of the next step. Raises Uncaptured if a schedule changed which numbers a step takes."""
         if not self._sure or self._next == len(self._coming):
             self._find()
         self._sure = False
@@ -60,21 +61,21 @@ class StaticInputs:
             self._all.copy_(self._coming[self._next])
 
     def note_step(self) -> None:
-        """Take the following numbers for the coming step: the last one was made, and settings have stayed."""
+        """Advance to the next step: the last one was made, and settings have not changed."""
         self._sure = True
         if len(self._first):
             self._next += 1
 
     def doubt(self) -> None:
-        """Look at settings and steps again: other code may have run."""
+        """Check settings and step counts before the next step: other code may have run."""
         self._sure = False
 
     def _find(self) -> None:
-        """Find the numbers of the coming step, or compute them."""
+        """Find the numbers of the next step, or compute them."""
         settings = [own for kernel in self._kernels for own in kernel.settings]
         steps = np.concatenate([kernel.steps for kernel in self._kernels])
         if settings != self._settings:
-            self._look_ahead(settings, steps, 1)  # not farther, as a schedule may change them at each step
+            self._look_ahead(settings, steps, 1)  # only one, as a schedule may change settings at each step
         made = int(steps[0] - self._first[0]) if len(steps) else 0
         if not (0 <= made < len(self._coming) and np.array_equal(steps, self._first + made)):
             self._look_ahead(settings, steps, AHEAD)

@@ -1,7 +1,7 @@
 """The protocol of adapters that let the full step of a program be captured in one CUDA graph.
 
-A whole step has two parts. The host's are `inputs`, with members' own code, `StepKernel.note_step` and the numbers of kernels; the
-device's are `gradients` and `StepKernel.move`, which can be captured.
+A whole step has two parts. The host runs `inputs`, with members' own code, `StepKernel.numbers` and `StepKernel.note_step`. The
+device runs `gradients` and `StepKernel.move`, which can be captured.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,11 +19,11 @@ from argosy.training.programs.fused.recorded import Made
 __all__ = ["EffectCheck", "StepKernel", "Stored", "Whole", "all_have_gradients"]
 
 EffectCheck = Callable[[], None]
-"""Raises Uncaptured where a captured step would leave out an effect of the work done since."""
+"""Raises Uncaptured if a replay would omit an effect of the work done since `Whole.watch`."""
 
 
 class Stored(Protocol):
-    """Tensors that a step moves."""
+    """Tensors that a step updates."""
 
     @property
     def weights(self) -> Tensor:
@@ -35,39 +35,39 @@ class Stored(Protocol):
 
 
 class StepKernel(Protocol):
-    """Steps the weights in some rows, by numbers that are read before."""
+    """Steps the weights in some rows, with optimizer values (numbers) that are read beforehand."""
 
     @property
     def rows(self) -> slice:
-        """Its rows."""
+        """The rows that this kernel steps."""
 
     @property
     def moved(self) -> Sequence[Tensor]:
-        """The tensors ``[rows, …]`` that a step moves beside the weights."""
+        """The tensors ``[rows, …]`` that a step updates besides the weights."""
 
     @property
     def allocates(self) -> bool:
-        """Whether a step may run out of memory when it has moved some weights."""
+        """Whether a step may run out of memory after it has updated some weights."""
 
     @property
     def settings(self) -> Settings:
-        """What the numbers of steps come from, beside the `steps` made: options of optimizers, which schedules change."""
+        """Optimizer options, which schedules change. With `steps` they determine `numbers`."""
 
     @property
     def steps(self) -> Steps:
-        """The numbers of steps made, all of which grow by one with each; none where the numbers of steps do not depend on them."""
+        """Counts of steps made, each of which a step increments; empty if `numbers` do not depend on them."""
 
     def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the numbers of the coming steps, each ``[count, rows, numbers]``, as long as settings stay.
+        """Return the values for the next `count` steps, each ``[count, rows, numbers]``, valid as long as settings stay the same.
 
-        None where a schedule changed what a step is made of.
+        None if a schedule has changed which operations make a step.
         """
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches) -> None:
-        """Do the device's part of a step along gradients ``[rows, columns]``; independent work `in_branches`."""
+        """Make the device's part of a step along gradients ``[rows, columns]``; independent work runs `in_branches`."""
 
     def note_step(self) -> None:
-        """Do the host's part of a step."""
+        """Make the host's part of a step."""
 
 
 class Whole(Protocol):
@@ -79,39 +79,39 @@ class Whole(Protocol):
 
     @property
     def kernels(self) -> Sequence[StepKernel]:
-        """The kernels that step all members, by row; none where they cannot at present."""
+        """The kernels that step all members, by row; empty if kernels cannot step them at present."""
 
     @property
     def draws(self) -> DeviceDraws | None:
-        """What draws on the device inside of `gradients`; None where nothing does, or the device's one generator."""
+        """Draws on the device inside `gradients`; None if nothing is drawn, or from the device's own generator."""
 
     @property
     def made(self) -> Made:
         """The locksteps that the members have made as a whole."""
 
     def lockstep(self, batch: Any) -> Lockstep | None:
-        """Return each member's batch from what the program cut; None where they are not stepped as a whole."""
+        """Return each member's batch from what the program cut; None if these batches are not stepped as a whole."""
 
     def mark(self) -> Any:
-        """Return a snapshot of the members' random states, and of what else `undo` has to restore."""
+        """Return a snapshot of the members' random states and all else that `undo` has to restore."""
 
     def undo(self, to: Any) -> None:
-        """Return to a snapshot, None for none, and drop the gradients."""
+        """Restore a snapshot, unless it is None, and drop the gradients."""
 
     def inputs(self, lockstep: Lockstep) -> PackInputs:
-        """Return the members' samples, augmented and checked; statistics of averages follow them."""
+        """Return the members' samples, augmented and checked; updates the statistics of averages with them."""
 
     def gradients(self, data: PackInputs, in_branches: InBranches) -> tuple[Tensor, Tensor]:
-        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``; independent work `in_branches`.
+        """Compute loss sums, float64 ``[members]``, and clipped gradients ``[members, columns]``; independent work runs `in_branches`.
 
-        Raises Uncaptured where kernels cannot step along them.
+        Raises Uncaptured if kernels cannot step along the gradients.
         """
 
     def follow(self) -> None:
-        """Bring the averages up to date after a step."""
+        """Update the averages after a step."""
 
     def watch(self) -> EffectCheck:
-        """Watch from here on; returns the check."""
+        """Start to watch for effects that a replay would omit; returns the check for them."""
 
     def release(self) -> None:
         """Release everything but the members' states."""
