@@ -1,7 +1,7 @@
-"""Admission: which members of a device may be one program, and on which batches it has the bits that each of them has alone.
+"""Admission: which members of a device may be one program, and on which batches the program gives them the bits that they have alone.
 
-Members of one fingerprint may be fused, and MLPs of several grouped, once copies of some of them were seen to get together what they get
-alone (`fused_check.py`). What was seen of a fingerprint, or of a layer of an MLP, is not checked again.
+Members of one fingerprint may be fused, and MLPs of several fingerprints grouped, once copies of some of them passed the equivalence check
+(`fused_check.py`). A fingerprint, or a layer of an MLP, that passed is not checked again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,33 +19,33 @@ from argosy.training.programs.fused.waves import side_by_side
 __all__ = ["Admission", "Admitted", "admit"]
 
 TRIED = 4
-"""Members of a pack that are checked: all share one forward pass, and copies take memory."""
+"""Members of a pack that are checked. A few suffice because all share one forward pass, and copies take memory."""
 FEW = 4
-"""Fewer like members are rather one program with unlike ones."""
+"""Fewer members of one architecture than this join a program of unlike members."""
 Alike = Mapping[Fingerprint, Sequence[LiveMember]]
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What checks have found: the batches that are made as one with the bits of alone."""
+    """Passed checks: the batches that a program makes as one with the bits of each member alone; None if equal up to rounding."""
 
     fused: dict[Fingerprint, BatchLengths | None] = field(default_factory=dict)
-    """By fingerprint of like members."""
+    """By fingerprint, for members of one architecture."""
     grouped: dict[Any, BatchLengths | None] = field(default_factory=dict)
-    """By layer of unlike members, and what these have in common."""
+    """For unlike members, by what they have in common and a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Result of the equivalence check."""
+    """The result of the equivalence check."""
 
     packs: Mapping[tuple[str, ...], BatchLengths | None]
-    """Members that may be fused; single ones where `single` was given. Of each such program the batches that are made as one with the bits
-    of alone; None where they are equal up to rounding."""
+    """Members that may be fused, also single ones if `single` was given, with the batches that their program makes as one with the
+    bits of each member alone; None if results are equal up to rounding."""
     unlike: Mapping[tuple[str, ...], BatchLengths | None]
     """Unlike members that may be one program, likewise."""
     alone: Mapping[str, str]
-    """The other members, each with the reason."""
+    """Members that must stay alone, each with the reason."""
     failed: Mapping[tuple[str, ...], str]
     """Members that were checked together and failed, with the error or the difference."""
 
@@ -59,11 +59,11 @@ def admit(
     pairs: bool = True,
     before: Mapping[str, bool] | None = None,
 ) -> Admission:
-    """Check members on a block of training samples that may be one program; the members stay unchanged.
+    """Check which of these members may be one program, on a block of training samples; the members stay unchanged.
 
-    What `admitted` has is not checked again, and what passes is added to it. With `single`, a member without a like is checked too, and
-    none with unlike ones; without `pairs`, two members with single-pass optimizers are not. `before` has members that were in such a
-    program before, and whether it was one of unlike members: they remain in one of that sort.
+    Entries of `admitted` are not checked again, and passed checks are added to it. With `single`, a member alone in its fingerprint is
+    checked too, and unlike members are not. Without `pairs`, two members with single-pass optimizers are not checked. `before` maps
+    members that were in such a program to whether it was one of unlike members; they stay in a program of that sort.
     """
     admitted = Admitted() if admitted is None else admitted
     alike, reasons = _by_fingerprint(lives)
@@ -101,7 +101,7 @@ def _names(lives: Iterable[LiveMember]) -> tuple[str, ...]:
 
 
 def _by_fingerprint(lives: Iterable[LiveMember]) -> tuple[Alike, dict[str, str]]:
-    """Return the members by what they do, and by name why others cannot be compared."""
+    """Return the members by fingerprint, and the reasons of members that cannot be fused, by name."""
     alike: dict[Fingerprint, list[LiveMember]] = {}
     reasons: dict[str, str] = {}
     for live in lives:
@@ -110,7 +110,7 @@ def _by_fingerprint(lives: Iterable[LiveMember]) -> tuple[Alike, dict[str, str]]
             if reason is None:
                 alike.setdefault(Fingerprint.of(live), []).append(live)
         except Exception as error:
-            # Boundary between a member's code and ours: its objects may not be comparable.
+            # Boundary to a member's code: its objects may not be comparable.
             reason = f"it cannot be compared with others: {reason_of(error)}"
         if reason is not None:
             reasons[live.member.name] = reason
@@ -123,7 +123,7 @@ def _without(names: set[str], alike: Alike) -> Alike:
 
 
 def _lonely(fingerprint: Fingerprint, alike: Alike) -> str:
-    """Return why a member has no like."""
+    """Return why no other member has this fingerprint."""
     for other, lives in alike.items():
         if other != fingerprint:
             return f"no other member does the same as it: {lives[0].member.name!r} differs in {fingerprint.difference(other)}"
@@ -139,7 +139,7 @@ def _fused(
     block: Block,
     admitted: dict[Fingerprint, BatchLengths | None],
 ) -> Attempt:
-    """Check some of these like members, if none like them are in `admitted`, to which they are added."""
+    """Check some of these members of one fingerprint, unless it is in `admitted`; a passed check is added there."""
     if fingerprint in admitted:
         return Attempt(reason=None, lengths=admitted[fingerprint])
     attempt = attempted(lives[:TRIED], block, alike=True, apart=apart(lives))
@@ -152,7 +152,7 @@ def _fused(
 
 
 def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveMember]]:
-    """Yield members of several fingerprints that `Grouped` may step: those that it stepped before, and few that are new."""
+    """Yield members that `Grouped` may step: those that it stepped before, and new ones that are few of their architecture."""
     found: dict[Any, dict[Fingerprint, list[LiveMember]]] = {}
     for fingerprint, pack in alike.items():
         fresh = [live for live in pack if live.member.name not in before]
@@ -168,7 +168,7 @@ def _unlike(alike: Alike, before: Mapping[str, bool]) -> Iterator[Sequence[LiveM
 
 
 def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, BatchLengths | None]) -> Attempt:
-    """Check so many of these unlike members that each layer is among theirs, but for those of `admitted`, to which they are added."""
+    """Check enough of these unlike members to cover each layer that is not in `admitted`; layers that pass are added there."""
     layers = {live.member.name: [(common(live), layer) for layer in side_by_side(live.model)] for live in lives}
     fresh, known = list[LiveMember](), set(admitted)
     for live in lives:
@@ -186,7 +186,7 @@ def _grouped(lives: Sequence[LiveMember], block: Block, admitted: dict[Any, Batc
 
 
 def _common(found: Iterable[BatchLengths | None]) -> BatchLengths | None:
-    """Return the batches that all have in common; None where some have none."""
+    """Return the batch lengths that all have in common; None if one of them is None."""
     lengths = list(found)
     some = [one for one in lengths if one is not None]
     if len(some) < len(lengths):

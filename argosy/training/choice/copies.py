@@ -1,4 +1,4 @@
-"""Copies of members on which programs are tried, and batches for them: cut out of a copy of a block, which may be longer than it."""
+"""Copies of members on which programs are tried, and their batches, cut from a copy of a block that may be longer than the block."""
 
 import contextlib
 import warnings
@@ -22,14 +22,14 @@ __all__ = ["ShownBatch", "cut_anew", "doubled", "filled", "trial_of", "unwarned"
 
 @contextlib.contextmanager
 def unwarned() -> Iterator[None]:
-    """Hide the warning of a copy's schedule inside, which cannot know that the copy's optimizer steps before it."""
+    """Hide the warning of a copy's schedule inside; the schedule cannot know that the copy's optimizer has stepped before it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Seems like `optimizer.step")
         yield
 
 
 def trial_of(live: LiveMember, *, double: bool = False, nudged: bool = False) -> LiveMember:
-    """Return a copy of a member, in float64 or with its weights an ulp away if asked for."""
+    """Return a copy of a member; with `double` in float64, with `nudged` with its weights moved by an ulp."""
     copied = live.trial()
     if double:
         _make_double(copied)
@@ -49,12 +49,12 @@ def _make_double(live: LiveMember) -> None:
 
 
 def doubled(leaf: torch.Tensor) -> torch.Tensor:
-    """Return numbers in float64, and whole ones as they are."""
+    """Return floating-point tensors in float64, others unchanged."""
     return leaf.double() if leaf.is_floating_point() else leaf
 
 
 def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: bool) -> None:
-    """Let each copy cut batches of this length out of the block, from its beginning; `apart`, each other ones."""
+    """Let each copy cut batches of this length from the start of the block; with `apart`, each copy cuts different batches."""
     order = np.arange(block.place.rows, dtype=np.int64)
     for number, copy in enumerate(copies):
         seen = np.roll(order, -number)[:-1].tolist() if apart else None
@@ -66,7 +66,7 @@ def cut_anew(copies: Sequence[LiveMember], block: Block, length: int, *, apart: 
 
 
 def filled(block: Block, rows: int, *, double: bool = False, different: int | None = None) -> Block:
-    """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to so many."""
+    """Return a copy of the sound rows of a block, or of the first `different` ones, repeated or cut to `rows` rows."""
     sound = np.resize(block.sound.nonzero()[0][:different], rows)
     index = torch.from_numpy(sound)
     leaves = tuple(leaf.index_select(0, index.to(leaf.device)) for leaf in block.leaves)
@@ -76,7 +76,7 @@ def filled(block: Block, rows: int, *, double: bool = False, different: int | No
 
 
 class ShownBatch:
-    """A private batch of this size: the first sound rows of a block, repeated where there are too few."""
+    """A private batch of `rows` samples: the first sound rows of a block, repeated if there are too few."""
 
     def __init__(self, block: Block, rows: int, *, different: int | None = None) -> None:
         self._again = partial(filled, block, rows, different=different)
@@ -86,5 +86,5 @@ class ShownBatch:
 
     @property
     def written(self) -> bool:
-        """Whether the batch was written into, also where torch does not count it: through `.data`, or NumPy."""
+        """Whether the batch was written into, also by writes that torch does not count: through `.data` or NumPy."""
         return self._shown.touched or not same_bits(self._shown.leaves, self._again().leaves)

@@ -1,10 +1,10 @@
-"""The equivalence check of programs of several: members are one if together they get the results that they get alone.
+"""The equivalence check of programs of several: members may be one program if together they get the results that they get alone.
 
 Copies of the members make steps and evaluations on real batches, each alone and all together. On a CPU the results of most networks
-are equal to the bit, on batches of each length that the members will see; then the program makes those lengths as one, and no result
-tells whether a member had company. Else one step and one evaluation are compared in float64 where the members' code allows it, which
-tells rounding from real differences. This finds silent errors of vectorised code: buffers that a module assigns anew, draws from
-Python's and NumPy's generators, state that a module keeps in attributes.
+are equal to the bit, on batches of each length that the members will see. Then the program makes batches of those lengths as one, and
+no result shows whether a member was fused. Otherwise one step and one evaluation are compared up to rounding, in float64 if the
+members' code allows it, which separates rounding from real differences. The check finds silent errors of vectorised code: buffers that
+a module reassigns, draws from Python's and NumPy's generators, state that a module keeps in attributes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +31,11 @@ from argosy.training.programs.solo import Solo
 __all__ = ["Attempt", "apart", "attempted"]
 
 NUMBERS, STEPS = 8000, 16
-"""For equal bits, so many weights of a member are compared by further steps, at most so many: a small network may have them by luck."""
+"""Weight updates to compare per member when bits are to be equal, and the most steps for that: a small network may agree by chance."""
 
 
 def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
-    """Return whether the members' batches differ, for a subset or what each draws for it: in training, and in validation."""
+    """Return whether the members' batches differ, in training and in validation, because of subsets or augmentations."""
     train = any(live.member.augment is not None for live in lives) or _differ(
         [(live.cutter, live.member.subset) for live in lives]
     )
@@ -43,7 +43,7 @@ def apart(lives: Sequence[LiveMember]) -> tuple[bool, bool]:
 
 
 def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
-    """Return whether some cut other batches; of members that cut none yet, those with a subset count as if."""
+    """Return whether some members cut other batches; while a member has no cutter, any subset counts as different."""
     first = cut[0][0]
     return any(
         subset is not None if first is None or cutter is None else not first.same(cutter) for cutter, subset in cut
@@ -51,8 +51,8 @@ def _differ(cut: Sequence[tuple[Cutter | None, Sequence[int] | None]]) -> bool:
 
 
 def attempted(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: tuple[bool, bool]) -> "Attempt":
-    """Check these members as one program, first for equal bits. Where memory runs out, fewer like ones are checked, down to two."""
-    # Of batches that are as long as their longest sample, one length tells nothing of the bits of another.
+    """Check these members as one program, first for equal bits. If memory runs out, fewer members of one architecture are checked, at least two."""
+    # If batches are padded to their longest sample, the bits at one padded length say nothing about another.
     exact, double = lives[0].backend.device.type == "cpu" and form_of(block.tree) is None, True
     while True:
         attempt = _attempt(lives, block, alike=alike, apart=apart, double=double and not exact, exact=exact)
@@ -70,22 +70,22 @@ def attempted(lives: Sequence[LiveMember], block: Block, *, alike: bool, apart: 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Outcome of one check of copies alone and together."""
+    """The outcome of one check of copies alone and together."""
 
     reason: str | None
-    """Why they may not be one program."""
+    """Why the members may not be one program; None if they may."""
     alone: bool = False
     """Whether a copy raised alone."""
     failed: bool = False
-    """Whether their program raised, other than for memory, or gave other results."""
+    """Whether the common program raised an error other than out of memory, or gave other results."""
     crowded: bool = False
     """Whether memory ran out."""
     lengths: BatchLengths | None = None
-    """Batches with equal bits, if that was asked for."""
+    """Batch lengths with equal bits, if the check was exact."""
 
     @classmethod
     def of(cls, what: str, error: Exception, count: int, *, alone: bool = False) -> "Attempt":
-        """Return the attempt that an error ended."""
+        """Return the outcome of an attempt that an error ended."""
         line, crowded = reason_of(error), out_of_memory(error)
         reason = f"there is no memory to try {count} side by side: {line}" if crowded else f"{what} raises {line}"
         return cls(reason=reason, alone=alone, failed=not alone and not crowded, crowded=crowded)
@@ -100,10 +100,10 @@ def _attempt(
     double: bool,
     exact: bool,
 ) -> Attempt:
-    """Make steps with copies, alone and together, until one differs; with `exact`, to the bit and on all lengths of batches."""
+    """Make steps with copies, alone and together, until one differs; with `exact`, compare bits, on all batch lengths."""
     usual, wanted = lives[0].member.batch_size, BatchLengths.of(lives)
     steps = [(True, usual), *((False, length) for length in sorted(wanted.val, reverse=True)[: None if exact else 1])]
-    if exact:  # later steps find what the first has left, and how it was rounded
+    if exact:  # later steps also compare the state and rounding that the first step leaves
         least = min(sum(weight.numel() for weight in live.model.parameters()) for live in lives)
         again = max(1, NUMBERS // max(least, 1))
         steps += [*[(True, usual)] * min(again, STEPS), *((True, length) for length in sorted(wanted.train - {usual}))]
@@ -118,7 +118,7 @@ def _attempt(
         fused = Fused.of(together) if alike else Grouped.of(together)
     except Exception as error:  # the same boundary
         return Attempt.of("as one program it", error, len(lives))
-    # Layers of unlike members do nothing beside computing.
+    # The layers of unlike members are plain and have no other effects.
     attributed = [behaviour(copied, layers=alike) for copied in alone]
     for train, length in steps:
         own = apart[0] if train else apart[1]
@@ -147,7 +147,7 @@ def _attempt(
         elif not exact or (train and length == usual):
             return Attempt(reason=reason, failed=True)
         elif train:
-            break  # the copies are not equal any more
+            break  # the copies are no longer equal
     lengths = BatchLengths(frozenset(equal[True]), frozenset(equal[False]), apart)
     return Attempt(reason=None, lengths=lengths if exact else None)
 
@@ -161,7 +161,7 @@ def _copies(lives: Sequence[LiveMember], *, double: bool = False, nudged: bool =
 
 @dataclass(frozen=True, slots=True)
 class FusedTrial:
-    """A copy of a member after a step."""
+    """A copy of a member after a step or an evaluation."""
 
     live: LiveMember
     gradients: Mapping[str, Tensor]
@@ -186,7 +186,7 @@ def _alone(solo: Solo, block: Block, *, train: bool) -> FusedTrial:
 def _check_behaviour(
     copies: Sequence[LiveMember], before: Sequence[Mapping[str, object]], block: Block, *, alike: bool
 ) -> None:
-    """Raise UnfitProgram for what copies do beside computing."""
+    """Raise UnfitProgram if copies wrote into their input or changed attributes."""
     if block.touched:
         raise UnfitProgram("it writes into its input")
     for copied, held in zip(copies, before, strict=True):
@@ -197,7 +197,7 @@ def _check_behaviour(
 
 
 def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
-    """Run the copies as one program."""
+    """Run the copies as one program; returns them with their gradients, in the program's order."""
     gradients: list[Mapping[str, Tensor]] = [{} for _ in fused.members]
     if train:
         with fused.active():
@@ -214,13 +214,13 @@ def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[Fus
     return [FusedTrial(live, own) for live, own in zip(fused.members, gradients, strict=True)]
 
 
-# ---- what differs
+# ---- differences
 
 
 def _rounding(
     lives: Sequence[LiveMember], mine: Sequence[FusedTrial], block: Block, length: int, *, apart: bool
 ) -> float:
-    """Return the share in which a step may differ from `mine`, by that of copies whose weights are an ulp away."""
+    """Return the relative tolerance for `mine`, from the results of copies whose weights are an ulp away."""
     copies = _copies(lives, nudged=True)
     cut_anew(copies, block, length, apart=apart)
     moved = [_alone(Solo(copied), block, train=True) for copied in copies]
@@ -229,7 +229,7 @@ def _rounding(
 
 
 def _derived(one: FusedTrial, other: FusedTrial) -> Iterator[Compared]:
-    """Yield the gradients and the buffers of two copies that have the same."""
+    """Yield the gradients and buffers of two copies, which have the same names, as pairs to compare."""
     size = size_of(*one.gradients.values())
     yield from (Compared(f"the gradient of {n!r}", g, other.gradients[n], size) for n, g in one.gradients.items())
     found = dict(other.live.model.named_buffers())
@@ -237,7 +237,7 @@ def _derived(one: FusedTrial, other: FusedTrial) -> Iterator[Compared]:
 
 
 def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator[str]:
-    """Yield a description of each difference; the first ones are closer to the cause."""
+    """Yield a description of each difference, those closest to the cause first."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
         yield "as one program it draws other random numbers"

@@ -1,6 +1,6 @@
-"""Measuring a fusion group's candidates on copies of its members, where the bits of their results show which programs stepped them.
+"""Measures a fusion group's candidates on copies of its members, if the bits of their results show which programs stepped them.
 
-So such members have the same programs from their first step on, in a machine's first run as in those that take its choice over.
+So such members have the same programs from their first step on, in a machine's first run as in later runs, which reuse its choice.
 """
 
 import time
@@ -21,20 +21,20 @@ from argosy.training.programs.solo import Solo
 __all__ = ["on_copies", "program_of", "rehearse"]
 
 MOST_BYTES = 256 << 20
-"""Copies of members that take more are not made: then the first rounds of training are measured."""
+"""Largest memory of members that are copied; for larger ones, the first rounds of training are measured instead."""
 SECONDS = 0.05
-"""Time of rounds of copies from which on a cost is known: it is lost to training."""
+"""Measured time after which a candidate's cost is known; short, because time spent on copies is lost to training."""
 
 
 def program_of(lives: Sequence[LiveMember], kind: Kind, lengths: BatchLengths | None = None) -> Program[Any]:
-    """Make the program of several members, or of one, as it is before it is captured."""
+    """Return the uncaptured program of several members, or of one."""
     if len(lives) == 1:
         return Solo(lives[0])
     return Grouped.of(lives, lengths) if kind == "grouped" else Fused.of(lives, lengths=lengths)
 
 
 def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
-    """Return whether copies of these members are to be measured: of plain programs on the host, which round otherwise than members alone."""
+    """Return whether to measure on copies: for plain programs on the host that round differently from members alone."""
     return (
         group.lengths is None
         and tuple(group.kinds) == (ALONE.kind,)
@@ -44,9 +44,9 @@ def on_copies(group: FusionGroup, lives: Sequence[LiveMember]) -> bool:
 
 
 def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
-    """Measure the group's candidates on a block of training samples until none is left to measure; `lives` stay unchanged.
+    """Measure the group's candidates on a block of training samples until all costs are known; `lives` stay unchanged.
 
-    What a step raises is raised, with the candidate that was measured as the group's present one.
+    Errors of a step propagate; the group's present candidate is then the one that raised.
     """
     group.try_seconds = SECONDS
     count, length, own = len(lives), lives[0].member.batch_size, apart(lives)[0]
@@ -70,7 +70,7 @@ def rehearse(group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> N
 
 
 def _stepped(program: Program[Any], block: Block) -> int:
-    """Make the steps of a round on a block; returns their samples."""
+    """Make the steps of one round on a block; returns their number of samples."""
     until = time.perf_counter() + ROUND_SECONDS
     with program.active():
         samples = 0

@@ -1,7 +1,7 @@
 """The equivalence check of splitting: one copy of a member runs the backward pass of a real batch whole, another in two shares.
 
-In float64 where the member's code allows it, which tells rounding from real differences. This finds what shares would silently do
-otherwise: a loss that is no mean over samples, random numbers, statistics over a batch.
+It runs in float64 if the member's code allows that, which separates rounding from real differences. The check finds what would
+silently differ in shares: a loss that is no mean over samples, random numbers, statistics over a batch.
 """
 
 import copy
@@ -31,7 +31,7 @@ NO_SHARE = "on a share of a batch its step raises"
 
 
 def why_whole(live: LiveMember, data: Any, rows: int) -> str:
-    """Return why a member must stay on one device; empty where it may be split. The batch is a private copy; the member stays unchanged."""
+    """Return why a member must stay on one device; empty if it may be split. `data` is a private copy; the member stays unchanged."""
     if live.member.optimizers is not None:
         return "its own step moves the weights, each share by its own gradients"
     if isinstance(live.schedule, ReduceLROnPlateau):
@@ -71,7 +71,7 @@ class Tried:
 
 
 def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool, nudged: bool = False) -> Tried:
-    """Run a copy's backward pass on parts of a batch, between these rows."""
+    """Run a copy's backward pass on the parts of a batch between consecutive `bounds`, which are rows."""
     copied = trial_of(live, double=double, nudged=nudged)
     solo, before, buffers = Solo(copied), behaviour(copied), copy.deepcopy(dict(copied.model.named_buffers()))
     data = map_leaves(torch.clone, data)
@@ -91,7 +91,7 @@ def _tried(live: LiveMember, data: Any, bounds: tuple[int, ...], *, double: bool
 def _differences(
     live: LiveMember, whole: Tried, shared: Tried, moved: Tried | None, samples: Sequence[Tensor]
 ) -> Iterator[str]:
-    """Yield each reason against a split; the first ones are closer to the cause. In float64 nothing is `moved` by an ulp."""
+    """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
         yield "its step draws random numbers, of which every share would draw its own"
@@ -115,7 +115,7 @@ def _differences(
 
 
 def _derived(one: Tried, other: Tried) -> Iterator[Compared]:
-    """Yield the gradients of two copies that have the same."""
+    """Yield the gradients of two copies, which have the same names, as pairs to compare."""
     size = size_of(*one.gradients.values())
     return (Compared(name, gradient, other.gradients[name], size) for name, gradient in one.gradients.items())
 

@@ -1,12 +1,13 @@
-"""Torch's side of a group, once its ranks have met: gloo for tensors of the host, NCCL for those of CUDA devices.
+"""Connections of a group through torch, once its ranks have met: gloo for tensors on the host, NCCL for those on CUDA devices.
 
-Contract. A sum is begun without waiting for another rank, and polled for completion. NCCL's sums are kernels that occupy their
-device until the other ranks run theirs, and kernels of several groups must not block each other: so the sums of a device, of all
-groups, run one after another, in the order in which they are begun, on a stream apart from that of the steps. No deadlock is
-possible: all devices take the begins that they share in one order (`argosy.training.trainer.merged`). Of all sums begun and not
-complete, take the least in that order: on each of its ranks none is before it, so it waits only for a rank that has not begun it,
-and as shown there, that rank does not wait. With NCCL, only the driver can tell that a rank is lost: its peers' kernels stay on
-their devices until the end is closed.
+Contract. A sum starts without waiting for another rank, and is polled for completion. NCCL's sums are kernels that occupy their
+device until the other ranks run theirs, and kernels of different groups must not block each other. So all sums of a device, of all
+groups, run one after another in the order in which they are begun, on a stream separate from that of the steps.
+
+No deadlock is possible, because all devices take the begins that they share in one order (`argosy.training.trainer.merged`). Of all
+sums begun and not complete, take the first in that order. On each of its ranks no other sum is before it, so it waits only for a
+rank that has not begun it, and as `merged` shows, that rank does not wait. With NCCL, only the driver can tell that a rank is lost:
+the kernels of its peers stay on their devices until the end is closed.
 """
 
 import datetime
@@ -27,37 +28,37 @@ HOST = torch.device("cpu")
 
 
 class Work(Protocol):
-    """A sum that is under way."""
+    """A sum in progress."""
 
     def is_completed(self) -> bool:
-        """Return whether the sum is complete, or has failed."""
+        """Return whether the sum is complete or has failed."""
 
     def wait(self) -> None:
-        """Raise RuntimeError where the sum has failed; called when it is completed."""
+        """Raise RuntimeError if the sum has failed; called after it has completed."""
 
 
 class End(Protocol):
-    """One rank's connection."""
+    """One rank's connection to its group."""
 
     def add_up(self, values: torch.Tensor) -> Work:
-        """Start to sum a tensor over all ranks, in place. Raises RuntimeError where a rank is known to be lost."""
+        """Start to sum a tensor over all ranks, in place. Raises RuntimeError if a rank is known to be lost."""
 
     def close(self) -> None:
-        """Leave the group; may wait for sums under way."""
+        """Leave the group; may wait for sums in progress."""
 
 
 def sums_on(device: torch.device) -> torch.device:
-    """Return where ranks on such devices add up: on the device where NCCL is available, else on the host."""
+    """Return the device on which ranks of this device sum: the device itself if it has NCCL, else the host."""
     return device if device.type == "cuda" and dist.is_nccl_available() else HOST
 
 
 def meet(store: Any, rank: int, size: int, on: torch.device) -> End:
-    """Connect a rank with its peers at the store; raises RuntimeError where no group can be formed."""
+    """Connect a rank with its peers at the store; raises RuntimeError if no group can be formed."""
     return Gloo(store, rank, size) if on.type == "cpu" else Nccl(store, rank, size, on)
 
 
 class Gloo:
-    """The `End` over gloo. Its destructor waits for a sum that is under way, without the interpreter's lock."""
+    """The `End` over gloo. Its destructor waits for a sum in progress, without holding the interpreter lock."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -78,7 +79,7 @@ class Nccl:
     """The `End` over NCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
-        # Torch would end the process where a peer is lost or nothing moves: which ranks are lost, the driver decides.
+        # Torch would end the process when a peer is lost or nothing moves, but the driver decides which ranks are lost.
         for watch in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
             os.environ.setdefault(f"TORCH_NCCL_{watch}", "0")
         torch.cuda.set_device(device)  # for this thread
@@ -86,7 +87,7 @@ class Nccl:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = NEVER
         self._group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
-        # Here, and not at the first sum, which would then wait for every rank's first sum.
+        # Connect now: otherwise the first sum would connect, and so wait for every rank's first sum.
         self._group.eager_connect_single_device(device)
         self._stream = _stream_of_sums(device)
 
@@ -99,13 +100,13 @@ class Nccl:
         return _Passing(self._stream.record_event())
 
     def close(self) -> None:
-        """Abort waiting kernels."""
+        """Abort kernels that wait."""
         self._group.abort()
 
 
 @dataclass(frozen=True, slots=True)
 class _Passing:
-    """The `Work` of a sum that is complete when the device has passed an event."""
+    """The `Work` of a sum that is complete once the device has passed an event."""
 
     event: Any
 
@@ -123,7 +124,7 @@ def _stream_of_sums(device: torch.device) -> Any:
 
 
 def _without_limit() -> Any:
-    """Set no timeout: a peer may rightly be busy for long."""
+    """Return options without a timeout: a peer may legitimately be busy for a long time."""
     options = dist.AllreduceOptions()
     options.timeout = NEVER
     return options

@@ -1,8 +1,12 @@
 """The flat tensor that the ranks of a split member sum at each step: its gradient and a few figures.
 
-The figures: for each weight, how many ranks have a gradient of it, since an optimizer skips a weight without any; each rank's sum
-of losses, in two parts that hold the digits of a float64 and are zero on the other ranks; and the digest of the samples, in pieces
-of 16 bits. Sums of all these are exact in float32.
+The figures are:
+
+* for each weight, how many ranks have a gradient for it, since an optimizer skips a weight without one;
+* each rank's sum of losses, in two parts that together hold the digits of a float64; the other ranks have zero in their place;
+* the digest of the samples, in pieces of 16 bits.
+
+Their sums are exact in float32.
 """
 
 from collections.abc import Iterable
@@ -17,11 +21,11 @@ from argosy.stream.order import WORD, Digest
 __all__ = ["Flat", "Summed"]
 
 PIECES, PIECE_BITS = 4, 16
-"""Pieces of each of a digest's two words."""
+"""Number of pieces in each of a digest's two words, and their bits."""
 
 
 class Summed(NamedTuple):
-    """What a step has summed over all ranks."""
+    """Sums of a step over all ranks, except the gradient."""
 
     losses: float
     """Sum of the losses over the samples."""
@@ -29,7 +33,7 @@ class Summed(NamedTuple):
 
 
 class Flat:
-    """The flat tensor of one member on one rank, on its group's device; in float64 where a weight is, else in float32."""
+    """The flat tensor of one member on one rank, on its group's device; float64 if any weight is float64, else float32."""
 
     def __init__(self, parameters: Iterable[Tensor], on: torch.device, *, rank: int, size: int) -> None:
         self.parameters: list[Tensor] = [parameter for parameter in parameters if parameter.requires_grad]
@@ -44,7 +48,7 @@ class Flat:
         *self._gradients, self._figures = torch.split_with_sizes(self.values, [*sizes, figures])
 
     def fill(self, losses: Tensor | None, digest: Digest) -> None:
-        """Fill in this rank's gradients from its weights; `losses` are one per sample, None without any."""
+        """Fill in this rank's gradients from its weights; `losses` are per sample, or None if it has no samples."""
         there = [parameter.grad is not None for parameter in self.parameters]
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             if parameter.grad is None:
@@ -61,7 +65,7 @@ class Flat:
             self._figures[self._losses] = torch.stack((high.double(), total - high)).to(self._figures)
 
     def take(self) -> Summed:
-        """Set the summed gradients at the weights, valid until the next `fill`; returns the other sums."""
+        """Set the weights' gradients to the sums, valid until the next `fill`; returns the other sums."""
         count = len(self.parameters)
         figures = self._figures.tolist()
         for parameter, gradient, there in zip(self.parameters, self._gradients, figures, strict=False):

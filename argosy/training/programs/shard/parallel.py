@@ -1,11 +1,11 @@
-"""The group of a split member: its ranks meet, and sum what each of them has computed.
+"""The group of a split member: its ranks meet, and sum their gradients.
 
-Contract. Every split member has a group of its own, formed anew whenever it is assigned, outside of torch's default process group:
-the groups of a device are independent. Ranks find each other at a rendezvous (`argosy.stream.rendezvous`). Nothing here blocks the
-steps: a group is formed in a thread of its own, and a sum is polled. A peer may rightly be busy for long, so no sum has a time
-limit that could be reached; which ranks are lost, and which sum hangs, the driver decides. A group with a lost peer is *broken*,
-and completes no sum any more. When a rank leaves, its peers' sums fail or never end. Closing torch's end
-(`argosy.training.programs.shard.ends`) may wait for a sum under way, so it has a thread, which ends when the peers have left.
+Contract. Every split member has its own group, formed anew whenever the member is assigned, outside of torch's default process group,
+so the groups of a device are independent. Ranks find each other at a rendezvous (`argosy.stream.rendezvous`). Nothing here blocks
+steps: a thread forms the group, and sums are polled. A peer may legitimately be busy for a long time, so sums have no effective
+timeout; the driver decides which ranks are lost and which sums hang. A group with a lost peer is *broken* and completes no further
+sum. When a rank leaves, its peers' sums fail or never end. Closing torch's end (`argosy.training.programs.shard.ends`) may wait for a
+sum in progress, so it runs in a thread, which ends when the peers have left.
 """
 
 import atexit
@@ -27,35 +27,35 @@ __all__ = ["LONG_BYTES", "POLL_SECONDS", "Group", "Sum", "time_sums"]
 MEET_SECONDS = 0.005
 """Seconds between two checks whether all ranks have met."""
 PATIENCE_SECONDS = 20.0
-"""Seconds for which trainers wait for each other to time sums."""
+"""Seconds that trainers wait for each other when they time sums."""
 ROUNDS = 5
 LONG_BYTES = 4 * 2**20
 """Size of the longer timed sum."""
 POLL_SECONDS = 0.0002
 """Seconds between two polls of a sum."""
 CLOSE_SECONDS = 10.0
-"""Seconds for which a process that ends waits for ends to close: NCCL aborts a process whose device is gone meanwhile."""
+"""Seconds that an exiting process waits for its ends to close: NCCL aborts a process whose device disappears during that."""
 _CLOSING: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
 class Group:
-    """One rank's side of a group; it can sum once it is `formed`."""
+    """One rank's side of a group, which can sum once it is `formed`."""
 
     def __init__(self, rendezvous: str, rank: int, size: int, on: torch.device) -> None:
         self.rendezvous = rendezvous
         self.rank = rank
         self.size = size
         self.on = on
-        """Device of the tensors that it sums."""
+        """Device of the tensors to sum."""
         self.broken: str = ""
         """Why the group is broken; empty while it is not."""
         self._ends: list[End] = []
-        """Torch's end, once the group is formed."""
+        """The connection, once the group is formed."""
         self._left = False
 
     @classmethod
     def form(cls, rendezvous: str, rank: int, size: int, *, on: torch.device) -> "Group":
-        """Begin to form a group of this size; all its ranks name the same rendezvous, which was never used before."""
+        """Begin to form a group of this size; all ranks give the same rendezvous, which must not have been used before."""
         group = cls(rendezvous, rank, size, on)
         threading.Thread(target=group._meet, daemon=True).start()
         return group
@@ -74,7 +74,7 @@ class Group:
             return Sum(self, None)
 
     def leave(self) -> None:
-        """Leave the group; never waits."""
+        """Leave the group without waiting."""
         self._left = True
         ends, self._ends = self._ends, []
         closing = threading.Thread(target=_close, args=(ends,), daemon=True)
@@ -90,10 +90,10 @@ class Group:
         if end is not None:
             self._ends.append(end)
             if self._left:
-                self.leave()  # `leave` was called before this end was there.
+                self.leave()  # `leave` was called before this end existed
 
     def _join(self, store: Any) -> End | None:
-        """Wait for all ranks and return torch's end; None where this rank has left."""
+        """Wait for all ranks and return the connection; None if this rank has left meanwhile."""
         store.set(f"here/{self.rank}", "")
         all_ranks = [f"here/{rank}" for rank in range(self.size)]
         while not store.check(all_ranks):
@@ -105,11 +105,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A sum under way."""
+    """A sum in progress."""
 
     group: Group
     _work: Work | None
-    """None where the group was broken."""
+    """None if the group was broken."""
 
     @property
     def done(self) -> bool:
@@ -125,9 +125,9 @@ class Sum:
 
 
 def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tuple[float, float]:
-    """Return the seconds of a sum of one number and of 4 MiB over a group; infinite where ranks do not join.
+    """Return the seconds of a sum of one number and of 4 MiB over a group; infinite if ranks do not join.
 
-    Each is the least of a few, since other load only adds time.
+    Each is the minimum of a few measurements, since other load only adds time.
     """
     group = Group.form(rendezvous, rank, size, on=on)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -140,7 +140,7 @@ def time_sums(rendezvous: str, rank: int, size: int, *, on: torch.device) -> tup
 
 
 def _least(group: Group, size: int, deadline: float) -> float:
-    """Return the least seconds of some sums of `size` bytes."""
+    """Return the minimum seconds of several sums of `size` bytes."""
     values, found = torch.zeros(size // 4, device=group.on), []
     for _ in range(ROUNDS + 1):
         started = time.perf_counter()

@@ -1,12 +1,14 @@
 """The program of one rank of a split member: it steps on its share of every batch.
 
-Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements; a share's gradient is weighted
-by its part of the batch's sound samples. `begin` computes it and starts the sum over the ranks; it never waits for another device.
-`finish` is called when the sum is complete (`waits`), so it never waits either: the trainer makes other steps meanwhile, in the
-order of `argosy.training.trainer.merged`, which proves that no deadlock is possible. Every rank then takes the same step along the
-same gradient, and holds the whole member, equal to the bit: weights, optimizer, schedule, sums and digests over all ranks. So any
-rank could save it; the first one does, and it evaluates and reports. A batch begun and not finished is no part of the member: it
-may be saved, or dropped, at any moment, after its last finished step. After its group broke, the driver decides.
+Contract. All ranks cut the same batches, the member's own, and each takes its share of the elements. The gradient of a share is
+weighted by its part of the batch's sound samples. `begin` computes it and starts the sum over the ranks, without waiting for another
+device. `finish` is called when the sum is complete (`waits`), so it never waits either. Meanwhile the trainer makes other steps, in
+the order of `argosy.training.trainer.merged`, which proves that no deadlock is possible.
+
+Every rank takes the same step along the same gradient, and holds the whole member, equal to the bit: weights, optimizer, schedule,
+sums and digests over all ranks. So any rank could save it; the first rank does, and it also evaluates and reports. A batch begun and
+not finished is not part of the member's state, so the member may be saved or dropped at any moment, as of its last finished step.
+If the group breaks, the driver decides what happens.
 """
 
 import itertools
@@ -28,7 +30,7 @@ __all__ = ["Shard"]
 class Shard:
     """The `argosy.training.programs.program.Program` of one rank; `argosy.training.trainer.merged` orders the halves of its steps.
 
-    Its batch may be under way while other programs step, also across blocks. Halves are made when they need not wait.
+    A batch may stay begun while other programs step, also across blocks. Each half runs once it need not wait.
     """
 
     def __init__(self, live: LiveMember, group: Group, shares: Sequence[float], *, number: int) -> None:
@@ -44,7 +46,7 @@ class Shard:
         self._batch: Batch | None = None
         """The batch begun and not finished."""
         self._part_rows = 0
-        """Number of its samples in this rank's share."""
+        """Number of that batch's samples in this rank's share."""
         self._sum: Sum | None = None
 
     @property
@@ -59,7 +61,7 @@ class Shard:
 
     @property
     def waits(self) -> bool:
-        """Whether the next half has to wait for other devices, or for the driver's decision where one of them is lost."""
+        """Whether the next half must wait for other devices, or for the driver's decision if one of them is lost."""
         if self._batch is None:
             return bool(self.group.broken) or not self.group.formed
         return self._sum is not None and not self._sum.done
@@ -69,19 +71,19 @@ class Shard:
         return self._solo.active(keep=keep)
 
     def ahead(self, block: Block) -> list[int]:
-        """Return, for each batch that the block completes and that is not begun, the element up to which it needs the stream."""
+        """Return, for each batch that the block completes and that is not begun, the element of the epoch's order up to which it reads."""
         assert self.live.cutter is not None
         return self.live.cutter.completions(block, self._batch)
 
     def cut(self, block: Block) -> Iterator[Batch]:
-        """Implement `Program.cut`, after the batch under way, if any."""
+        """Implement `Program.cut`, after the batch begun, if any."""
         live = self.live
         assert live.cutter is not None
         live.keep_best()
         return live.cutter.take(block, private=live.private, after=self._batch)
 
     def begin(self, batch: Batch) -> None:
-        """Start to sum the share's gradient. The block is not needed afterwards."""
+        """Compute the share's gradient and start to sum it. The block is not needed afterwards."""
         self._batch, self._part_rows = batch._replace(data=None), 0
         if not batch.rows:
             return
@@ -94,7 +96,7 @@ class Shard:
         self._part_rows, self._sum = part.rows, self.group.add_up(self._flat.values)
 
     def finish(self) -> int:
-        """Step along the sum and commit; returns this rank's samples."""
+        """Step along the summed gradient and commit; returns this rank's number of samples."""
         batch, self._batch = self._batch, None
         assert batch is not None
         mean = None
