@@ -1,17 +1,17 @@
-"""FusionGroup: members of one device that may be one program; chooses how many a program steps, and its kind. Pure.
+"""FusionGroup: members of one device that may be one program. It chooses how many of them a program steps, and its kind. Pure.
 
-All candidates train alike, so each is measured on real training steps: in rounds of a few steps; their median is its cost. Where
-results show in their last bits which one made a step, copies make the steps of these rounds (`rehearsal.py`). Unknown
-candidates are measured first, starting with members one after another; then the cheapest is kept. Those close to it are tried
-again until the two lowest costs agree, and the lowest of each counts, since a neighbour that is busy for half a second makes steps
-dearer, never cheaper. The choice is made anew when the group grows, or half of it has left: by then costs of similar sizes may be
-known.
+All candidates train equally well, so each is measured on real training steps, in rounds of a few steps; the median round is its
+cost. If the last bits of results show which candidate made a step, copies make the measured steps (`rehearsal.py`). Unknown
+candidates are measured first, starting with members one after another; then the cheapest is kept. Candidates close to it are
+measured again until their two lowest costs agree. The lowest cost counts, because a neighbour that is busy for half a second makes
+steps slower, never faster. The choice is made anew when the group grows or half of it has left; by then costs of similar sizes
+may be known.
 
-On a CPU most members have the same bits in any program (`BatchLengths`), so that the choice shows in no result. For the others it does:
-what an earlier run chose for them is taken without measuring.
+On a CPU most members have the same bits in any program (`BatchLengths`), so the choice shows in no result. For the others it does,
+and the choice of an earlier run is reused without measuring.
 
-A size that memory is not expected to hold is not tried: the memory of steps is measured in the same rounds, and is proportional to
-the members. Nor are captured steps, where memory would not hold those of all members at once.
+Sizes that memory is not expected to hold are not tried: the memory of a step is measured in the same rounds, and grows in proportion
+to the members. Captured steps are not tried if memory would not hold those of all members at once.
 """
 
 import itertools
@@ -28,27 +28,27 @@ from argosy.training.member.live import BatchLengths
 __all__ = ["ALONE", "ROUND_SECONDS", "STEPS", "ProgramCandidate", "FusionGroup", "Kind", "divided"]
 
 GAIN = 0.03
-"""Share of the cost that a candidate must save against simpler ones, so that it is never slower than one member after another."""
+"""Share of the cost that a candidate must save over simpler ones, so that it is never slower than one member after another."""
 HEADROOM = 0.1
 """Share of the available memory that programs must leave free."""
 STEPS = 8
-"""Steps in a round, unless they take long."""
+"""Steps in a round, unless they take longer than `ROUND_SECONDS`."""
 ROUND_SECONDS = 0.25
-"""Time after which a round of one program makes no further step: of large networks it has one or two, and tries cost little of a short run."""
+"""Time after which a round makes no further step: with large networks it has one or two, so that measuring takes little of a short run."""
 MOST_ROUNDS = 5
 APART = 2.0
-"""A candidate that costs so many times the cheapest is tried once: other load on the core does not explain that much."""
+"""A candidate that costs this many times the cheapest is tried only once: other load on the core does not explain that much."""
 AGREE = 0.05
-"""Share by which another try may be higher than the lowest and still confirm it."""
+"""Share by which another try may exceed the lowest and still confirm it."""
 MOST_TRIES = 4
 """Tries of each candidate, at different times."""
 SECONDS = 0.25
-"""Time of rounds of training steps, after the first, from which on a cost is known."""
+"""Measured time of rounds of training steps, without the first, after which a cost is known."""
 
 Item = TypeVar("Item")
 Kind = Literal["plain", "graphed", "compiled", "grouped"]
-"""How a program makes its steps: operator by operator, as a captured step, by code compiled for its architecture, or for unlike
-members, captured where they may be."""
+"""How a program makes its steps: operator by operator, captured, by code compiled for its architecture, or, for unlike members,
+grouped (and captured if possible)."""
 
 
 class ProgramCandidate(NamedTuple):
@@ -72,31 +72,31 @@ class FusionGroup:
     now: ProgramCandidate = ALONE
     """The candidate that steps them at present."""
     kinds: Sequence[Kind] = ("plain",)
-    """Kinds that their programs may be of, simplest first."""
+    """Possible kinds of their programs, simplest first."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Kinds that were ruled out for them, and why."""
+    """Kinds that were ruled out, and why."""
     fits: int = sys.maxsize
-    """Most members of a program: more exceeded the memory; 1 where a program of several has raised."""
+    """Largest number of members of a program: more ran out of memory; 1 if a program of several has raised."""
     foreseen: int | None = None
-    """Most members of a program that memory is expected to hold; None where that is unknown."""
+    """Largest number of members of a program that memory is expected to hold; None if unknown."""
     reason: str = ""
     """Why a program has no more members."""
     costs: dict[ProgramCandidate, float] = field(default_factory=dict)
-    """Seconds per member and sample: the least of the candidate's tries."""
+    """Seconds per member and sample, by candidate: the lowest of its tries."""
     tries: dict[ProgramCandidate, list[float]] = field(default_factory=dict)
-    """Costs of each try."""
+    """Costs of all tries, by candidate."""
     needs: dict[ProgramCandidate, int] = field(default_factory=dict)
     """Bytes that a step takes per member."""
     lengths: BatchLengths | None = None
-    """Batches that a program makes as one with the bits that each member has alone; None where it rounds otherwise."""
+    """Batches that a program makes as one with the bits that each member has alone; None if it rounds differently."""
     weight_bytes: int = 0
-    """A member's weights; a program of several briefly holds each gradient twice."""
+    """Size of a member's weights, since a program of several briefly holds each gradient twice."""
     chosen: Mapping[int, ProgramCandidate] = field(default_factory=dict)
-    """By number of members, what earlier runs chose: taken instead of measured."""
+    """Choices of earlier runs by number of members, used instead of measuring."""
     try_seconds: float = SECONDS
-    """Time of rounds after the first from which on a cost is known."""
+    """Measured time of rounds, without the first, after which a cost is known."""
     settled_for: int = 0
-    """Number of members when a candidate was chosen; 0 while none is."""
+    """Number of members when a candidate was chosen; 0 while none is chosen."""
     _rounds: list[float] = field(default_factory=list)
     _seconds: float = 0.0
 
@@ -105,7 +105,7 @@ class FusionGroup:
         return not self.settled_for < 2 * count <= 2 * self.settled_for
 
     def note(self, seconds: float, samples: int, need: int | None = None) -> None:
-        """Record a round of the present candidate, with the bytes that steps took per member; the first round is warm-up."""
+        """Record a round of the present candidate, and the bytes that its steps took per member. The first round is a warm-up."""
         if not samples:
             return
         if self._rounds:
@@ -121,9 +121,9 @@ class FusionGroup:
             self.forget_rounds()
 
     def foresee(self, count: int, room: int | None) -> None:
-        """Estimate, before a candidate is chosen, how many members of a program fit into `room` bytes, which are free between steps.
+        """Estimate, before a candidate is chosen, how many members of a program fit into `room`, the bytes that are free between steps.
 
-        The estimate stands until the next choice, so that rounds of a smaller size do not enlarge it.
+        The estimate holds until the next choice, so that rounds of a smaller size do not enlarge it.
         """
         if self.settled_for:
             self.settled_for, self.foreseen = 0, None
@@ -134,7 +134,7 @@ class FusionGroup:
         need = max(self.needs[nearest] + self.weight_bytes * (nearest.size == 1), 1)
         self.foreseen = max(int((1 - HEADROOM) * room) // need, 1)
         if "graphed" in self.kinds and count * need > (1 - HEADROOM) * room:
-            # Each captured step keeps memory of its own.
+            # Each captured step keeps its own memory.
             self.refused["graphed"] = (
                 f"captured, steps of {count} would keep {sized(count * need)}, of {sized(room)} that are left"
             )
@@ -165,16 +165,16 @@ class FusionGroup:
         self._seconds = 0.0
 
     def undecided(self, count: int) -> bool:
-        """Return whether any candidate is still to be measured for `count` members."""
+        """Return whether some candidate still has to be measured for `count` members."""
         return self._chosen(count) is None and bool(self._to_try(self._largest(count)))
 
     def measures(self, count: int) -> bool:
-        """Return whether the present candidate is still to be measured for `count` members."""
+        """Return whether the present candidate still has to be measured for `count` members."""
         largest = self._largest(count)
         return self._chosen(count) is None and self._present(largest) in self._to_try(largest)
 
     def next(self, count: int) -> ProgramCandidate:
-        """Return the next candidate for `count` members: one to be tried, or else the cheapest."""
+        """Return the next candidate for `count` members: one to measure, or else the cheapest."""
         largest, chosen = self._largest(count), self._chosen(count)
         if chosen is not None:
             return chosen
@@ -187,7 +187,7 @@ class FusionGroup:
         return next(candidate for candidate in simplest_first if (1 - GAIN) * self.cost(candidate) <= least)
 
     def cost(self, candidate: ProgramCandidate) -> float:
-        """Return seconds per member and sample in programs of about that size; infinite where unknown."""
+        """Return the seconds per member and sample in programs of about that size; infinite if unknown."""
         near = self._near(candidate)
         return math.inf if near is None else self.costs[near]
 
@@ -201,7 +201,7 @@ class FusionGroup:
         return min(filter(says, self.costs), key=lambda known: abs(known.size - wanted.size), default=None)
 
     def _chosen(self, count: int) -> ProgramCandidate | None:
-        """Return what earlier runs chose for about so many members; None where they had less than half as many, or over twice."""
+        """Return the choice of earlier runs for about `count` members; None unless they had more than half and less than twice as many."""
         near = [known for known in self.chosen if known == count or (known < 2 * count and count < 2 * known)]
         if not near:
             return None
@@ -212,7 +212,7 @@ class FusionGroup:
         return ProgramCandidate(min(count if size == before > 1 else size, self._largest(count)), kind)
 
     def _candidates(self, largest: int) -> Sequence[ProgramCandidate]:
-        """Return candidates, simplest first. Only the largest size is compiled: that is slow."""
+        """Return candidates, simplest first. Only the largest size is compiled, because compiling is slow."""
         kinds = [kind for kind in self.kinds if kind not in self.refused]
         if not self.alike:
             together = [] if largest == 1 or "grouped" in self.refused else [ProgramCandidate(largest, "grouped")]
@@ -223,11 +223,11 @@ class FusionGroup:
         ]
 
     def _present(self, largest: int) -> ProgramCandidate:
-        """Return the present candidate for this `largest`."""
+        """Return the present candidate with its size adjusted to `largest`."""
         return ProgramCandidate(1 if self.now.size == 1 else largest, self.now.kind)
 
     def _to_try(self, largest: int) -> Sequence[ProgramCandidate]:
-        """Return what to measure, in order: unknown candidates, the try under way, then further tries at other times."""
+        """Return what to measure, in order: unknown candidates, the try in progress, then further tries at other times."""
         candidates, present = self._candidates(largest), self._present(largest)
         if len(candidates) == 1:
             return ()
@@ -248,7 +248,7 @@ class FusionGroup:
         return len(others) + 1 == MOST_TRIES or any(cost <= (1 + AGREE) * least for cost in others)
 
     def _largest(self, count: int) -> int:
-        """Return a program's most members, divided evenly."""
+        """Return the largest program size when `count` members are divided evenly among as few programs as possible."""
         most = self.fits if self.foreseen is None else min(self.fits, self.foreseen)
         parts = max(-(-count // most), 1)
         return -(-count // parts)

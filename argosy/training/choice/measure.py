@@ -1,4 +1,4 @@
-"""Measures a member's costs and finds what is unusual about it, on a copy, before its first real step."""
+"""Measures a member's costs and finds its peculiarities, on a copy, before its first real step."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ from argosy.training.programs.solo import Solo
 __all__ = ["LATE", "NUMPY_RANDOM", "PRIVATE", "has_batch_norm", "measuring", "state_bytes"]
 
 FEW = 8
-"""Samples on which a step is checked that validates no batches."""
+"""Samples for the check of an own step that is not used for a validation of several batches."""
 STEPS = 5
 SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
@@ -57,15 +57,15 @@ def measuring(
     groups: int = 1,
     validated: int = 0,
 ) -> Generator[None, None, Measured]:
-    """Measure a copy's steps on the first block: up to 5 or 30 ms; thorough, 48 of which the last 20 count (FLEET §6.1).
+    """Measure a copy's steps on the first block: up to 5 steps or 30 ms; if `thorough`, 48 steps of which the last 20 count (FLEET §6.1).
 
-    Code that would run only later runs here first: the end of an epoch, and a validation, where `validated` samples (0 for none)
-    look like these. So its errors come before anything is trained. The network gets only batch sizes that it will see later.
-    Yields between two steps, for other work; returns the measurement.
+    Code that would run only later is tried here: the end of an epoch, and a validation of `validated` samples (0 for none), if they
+    look like training samples. So its errors come before any training. The network gets only batch sizes that it will see later.
+    Yields between steps, for other work; returns the measurement.
 
-    A group of m devices is measured by steps on one of m even shares of the batch, where the member may be split or all
-    are measured thoroughly. Where the device counts its memory, activations are what a step took beyond weights, optimizer
-    state and gradients, kernels' work space included; elsewhere what autograd kept.
+    A group of m devices is measured by steps on one of m even shares of the batch, if the member may be split or all members are
+    measured thoroughly. If the device counts its memory, activations are what a step takes beyond weights, optimizer state and
+    gradients, including kernels' work space; otherwise they are what autograd keeps.
     """
     trial, buffers = Solo(live.trial()), _buffers(live)
     built = own_state(trial.live, trial.live.schedule)
@@ -83,7 +83,7 @@ def measuring(
     with _norms(trial.live.model, -(-batch.rows // live.member.accumulate)) as lone:
         trial, warm_up = _first_step(trial, live, batch, saved)
     yield
-    # A schedule per step may have a fixed number of steps, and these do not count.
+    # A per-step schedule may have a fixed number of steps, and measured steps must not count.
     schedule, trial.live.schedule = trial.live.schedule, None
     gradients = _bytes(p for p in live.model.parameters() if p.requires_grad)
     activations = max(saved.peak, _spent(trial, batch) - gradients)
@@ -102,7 +102,7 @@ def measuring(
     trial.live.move_schedule(1.0)
     code = [*code_of(live), *hooks_of(live.model)]
     drew = not trial.live.randomness.others_equal(before) or any(map(names_random, code))
-    # What draws, as CutMix of a share of the batches, may write for the first time later.
+    # Code that draws, such as CutMix on a share of the batches, may write into its input for the first time later.
     writes = wrote or batch.written or (drew and any(stores_items(getattr(live.member, name)) for name in CALLED))
     unusual = {PRIVATE: writes, NUMPY_RANDOM: drew}
     unusual[LATE] = live.average is not None and live.average.waits
@@ -131,9 +131,9 @@ def measuring(
 
 
 def _try_loss(trial: Solo, block: Block) -> bool:
-    """Check the loss on a batch, and all labels of the first block; where a member augments, the labels of the augmented batch.
+    """Check the loss on a batch, and all labels of the first block, or of the augmented batch if the member augments.
 
-    Returns whether its mean over batches depends on their sizes.
+    Returns whether the mean loss over batches depends on their sizes.
     """
     member = trial.live.member
     batch = ShownBatch(block, member.batch_size)
@@ -149,7 +149,7 @@ def _try_loss(trial: Solo, block: Block) -> bool:
 def _try_validation(trial: Solo, block: Block, size: int) -> bool:
     """Try a validation on a batch of the block; returns whether it wrote into its input."""
     batch = ShownBatch(block, size)
-    # A metric may warn of training samples, as of one class alone, and not of those that are validated.
+    # A metric may warn about training samples, for example all of one class, but not about those that are validated.
     with trial.active(), refusing_broadcasts(trial.live.member, tells=False):
         trial.try_validation(batch.data, batch.rows)
     return batch.written
@@ -158,8 +158,8 @@ def _try_validation(trial: Solo, block: Block, size: int) -> bool:
 def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: int) -> bool:
     """Check an own step, and an own validation of `samples` samples in batches of `size`, on a copy.
 
-    Returns whether its mean over these batches depends on their sizes. A step that moves the weights itself is not called, and an
-    own validation of one batch is well-defined whatever it gives. A network that takes its own sizes alone is shown these.
+    Returns whether the mean over these batches depends on their sizes. A step that moves the weights itself is not called, and an
+    own validation of a single batch is not checked. A network that accepts only its own batch sizes is checked on those.
     """
     member, copied, several = live.member, Solo(live.trial()), samples > size
     coupled: bool | None = False
@@ -177,15 +177,15 @@ def _try_own(trial: Solo, live: LiveMember, block: Block, samples: int, size: in
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which nothing is compiled: other sizes of batches would take a graph each, and stay for the member's own."""
+    """Return a context in which torch compiles nothing: each new batch size would add compiled code to the member's own functions."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _first_step(trial: Solo, live: LiveMember, batch: "ShownBatch", saved: "_SavedBytes") -> tuple[Solo, float]:
-    """Make the first step, counting what autograd keeps; returns its program and seconds.
+    """Make the first step, counting the bytes that autograd keeps; returns its program and seconds.
 
-    Some code, as `torch.func.grad`, does not allow counting: then another copy makes the step without. An error of the
-    member's own is raised again there; one of Argosy's, here.
+    Some code, such as `torch.func.grad`, does not allow counting; then another copy makes the step without it. There an error of the
+    member's own code is raised again. A bug of Argosy raises here.
     """
     try:
         with saved, refusing_broadcasts(live.member):
@@ -193,17 +193,17 @@ def _first_step(trial: Solo, live: LiveMember, batch: "ShownBatch", saved: "_Sav
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        reason_of(error)  # which raises a bug of Argosy's
-    # Outside of the handler: its traceback keeps the step's tensors alive.
+        reason_of(error)  # raises the error again if it is a bug of Argosy
+    # Outside of the handler, because its traceback keeps the step's tensors alive.
     again = Solo(live.trial())
     again.live.randomness = trial.live.randomness
     return again, _timed_step(again, batch)
 
 
 def _spent(trial: Solo, batch: "ShownBatch") -> int:
-    """Return a step's peak memory in bytes beyond that before it; 0 where the device does not count memory.
+    """Return the peak memory of a step in bytes, beyond the memory in use before it; 0 if the device does not count memory.
 
-    Not for the first step, in which optimizer state is created and libraries allocate work space for the whole process.
+    Do not use it for the first step, which creates optimizer state and work space of libraries for the whole process.
     """
     backend = trial.live.backend
     trial.drop_gradients()
@@ -216,10 +216,10 @@ def _spent(trial: Solo, batch: "ShownBatch") -> int:
 
 
 def _step_seconds(trial: Solo, batch: "ShownBatch", warm_up: float, *, thorough: bool) -> Generator[None, None, float]:
-    """Return the seconds of a step: the median of FLEET's 20, or the least of a few, at least one after the first.
+    """Return the seconds of a step: the median of FLEET's 20, or the minimum of a few, with at least one after the first.
 
-    The first one sets up kernels, which may take longer than all others. The least, because at the start of a run loader
-    workers fill the ring on the same cores, which only makes steps slower.
+    The first step sets up kernels, which may take longer than all others. The minimum is used because loader workers fill the
+    ring on the same cores at the start of a run, which only makes steps slower.
     """
     seconds: list[float] = []
     while len(seconds) + 1 < PROFILE_BATCHES if thorough else _too_few(warm_up, seconds):
@@ -239,7 +239,7 @@ def _shard_seconds(trial: Solo, block: Block, most: int, *, thorough: bool) -> G
 
 
 def _too_few(warm_up: float, seconds: list[float]) -> bool:
-    """Return whether another step is due after the first and these."""
+    """Return whether another step is due after the warm-up step and those in `seconds`."""
     return not seconds or (len(seconds) + 1 < STEPS and warm_up + sum(seconds) < SECONDS)
 
 
@@ -260,9 +260,9 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
-    """Record, for each training pass of so many samples through BatchNorm inside, whether a sample has a single value per channel.
+    """Record, for each training pass of `samples` samples through BatchNorm inside, whether a sample has a single value per channel.
 
-    A sample of more rows than one, as a graph of nodes, has more.
+    A sample with several rows, such as a graph of nodes, has more than one.
     """
     found: list[bool] = []
 
@@ -280,17 +280,17 @@ def _norms(model: nn.Module, samples: int) -> Iterator[list[bool]]:
 
 
 def _buffers(live: LiveMember) -> dict[str, Any]:
-    """Return by name which tensors its network's buffers are, and how often each was written into."""
+    """Return, by name, the identity of each buffer of the network and the number of writes into it."""
     named = live.model.named_buffers()
     return {name: (id(buffer), buffer.is_inference() or buffer._version) for name, buffer in named}
 
 
 def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
-    """Raise StudyError where a copy's step has reached the member's own network, of which the buffers were these before."""
+    """Raise StudyError if a copy's step has changed the member's own network, whose buffers were `buffers` before."""
     reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
     reached += [name for name, found in _buffers(live).items() if found != buffers.get(name)]
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())
-    if reached and not scripted:  # of which torch's copies have their own values, and the original's gradients
+    if reached and not scripted:  # copies of ScriptModules have their own values, but the original's gradients
         raise StudyError(
             f"member {live.member.name!r}: a copy of its network still computes with {reached[0]!r} of the network itself, as a function in a list "
             "does that refers to `self` from outside: self.acts = [lambda x: self.layer(x)]. So its steps could not be tried beforehand. Make it a method."
@@ -298,7 +298,7 @@ def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
 
 
 def state_bytes(live: LiveMember) -> int:
-    """Return bytes of weights, buffers and optimizer state, and of what an average of the weights and snapshots on the host will hold."""
+    """Return the bytes of weights, buffers, optimizer state, the average of the weights, and future snapshots in host memory."""
     model = [*live.model.parameters(), *live.model.buffers()]
     optimizer = [t for t in flatten(live.optimizer.state_dict())[0] if isinstance(t, torch.Tensor)]
     average = 0
@@ -322,24 +322,24 @@ class _Held:
 class _SavedBytes:
     """Counts the bytes that autograd keeps for backward passes at one time, each storage once.
 
-    Micro-batches run one after another, so the peak counts.
+    Micro-batches run one after another, so the peak is what counts.
 
-    On exit it drops what is still kept: the graph of a failed step would keep itself alive, since a kept tensor may be the result
-    of the very operation that keeps it.
+    On exit it drops all tensors that are still kept. Otherwise the graph of a failed step would keep itself alive, since a kept
+    tensor may be the result of the operation that keeps it.
     """
 
     def __init__(self) -> None:
         self.peak = 0
         self._now = 0
         self._holders: Counter[int] = Counter()
-        """Kept tensors, by address of their storage."""
+        """Numbers of kept tensors, by address of their storage."""
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
 
     def _pack(self, tensor: torch.Tensor) -> _Held:
         held = _Held(tensor)
         self._held.add(held)
-        if tensor.layout is torch.strided:  # a sparse one has no storage
+        if tensor.layout is torch.strided:  # a sparse tensor has no storage
             self._count(tensor.untyped_storage(), held)
         return held
 

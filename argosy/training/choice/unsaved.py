@@ -1,4 +1,4 @@
-"""What steps change, and no file has: found on a copy of a member, by what it holds before its steps and after."""
+"""Finds state that steps change and no checkpoint has, by comparing what a copy of a member holds before and after steps."""
 
 import copy
 import itertools
@@ -29,12 +29,12 @@ from argosy.training.programs.solo import Solo
 __all__ = ["LOADED", "TOGETHER", "called_by", "code_of", "in_no_file", "own_state", "told"]
 
 ASKED = itertools.count()
-"""Numbers the looks at iterators."""
+"""Numbers the inspections of iterators."""
 LARGE = 32 << 20
-"""Bytes of an array from which on it is not looked at, as data."""
+"""Bytes above which an array counts as data and is not inspected."""
 NUMBERS = (bool, int, float)
 MOST = 2000
-"""Values of an attribute that are looked at."""
+"""Most values inspected in one attribute."""
 MOVING = (
     "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, a network in a layer, or in an optimizer's "
     "state; give a schedule by schedule="
@@ -52,15 +52,15 @@ DRAWING = "{} draws from a generator of its own, whose state is in no file and b
 
 
 def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by sentence tokens of what no checkpoint has: what is the member's `own`, what is around its functions, and generators."""
+    """Return tokens of state in no checkpoint, by sentence: the member's `own` (see `own_state`), variables around its functions, generators."""
     found: dict[str, Any] = {}
     for one in code_of(live):
         for key, marks in _marked(variables_of(one)):
-            # Several modules may have a variable of that name.
+            # Several modules may have a variable of this name.
             found.setdefault(AROUND.format(repr(key)), []).append(marks)
     for hook in hooks_of(live.model):
         for key, value in variables_of(hook).items():
-            if type(value) in NUMBERS:  # what else it has around itself is mostly the network's
+            if type(value) in NUMBERS:  # other variables of a hook mostly belong to the network
                 found.setdefault(AROUND.format(repr(key)), []).append(value)
     saved = {id(one) for one in live.model.state_dict(keep_vars=True).values()}
     for name in CALLED:
@@ -72,26 +72,26 @@ def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
-    """Return by sentence tokens of numbers, arrays and leaf tensors of its own that no checkpoint has; a pass computes other tensors anew."""
+    """Return tokens of a member's own numbers, arrays and leaf tensors in no checkpoint, by sentence; passes recompute other tensors."""
     found: dict[str, Any] = {}
     held_there, optimizers = live.model.state_dict(keep_vars=True), optimizers_of(live.optimizer)
-    schedules = getattr(schedule, "by_name", {}).values()  # as the one that stands in for a LightningModule's trainer
+    schedules = getattr(schedule, "by_name", {}).values()  # such as the stand-in for a LightningModule's trainer
     kept = (*held_there.values(), *flatten(live.optimizer.state_dict())[0], *optimizers, *schedules)
     saved = {id(one) for one in kept}
     for what, part in {"network": live.model, **called_by(live.member)}.items():
         for name, module in part.named_modules() if isinstance(part, nn.Module) else [("", part)]:
             if isinstance(module, nn.Module) and (
-                type(module).get_extra_state is not nn.Module.get_extra_state  # it saves what it likes
-                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, by which no weights go
+                type(module).get_extra_state is not nn.Module.get_extra_state  # it saves its own state
+                or (hasattr(module, "update") and hasattr(module, "compute"))  # a metric, on which no weights depend
             ):
                 continue
             where = f"layer {name!r}" if name else f"the {what}"
             found |= {MOVING.format(f"{key!r} of {where}"): value for key, value in _unsaved(module, what, saved)}
-    for name, weight in live.model.named_parameters():  # as `weight.org` of binarized networks
+    for name, weight in live.model.named_parameters():  # such as `weight.org` of binarized networks
         found |= {MOVING.format(f"{key!r} of {name!r}"): value for key, value in _unsaved(weight, "weight", saved)}
     for optimizer in optimizers:
         saves_itself = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        asked = not isinstance(live.optimizer, OptimizerList)  # which has the groups and the state of its parts alone
+        asked = not isinstance(live.optimizer, OptimizerList)  # a list saves only the groups and states of its parts
         own = [] if saves_itself and asked else _unsaved(optimizer, "optimizer", saved)
         held = [*own, *_unsaved_inside(optimizer, saved)]
         found |= {MOVING.format(f"{key!r} of its optimizer {type(optimizer).__name__}"): value for key, value in held}
@@ -99,18 +99,18 @@ def own_state(live: LiveMember, schedule: Any) -> dict[str, Any]:
 
 
 def code_of(live: LiveMember) -> list[Any]:
-    """Return what is called as a member trains, and the kinds of its layers: they may draw for the first time later than it is measured."""
+    """Return the functions called in training and the classes of layers, all of which may draw for the first time after measuring."""
     return [*{*map(type, live.model.modules())}, *(getattr(live.member, name) for name in CALLED)]
 
 
 def called_by(member: Member) -> dict[str, Any]:
-    """Return the functions and objects that are called, or whose methods are, as a member trains."""
+    """Return the functions that are called as a member trains; for a bound method, its object."""
     functions = {name: called(getattr(member, name)) for name in CALLED}
     return {name: getattr(function, "__self__", function) for name, function in functions.items()}
 
 
 def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield versions of the state of optimizers within one that is not among what is `saved`, by id."""
+    """Yield the versions of state tensors of optimizers inside an optimizer, except those in `saved`, which has ids."""
     for key, value in vars(optimizer).items():
         if isinstance(value, torch.optim.Optimizer):
             leaves = [
@@ -120,17 +120,17 @@ def _unsaved_inside(optimizer: Any, saved: set[int]) -> Iterator[tuple[str, Any]
 
 
 def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[str, Any]]:
-    """Yield tokens of the numbers, arrays and leaf tensors that an object holds, but for those `saved`, by id."""
+    """Yield tokens of the numbers, arrays and leaf tensors that an object holds, except those in `saved`, which has ids."""
     held = {} if isinstance(holder, FunctionType) else dict(getattr(holder, "__dict__", {}))
-    held.pop("_opt_called", None)  # by which torch tells a schedule that was stepped before its optimizer
-    if isinstance(holder, torch.optim.Optimizer):  # optimizers within are `_unsaved_inside`
+    held.pop("_opt_called", None)  # torch's flag to detect a schedule that was stepped before its optimizer
+    if isinstance(holder, torch.optim.Optimizer):  # optimizers inside it are handled by `_unsaved_inside`
         in_file = "param_groups", "state", "defaults"
         held = {k: v for k, v in held.items() if k not in in_file and not isinstance(v, torch.optim.Optimizer)}
     if isinstance(holder, nn.Module):
         held = {key: value for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")}
         names = holder._non_persistent_buffers_set if what == "network" else holder._buffers
         held |= {key: holder._buffers.get(key) for key in names}
-        for hook in holder._forward_pre_hooks.values():  # each pass computes it anew, as torch.nn.utils.weight_norm
+        for hook in holder._forward_pre_hooks.values():  # recomputed by each pass, as in torch.nn.utils.weight_norm
             held.pop(getattr(hook, "name", None), None)
     for key, value in held.items():
         found = [token(leaf) for leaf in _state_in(value, saved)]
@@ -139,9 +139,9 @@ def _unsaved(holder: Any, what: str, saved: Collection[int]) -> Iterator[tuple[s
 
 
 def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield numbers, versions of tensors and contents of arrays in variables that functions read around them, by their names; a network among these by its weights.
+    """Yield numbers, versions of tensors and contents of arrays from variables around functions, by name; networks count by their weights.
 
-    Numbers are those that a name or a key of a dict stands for: lists of them, and those of objects, are mostly what is shown to people.
+    Only numbers that are a variable or a value of a dict count. Numbers in lists and objects are mostly for display.
     """
     for key, value in variables.items():
         tensors = _versions(value)
@@ -151,22 +151,22 @@ def _marked(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _versions(value: Any) -> list[Any]:
-    """Return what changes with the tensors, arrays and networks in a value, which may be large."""
+    """Return a list that differs once the tensors, arrays or networks in a value change, without copying them."""
     found = [one for one in _state_in(value, ()) if isinstance(one, torch.Tensor | str)]
     weights = [_sum(one) for one in found if isinstance(one, nn.Parameter)]
     return [one if isinstance(one, str) else (id(one), one.is_inference() or one._version) for one in found] + weights
 
 
 def _sum(leaf: torch.Tensor) -> str:
-    """Return the sum of a weight, as text: writing to `.data`, as moving averages do, changes no version."""
+    """Return the sum of a weight as text, because writing to `.data`, as moving averages do, changes no version."""
     return "" if leaf.is_meta or not leaf.is_floating_point() else repr(leaf.detach().sum(dtype=torch.float64).item())
 
 
 def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
-    """Yield a number, or a leaf tensor that is not among those `saved`; also those in lists, dicts and deques, as in a buffer of earlier
-    samples, and among attributes of objects. For each other tensor, which most passes compute anew, yield True: of earlier ones there are more and more.
-    For each weight of a network that is an attribute, or in a list, yield its sum; for an array, its content as text; for a value that is an iterator,
-    another text each time.
+    """Yield the numbers and tensors in a value, in its lists, dicts, deques and attributes of objects, except those in `saved`, which has ids.
+
+    A leaf tensor is yielded itself. Other tensors, which most passes recompute, are yielded as True, so that a growing list of them shows.
+    An array is yielded as text of its content, a network as the sums of its weights, an iterator as a text that differs each time.
     """
     todo, seen = [value], set[int]()
     while todo and len(seen) < MOST:
@@ -181,7 +181,7 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
                 if one.nbytes <= LARGE and not one.dtype.hasobject:
                     yield f"{one.shape} {zlib.crc32(one.tobytes())}"
             elif one is value and isinstance(one, Iterator) and not isinstance(one, IOBase):
-                yield f"turn {next(ASKED)}"  # as of a loader: it does not show where it is
+                yield f"turn {next(ASKED)}"  # such as a loader's: its position cannot be read
             elif isinstance(one, list | tuple | deque | dict):
                 todo += one.values() if isinstance(one, dict) else one
             elif isinstance(one, nn.Module):
@@ -192,20 +192,20 @@ def _state_in(value: Any, saved: Collection[int]) -> Iterator[Any]:
 
 
 def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, block: Block, size: int) -> list[str]:
-    """Return what to say of what steps change and no file has: the first of it; all of it where a network with the weights of a file validates otherwise.
+    """Return the warnings about state that steps change and no checkpoint has: all if a loaded network validates differently, else the first.
 
-    What the first step alone changes, `once`, is mostly a cache: it is told of where a file's weights validate, or train, otherwise without it, as
-    without a flag by which the first batch sets weights.
+    State that only the first step changes, `once`, is mostly a cache. It is reported only if a network loaded without it validates or
+    trains differently, for example without the flag by which the first batch sets weights.
     """
     if not moving and not once:
         return []
     try:
         behind = _behind(live, trial)
     except (RuntimeError, ValueError, KeyError):
-        # Its tensors are no longer those that it was built with, which is said where it is saved or loaded.
+        # The network has other tensors than it was built with, which is reported when it is saved or loaded.
         return moving[:1]
     if size and _decides(_answers(one, block, size) for one in (trial, trial, behind)):
-        # Once for all layers of a kind.
+        # One sentence for all layers with an attribute of this name.
         named = {where.partition(" of ")[0]: where for where in reversed(moving or once)}
         return [f"{LOADED}, since {where}" for where in named.values()]
     if not moving and _decides(_stepped(one, block) for one in (behind, _behind(live, trial), trial)):
@@ -214,13 +214,13 @@ def told(moving: list[str], once: list[str], trial: Solo, live: LiveMember, bloc
 
 
 def _decides(found: Iterable[list[torch.Tensor]]) -> bool:
-    """Return whether what a member gives is the same twice, and otherwise in the third place."""
+    """Return whether the first two of three results are equal and the third differs."""
     once, twice, other = found
     return same_bits(once, twice) and not same_bits(once, other)
 
 
 def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
-    """Return the losses of a training batch of a block, the gradients, and weights that an own step has moved."""
+    """Return the losses and gradients of a training batch of a block, and the weights, which an own step may have moved."""
     batch = ShownBatch(block, solo.live.member.batch_size)
     solo.drop_gradients()
     with solo.active():
@@ -231,7 +231,7 @@ def _stepped(solo: Solo, block: Block) -> list[torch.Tensor]:
 
 
 def _behind(live: LiveMember, trial: Solo) -> Solo:
-    """Return the member as it goes on behind a file of the trial."""
+    """Return the member as it would resume from a checkpoint of the trial."""
     behind = Solo(live.trial())
     load_weights(behind.live.model, trial.live.model.state_dict(), live.backend.device)
     restore(behind.live.optimizer, copy.deepcopy(trial.live.optimizer.state_dict()))
@@ -240,7 +240,7 @@ def _behind(live: LiveMember, trial: Solo) -> Solo:
 
 
 def _answers(solo: Solo, block: Block, size: int) -> list[torch.Tensor]:
-    """Return losses and outputs of a member on a validation batch of a block."""
+    """Return the losses and outputs of a member on a validation batch of a block."""
     solo.live.begin_validation()
     with solo.active(keep=True):
         return solo.answers(ShownBatch(block, size).data)
