@@ -286,7 +286,7 @@ def _buffers(live: LiveMember) -> dict[str, Any]:
 
 
 def _check_apart(live: LiveMember, buffers: Mapping[str, Any]) -> None:
-    """Raise StudyError if a copy's step has changed the member's own network, whose buffers were `buffers` before."""
+    """Raise StudyError if a copy's step has affected the member's own network, whose buffers were `buffers` before."""
     reached = [name for name, weight in live.model.named_parameters() if weight.grad is not None]
     reached += [name for name, found in _buffers(live).items() if found != buffers.get(name)]
     scripted = any(isinstance(module, torch.jit.ScriptModule) for module in live.model.modules())

@@ -63,11 +63,11 @@ class Grouped(ProgramOfSeveral):
         self._gradients: list[list[tuple[nn.Parameter, Tensor]]] = [
             [(weight, gradients[id(weight)]) for weight in live.model.parameters()] for live in lives
         ]
-        """Each member's weights, and where a pass writes their gradients."""
+        """Each member's weights with their gradients, which a pass overwrites."""
         self._moves: dict[int, Sequence[Callable[[], object]]] = {}
-        """Steps that may be made again and again, as they are nothing but kernels on the same tensors."""
+        """Prepared steps by row, reused because they only run kernels on the same tensors."""
         self._totals: Tensor | None = None
-        """Loss sums of the lockstep begun, where it is one pass."""
+        """Loss sums of the lockstep begun, if it is one pass."""
 
     @classmethod
     def of(cls, lives: Sequence[LiveMember], lengths: BatchLengths | None = None) -> "Grouped":
