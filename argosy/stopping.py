@@ -363,7 +363,7 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
         mended = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
         raise StudyError(
             f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'"
-            f"{mended and f', or mend the name{mended}'}."
+            f"{mended and f', or fix the name{mended}'}."
         )
     return "min" if lower else "max"
 

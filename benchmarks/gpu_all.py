@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_all.py [--part 1|2|3] [--rehearse] [--json]
 
-A part is useful alone. It leaves out what today's results say holds, so the same command goes on where it was cut off.
+A part is useful alone. It leaves out what today's results say holds, so the same command resumes the run where it was cut off.
 1: it runs, ends its members alone, waits for nothing. 2: memory, splits, packs, captured steps and sums are right. 3: what it is worth.
 ``--rehearse`` runs all three without a GPU, on `tests/rehearsed.py`.
 

@@ -51,7 +51,7 @@ class Run:
         self.process: subprocess.Popen[str] | None = None
 
     def command(self, *words: str) -> dict[str, Any]:
-        """Ask until a driver has answered; where there is none, start one: the same command goes on."""
+        """Ask until a driver has answered; where there is none, start one: the same command resumes the run."""
         name, *rest = words
         while True:
             if self.process is None or self.process.poll() is not None:

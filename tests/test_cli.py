@@ -209,7 +209,7 @@ def test_a_run_that_another_command_stops_ends_as_by_ctrl_c(folder: Path) -> Non
         argosy(folder, "status", "run", "--wait")
         said = argosy(folder, "stop", "run").stdout
         assert run.wait() == 130
-    assert said == "every member is saved, and the run ends; the same command goes on\n"
+    assert said == "every member is saved, and the run ends; the same command resumes the run\n"
     told = json.loads((folder / "out").read_text())
     assert told["status"] == "paused"
     assert {row["status"] for row in told["members"]} == {"paused"}

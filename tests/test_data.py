@@ -287,7 +287,7 @@ def test_a_few_words_among_numbers_are_refused(given: str, target: str, tmp_path
     objects = {"x": np.array([*map(float, frame.x[:30]), "-", "12;5"], object), "y": frame.y.to_numpy()}
     source: Any = {"file": file, "frame": frame, "objects": objects}[given]
     with pytest.raises(
-        StudyError, match=r"column 'x' has numbers in 30 of 32 rows, and '-' in row 30\. Mend .* words=\['x'\]"
+        StudyError, match=r"column 'x' has numbers in 30 of 32 rows, and '-' in row 30\. Fix .* words=\['x'\]"
     ):
         argosy.data.table(source, target=target)
 
@@ -340,7 +340,7 @@ def test_a_file_is_read_as_spreadsheets_and_pandas_write_it(between: str, tmp_pa
 def test_numbers_as_people_write_them_are_no_words(written: str) -> None:
     source = {"x": [written.format(900 * n) for n in range(1, 31)], "y": np.arange(30) % 2}
     for target in ("x", "y"):
-        with pytest.raises(StudyError, match=r"column 'x' has numbers in 30 of 30 rows, and .* Mend what is no plain"):
+        with pytest.raises(StudyError, match=r"column 'x' has numbers in 30 of 30 rows, and .* Fix what is no plain"):
             argosy.data.table(source, target=target)
     assert len(argosy.data.table(source, target="y", words=["x"]).features) == 30
 

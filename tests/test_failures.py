@@ -56,7 +56,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
             report = train(tmp_path, fleet())
         bad, wild = sorted(f"{one.message}" for one in told)
         assert bad == (
-            f"member 'bad' failed: ValueError: no more ({__file__}:{LINE}). Its log is {tmp_path}/members/bad/log.txt; mend it, "
+            f"member 'bad' failed: ValueError: no more ({__file__}:{LINE}). Its log is {tmp_path}/members/bad/log.txt; fix it, "
             "and train with retry_failed=True."
         )
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")

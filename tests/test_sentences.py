@@ -234,12 +234,12 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
         lambda r: ended(with_status(r, "stopped")),
     ),
     (
-        "Mended: ",
+        "After a fix: ",
         lambda r: ended(with_status(r, "failed"), "argosy run"),
         lambda r: ended(with_status(r, "diverged"), "argosy run"),
     ),
     (
-        "Go on: ",
+        "Resume: ",
         lambda r: ended(replace(r, status="paused"), "argosy run"),
         lambda r: ended(replace(r, status="done"), "argosy run"),
     ),

@@ -133,11 +133,11 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray
     if failed is not None and not any(row.metrics for row in report.rows):
         gaps = inputs.isnan().reshape(len(inputs), -1).any(dim=1)
         advice = (
-            f"Mend X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values; fill them."
+            f"Fix X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values; fill them."
             if gaps.any()
-            else "Mend the member."
+            else "Fix the member."
             if inputs.is_floating_point()
-            else "Mend the member; where its network wants floats, give X as floats."
+            else "Fix the member; where its network wants floats, give X as floats."
         )
         raise MemberError(
             f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\n{advice}"

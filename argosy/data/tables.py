@@ -235,7 +235,7 @@ def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     for number, row in rows:
         if len(row) != len(names):
             raise StudyError(
-                f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Mend that line."
+                f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Fix that line."
             )
     values = {name: [row[place] for _, row in rows] for place, name in enumerate(names) if name}
     return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
@@ -308,7 +308,7 @@ def _check_no_slips(name: str, column: Column) -> None:
     numbers = rows - sum(WRITTEN.fullmatch(str(values[row])) is None for row in slips)
     if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
-            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {values[slips[0]]!r} in row {slips[0]}. Mend what is no plain "
+            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {values[slips[0]]!r} in row {slips[0]}. Fix what is no plain "
             f"number, as 1234.5 is, leave the column out, or give words=[{name!r}] where all of them are words."
         )
     if len(slips) == rows and all(map(_is_date, values)):
@@ -413,7 +413,7 @@ def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Colum
         if value not in numbers:
             some = ", ".join(map(repr, classes[:5])) + ", …" * (len(classes) > 5)
             raise StudyError(
-                f"table: target {name!r} is {value!r} in row {row}, which is none of the {len(classes)} classes in the table of like= ({some}). Mend "
+                f"table: target {name!r} is {value!r} in row {row}, which is none of the {len(classes)} classes in the table of like= ({some}). Fix "
                 "it, leave out its rows, or read a table as like= that has it."
             )
     return np.array([numbers[value] for value in column.tolist()], np.int64)
@@ -423,6 +423,6 @@ def _numbers(name: str, column: Column) -> Column:
     """Return a column as numbers; texts are parsed."""
     if slips := _slips(column):
         raise StudyError(
-            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Mend it, or leave out its row."
+            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Fix it, or leave out its row."
         )
     return column.astype(np.float32)

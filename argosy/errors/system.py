@@ -32,7 +32,7 @@ NO_THREAD = "can't start new thread"
 def disk_refused(error: Exception, what: str) -> DiskError:
     """Return an error that says what could not be done, why, and what mends it."""
     number = error.errno if isinstance(error, OSError) else None
-    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command goes on.")
+    return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command resumes the run.")
 
 
 def files_refused(error: Exception | None = None) -> OSError | None:
@@ -55,7 +55,7 @@ def means_refused(error: Exception, what: str) -> WorkerError | None:
         number = errno.EAGAIN
     if number not in MEANS:
         return None
-    return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command goes on.")
+    return WorkerError(f"{what}: {str(error) or 'no memory'}. {MEANS[number]}; the same command resumes the run.")
 
 
 def refused(error: Exception, what: str) -> ArgosyError | None:

@@ -309,6 +309,6 @@ def weighted_loss(
 def _failed(report: Report) -> MemberError:
     failed = next(row for row in report.rows if not row.counts)
     return MemberError(
-        f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nMend the member: its network "
+        f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nFix the member: its network "
         "gets float32 [batch, inputs] and returns [batch, outputs], numbers that a function of the table's shape is told."
     )

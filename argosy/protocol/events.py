@@ -296,7 +296,7 @@ class MemberRested(Event):
 
 
 class MemberEnded(Event):
-    """A member leaves the run. Status: done, stopped, failed, diverged, or paused (the same command goes on)."""
+    """A member leaves the run. Status: done, stopped, failed, diverged, or paused (the same command resumes the run)."""
 
     member: Name
     status: str

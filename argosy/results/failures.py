@@ -20,7 +20,7 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
         if row.status == "failed":
             log = row.folder / "log.txt"
             warn_caller(
-                f"member {row.failure}. Its log is {log}; mend it, and train with retry_failed=True.", MemberFailed
+                f"member {row.failure}. Its log is {log}; fix it, and train with retry_failed=True.", MemberFailed
             )
         elif row.failed:
             warn_caller(f"member {row.failure}. Lower its learning rate, or clip its gradients.", MemberFailed)
@@ -44,7 +44,7 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
         more = f"  and {len(failed) - MOST_TOLD} more\n" if len(failed) > MOST_TOLD else ""
         raise MemberError(
             f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
-            "Mend these, or leave out raise_on_failure to have their report all the same."
+            "Fix these, or leave out raise_on_failure to have their report all the same."
         )
 
 

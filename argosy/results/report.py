@@ -510,8 +510,8 @@ class Report:
             stop = f"argosy stop {folder} NAME; without a name it stops all"
             return ("Watch it", f"{page[1]} --live"), ("Stop a member", stop)
         return (
-            *([("Go on", again)] if self.status != "done" else []),
-            *([("Mended", mended)] if any(row.status == "failed" for row in self.rows) else []),
+            *([("Resume", again)] if self.status != "done" else []),
+            *([("After a fix", mended)] if any(row.status == "failed" for row in self.rows) else []),
             *([page] if any(row.metrics for row in self.rows) else []),
         )
 

@@ -146,5 +146,5 @@ def run_task(task: Task, ring: Ring, sources: dict[str, Source]) -> Done:
         return Done([], error)
     except Exception as error:  # process boundary: the feeder must learn of any error
         return Done(
-            [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Mend the dataset.")
+            [], StudyError(f"Data.{task.place.split}: {''.join(traceback.format_exception(error))}Fix the dataset.")
         )

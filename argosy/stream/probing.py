@@ -204,7 +204,7 @@ def _first_layout(preparing: Preparing, base: Layout | None, length: int, *, ski
                 raise refusal(error, preparing.split, index) from error
             last = error
     raise StudyError(
-        f"Data.{preparing.split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Mend the "
+        f"Data.{preparing.split}: each of the {length} samples raised, the last one {last!r}; there is nothing to train on. Fix the "
         "dataset."
     ) from last
 

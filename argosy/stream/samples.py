@@ -108,5 +108,5 @@ def refusal(error: BaseException, split: str, index: int | str) -> StudyError:
     where = "".join(traceback.format_tb(error.__traceback__)[-2:])
     return StudyError(
         f"Data.{split}: sample {index} raised {reason(error)}\n{where}"
-        "Mend the dataset, or leave such samples out with Data(on_error='skip')."
+        "Fix the dataset, or leave such samples out with Data(on_error='skip')."
     )

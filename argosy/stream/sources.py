@@ -520,7 +520,7 @@ def _made(factory: Callable[[], Any], split: str, seed: int) -> Any:
     except THROWN as error:  # the user's code
         where = "".join(traceback.format_tb(error.__traceback__)[1:])
         raise StudyError(
-            f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Mend what it opens."
+            f"Data.{split}: its factory {name} raised {reason(error)}\n{where}Fix what it opens."
         ) from error
     check_no_loader(f"Data.{split}: what its factory {name} returned", dataset)
     if not is_map_style(dataset) and not hasattr(dataset, "__iter__"):

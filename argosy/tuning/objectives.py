@@ -83,7 +83,7 @@ class Objectives:
             found = self.constraints(reached)
         except Exception as error:  # boundary between the user's code and ours
             raise StudyError(
-                f"constraints raised {error!r}, given what a trial has reached: {', '.join(sorted(reached))}. Mend it, and give the same "
+                f"constraints raised {error!r}, given what a trial has reached: {', '.join(sorted(reached))}. Fix it, and give the same "
                 "command again."
             ) from error
         if not isinstance(found, Sequence) or not all(

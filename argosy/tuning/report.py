@@ -315,7 +315,7 @@ class SearchReport:
             rows=rows,
             note="",
             state=f"{state} after {lasting(self.seconds)}: {of}. Everything is in {run.directory}",
-            actions=actions.get(state, (("Go on", again), ("Curves, devices", page))),
+            actions=actions.get(state, (("Resume", again), ("Curves, devices", page))),
         )
 
     def _told(self, best: TrialResult) -> tuple[str, ...]:

@@ -266,7 +266,7 @@ class Sampling:
             return self.again(next(iter(self.points.values())))
         self._take_sampler()
         place = next(iter(self.waiting), None)
-        with mistakes_in("the space, or the sampler that it asks,", "Mend it, and give the same command again."):
+        with mistakes_in("the space, or the sampler that it asks,", "Fix it, and give the same command again."):
             return self._ask() if place is None else self._enqueued(place)
 
     def _enqueued(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:

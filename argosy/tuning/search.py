@@ -25,7 +25,7 @@ RUNGS = ("hyperband", "asha")
 """Schedulers that promote trials from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
-MEND = "Mend it, and give the same command again. Let the space leave out parameters that cannot be trained."
+MEND = "Fix it, and give the same command again. Let the space leave out parameters that cannot be trained."
 CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambda reached: [reached['seconds'] - 60]"
 
 

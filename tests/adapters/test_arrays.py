@@ -98,14 +98,14 @@ def test_what_scikit_learn_takes_and_fit_does_not_is_told() -> None:
         argosy.fit(csr_matrix(X), WORDS, member(), **HOW)
     with pytest.raises(StudyError, match=r"no keyword sample_weight=: fit of argosy.Classifier and argosy.Regressor"):
         argosy.fit(X, WORDS, member(), sample_weight=X[:, 0])
-    with pytest.warns(MemberFailed), pytest.raises(MemberError, match=r"array.astype\('int64'\)\.\nMend the member\.$"):
+    with pytest.warns(MemberFailed), pytest.raises(MemberError, match=r"array.astype\('int64'\)\.\nFix the member\.$"):
         argosy.fit(X, (X[:, 0] > 0).astype(float), member(), **HOW)
     with pytest.raises(CheckpointError, match=r"as all is that argosy.fit writes without directory="):
         argosy.fit(X, WORDS, member(), **HOW).report.ensemble()
 
 
 def test_missing_values_of_a_table_are_told_of() -> None:
-    words = r"Mend X: 3 of its 120 rows have missing values"
+    words = r"Fix X: 3 of its 120 rows have missing values"
     with pytest.warns(MemberFailed, match="'net' diverged"), pytest.raises(MemberError, match=words):
         argosy.fit(np.where(np.arange(120)[:, None] % 50, X, np.nan), WORDS, member(), **HOW)
 

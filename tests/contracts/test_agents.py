@@ -139,7 +139,7 @@ def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path
         report = train(tmp_path / "run", launcher, view=Pausing(), devices="cpu:1", stop=studies.Unsure(EPOCHS))
     finally:
         signal.signal(signal.SIGUSR1, earlier)
-    assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command goes on")
+    assert (report.status, report.reason) == ("paused", "SIGUSR1; the same command resumes the run")
     argosy.train(studies.study(epochs=EPOCHS), directory=tmp_path / "run", launcher="inline", numerics="exact")
     assert evidence.results(tmp_path / "run") == alone
 

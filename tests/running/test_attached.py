@@ -49,9 +49,9 @@ def at_work(folder: Path) -> Iterator[tuple[AttachedRun, Path]]:
 
 def test_a_run_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path: Path) -> None:
     with at_work(tmp_path) as (run, _):
-        assert run.stop() == ["every member is saved, and the run ends; the same command goes on"]
+        assert run.stop() == ["every member is saved, and the run ends; the same command resumes the run"]
         stopped = run.status()
-    assert (stopped.status, stopped.reason) == ("paused", "by command; the same command goes on")
+    assert (stopped.status, stopped.reason) == ("paused", "by command; the same command resumes the run")
     assert [row.status for row in stopped.rows] == ["paused", "paused"]
     assert all(0 < row.epochs < 40 for row in stopped.rows)
     with pytest.raises(RunError, match=r"has ended \(paused\); start it again"):
@@ -100,7 +100,7 @@ def test_the_command_prints_what_the_function_answers(tmp_path: Path, capsys: py
         for members, code, says in (
             (["too"], 2, "refused: no member 'too'"),
             (["one"], 0, "one is saved and stops"),
-            (None, 0, "every member is saved, and the run ends; the same command goes on"),
+            (None, 0, "every member is saved, and the run ends; the same command resumes the run"),
         ):
             with pytest.raises(steer.typer.Exit) as end:
                 steer.stop(run.directory, members)

@@ -38,7 +38,7 @@ def test_means_are_told_apart(number: int) -> None:
     assert isinstance(told, WorkerError)
     assert str(told).startswith(f"feeder-0: [Errno {number}]")
     assert ADVICE[number] in str(told)
-    assert str(told).endswith("the same command goes on.")
+    assert str(told).endswith("the same command resumes the run.")
 
 
 def test_a_refusal_is_told_once_and_what_is_somebodys_own_passes(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_signal_is_answered_after_a_step_however_large_the_block(tmp_path: Pat
     fleet = [studies.member(augment=partial(third_time, tmp_path / "steps", os.getpid()), batch_size=4)]
     settings = {"launcher": launcher, "devices": "cpu:1", "block_size": 512}
     paused = argosy.train(studies.study(fleet=fleet, length=400), directory=tmp_path / "run", **settings)
-    assert (paused.status, paused.reason) == ("paused", "SIGTERM; the same command goes on")
+    assert (paused.status, paused.reason) == ("paused", "SIGTERM; the same command resumes the run")
     (saved,) = evidence.event_lines(tmp_path / "run", "Saved")
     # 100 steps are in its one block, all but the first of a quarter of a second.
     assert 0 < saved["checkpoint"]["position"] < 200

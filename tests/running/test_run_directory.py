@@ -78,7 +78,9 @@ def test_a_disk_that_cannot_be_written_is_named(read_only: Path) -> None:
 
 def test_a_disk_that_is_full_at_the_start_is_named(small_disk: Path) -> None:
     filling = fill_up(small_disk)
-    with pytest.raises(DiskError, match=r"No space left on device.*Free disk space; the same command goes on\."):
+    with pytest.raises(
+        DiskError, match=r"No space left on device.*Free disk space; the same command resumes the run\."
+    ):
         argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")
     filling.unlink()
     report = argosy.train(studies.study(fleet=[studies.member()]), directory=small_disk / "run", launcher="inline")

@@ -58,7 +58,7 @@ def test_a_search_is_told_as_its_trials_with_what_to_type_for_a_search(
     assert f"Weights: {found.best().folder}/best.pt" in said
     assert "the command that began it" not in said
     assert f"Search further: with more n_trials or max_epochs than before, argosy tune FILE --dir {run}" in said
-    assert "Go on:" not in said
+    assert "Resume:" not in said
     assert commands(command, run, as_json=True)["trials"] == found.table()
     told = [row.status for row in found.rows]
     assert f"{told.count('pruned')} pruned" in said and told.count("pruned") == 2
@@ -73,7 +73,7 @@ def test_a_search_that_was_killed_goes_on_by_what_is_said(tmp_path: Path, comman
     shutil.copytree(run, again)
     (again / "journal.jsonl").write_bytes(b"".join(whole[: len(whole) // 2]))
     said = commands(command, again)
-    assert f"Go on: argosy tune FILE --dir {again}" in said
+    assert f"Resume: argosy tune FILE --dir {again}" in said
     assert "Search further" not in said
 
 

@@ -249,7 +249,7 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
 
 
 def test_three_trials_that_fail_alike_stop_the_search(tmp_path: Path) -> None:
-    with pytest.raises(MemberError, match=r"the first 3 members failed alike(.|\n)*Mend it; then fresh=True"):
+    with pytest.raises(MemberError, match=r"the first 3 members failed alike(.|\n)*Fix it; then fresh=True"):
         tune(tmp_path, space={"width": IntDistribution(2, 4)}, n_trials=9)
 
 
@@ -264,7 +264,7 @@ def test_what_build_raises_is_told_with_its_lines_and_once_mended_the_search_goe
     rest = {"scheduler": "grid", "space": {"batch_size": CategoricalDistribution([8, 20])}, "max_epochs": 1}
     for _ in range(2):
         with pytest.raises(
-            StudyError, match=r"build\({'batch_size': 20}\) raised:\n(.|\n)*in picky(.|\n)*too large\nMend it"
+            StudyError, match=r"build\({'batch_size': 20}\) raised:\n(.|\n)*in picky(.|\n)*too large\nFix it"
         ):
             tune(tmp_path, build=picky, at_once=1, **rest)
     wrong.clear()

@@ -161,4 +161,4 @@ def test_the_end_of_a_search(here: Path) -> None:
     search = searched(argosy.load(here))
     captured("end-search-80", search.ending(again="argosy tune search.py").text(80, 24))
     paused = replace(search, run=replace(search.run, status="paused"))
-    assert "\nGo on:           argosy tune search.py\n" in paused.ending(again="argosy tune search.py").text(80, 24)
+    assert "\nResume:          argosy tune search.py\n" in paused.ending(again="argosy tune search.py").text(80, 24)

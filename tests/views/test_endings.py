@@ -40,14 +40,14 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     done = ended(report, command)
     assert f"Everything is in {report.directory}\n" in done
     assert f"Curves, devices: argosy report {report.directory} --open" in done
-    assert f"Mended:          {command} --retry-failed" in done
+    assert f"After a fix:     {command} --retry-failed" in done
     failed = next(row for row in report.rows if row.status == "failed")
     assert f"Logs: {failed.folder / 'log.txt'}" in done
-    assert "Go on:" not in done
-    assert f"Go on:           {command}" in ended(replace(report, status="paused"), command)
+    assert "Resume:" not in done
+    assert f"Resume:          {command}" in ended(replace(report, status="paused"), command)
     running = ended(replace(report, status="running"), command)
     assert f"Watch it:        argosy report {report.directory} --open --live" in running
-    assert "Go on:" not in running
+    assert "Resume:" not in running
     assert "\nrunning: " in running, "what earlier drivers took is not how long it has been running"
 
 

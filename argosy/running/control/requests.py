@@ -16,7 +16,7 @@ from argosy.running.directory.inbox import Inbox
 
 __all__ = ["Requests"]
 
-GOES_ON = "the same command goes on"
+GOES_ON = "the same command resumes the run"
 
 
 class Requests:

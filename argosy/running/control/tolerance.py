@@ -15,8 +15,8 @@ LOSSES = 10
 NODE_LOSSES = 3
 """The run continues without a node after this many losses of its feeders without a finished section."""
 
-MENDED = "Mend the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
-MENDED_SEARCH = "Mend it; then fresh=True (--fresh) begins the search anew, and the same command goes on with the trials that are to come."
+MENDED = "Fix the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
+MENDED_SEARCH = "Fix it; then fresh=True (--fresh) begins the search anew, and the same command continues with the remaining trials."
 
 
 class Tolerance:
@@ -50,7 +50,7 @@ class Tolerance:
         if self._losses > LOSSES:
             raise WorkerError(
                 f"worker {worker!r} is lost ({detail}), the {self._losses}th loss without one finished section; see "
-                f"{self.logs}. The same command goes on from the checkpoints."
+                f"{self.logs}. The same command resumes from the checkpoints."
             )
 
     def gives_up(self, node: str) -> bool:

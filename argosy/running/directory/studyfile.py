@@ -92,7 +92,7 @@ def _as_a_script(path: Path) -> Iterator[None]:
             "its end and leave a variable `study`."
         ) from error
     except Exception as error:  # any error of the user's file
-        mend = "Mend it there."
+        mend = "Fix it there."
         if isinstance(error, ImportError) and "relative import" in str(error):
             module = f"{path.resolve().parent.name}.{path.stem}"
             mend = f"It is run as a script. Give a file beside its package instead, in which stands from {module} import study."

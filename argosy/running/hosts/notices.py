@@ -302,7 +302,7 @@ def call_driver(
             last = str(error)
         if time.monotonic() > deadline:
             raise WorkerError(
-                f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Mend "
+                f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Fix "
                 f"what rank 0 says, if it has ended; else give a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
             )
         time.sleep(POLL_SECONDS)

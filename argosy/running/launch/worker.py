@@ -78,7 +78,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     except Exception as error:  # process boundary: the driver learns what happened
         told = error if isinstance(error, ArgosyError) else means_refused(error, name)
         known = told or WorkerError(
-            f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nMend what raised; the same command goes on."
+            f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nFix what raised; the same command resumes the run."
         )
         driver.send(Failed(error=known))
         return 1

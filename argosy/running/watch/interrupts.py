@@ -30,7 +30,7 @@ def interrupts(pause: Callable[[str], None]) -> Iterator[None]:
 
     def handle(number: int, frame: Any) -> None:
         restore()
-        pause(f"{signal.Signals(number).name}; the same command goes on")
+        pause(f"{signal.Signals(number).name}; the same command resumes the run")
         chained = earlier[signal.Signals(number)]
         # Python's own handler would raise in the middle of whatever the driver does.
         if callable(chained) and chained is not signal.default_int_handler:

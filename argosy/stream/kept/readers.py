@@ -66,7 +66,7 @@ def by_readers(
                 if isinstance(told[0], Exception):
                     raise told[0]
                 if isinstance(told[0], str):
-                    raise StudyError(f"Shard {shard} of a stream cannot be read: {told[0]}Mend the stream.")
+                    raise StudyError(f"Shard {shard} of a stream cannot be read: {told[0]}Fix the stream.")
                 if isinstance(told[0], bytes):
                     found[shard] = cloudpickle.loads(told[0])
                     processes[connection].shards.discard(shard)
