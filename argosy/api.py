@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from argosy.cluster import Cluster
 from argosy.described import takes_fields_of
+from argosy.disk.files import user_path
 from argosy.errors import DiskError, PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
@@ -147,7 +148,7 @@ def train(
     )
     place = _launcher(launcher)
     watching = _watching(view, progress=progress)
-    folder = Path("runs", _script()) if directory is None else Path(directory)
+    folder = Path("runs", _script()) if directory is None else user_path(directory)
     if fresh is True:
         set_aside(folder)
     names = [fresh] if isinstance(fresh, str) else () if isinstance(fresh, bool) else fresh
@@ -324,7 +325,7 @@ def tune(
     place, chosen = _launcher(launcher), Settings(**settings)
     store = Store(url=storage, name=study_name)
     watching: dict[str, Any] = {"view": _watching(view, progress=progress), "trackers": trackers}
-    folder = Path("runs", f"{_script()}-search") if directory is None else Path(directory)
+    folder = Path("runs", f"{_script()}-search") if directory is None else user_path(directory)
     if fresh:
         set_aside(folder)
     report = run_search(search, chosen, folder, store=store, launcher=place, **watching)

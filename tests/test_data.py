@@ -68,6 +68,15 @@ def test_hidden_files_and_folders_are_no_classes_and_no_images(photos: Path) -> 
     assert argosy.data.image_folder(photos, size=8) == before
 
 
+def test_a_leading_tilde_is_the_home_directory(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photos.parent))
+    assert argosy.data.image_folder(f"~/{photos.name}", size=8) == argosy.data.image_folder(photos, size=8)
+    (photos / "table.csv").write_text("a,kind\n1,x\n2,y\n")
+    assert argosy.data.table(f"~/{photos.name}/table.csv", target="kind").arrays[1].tolist() == [0, 1]
+    (photos / "lines.jsonl").write_text('{"a": 1}\n')
+    assert len(argosy.data.json_lines(f"~/{photos.name}/lines.jsonl", make=dict)) == 1
+
+
 def test_where_there_is_no_image_the_layout_is_said(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"no such folder\. Give a folder with one folder for each class"):
         argosy.data.image_folder(tmp_path / "there", size=8)

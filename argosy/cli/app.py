@@ -36,6 +36,7 @@ from argosy.cli.query import compare, query
 from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, print_search, typed, write_report
 from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
+from argosy.disk.files import user_path
 from argosy.errors import ArgosyError, PlanError, RunError
 from argosy.errors.system import refused
 from argosy.errors.wording import sized
@@ -362,7 +363,7 @@ def _place(launcher: str) -> "JobPlace | None":
 
 def _directory(given: Path | None, file: Path) -> Path:
     """Return the run directory for a study file; absolute, because the file may change the working directory."""
-    return (Path("runs", file.stem) if given is None else given).absolute()
+    return (Path("runs", file.stem) if given is None else user_path(given)).absolute()
 
 
 def _set_aside(directory: Path, *, quiet: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from argosy.disk.files import user_path
 from argosy.errors import StudyError
 from argosy.errors.checks import check_whole
 
@@ -52,7 +53,7 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
         ``argosy.Data(train=argosy.data.image_folder("photos/train", size=64), val=argosy.data.image_folder("photos/val", size=64))``
     """
     check_whole("image_folder: size", size, least=1)
-    root = Path(root).absolute()
+    root = user_path(root).absolute()
     shown = (path for path in (root.iterdir() if root.is_dir() else ()) if not path.name.startswith("."))
     folders = sorted(path for path in shown if path.is_dir())
     names = tuple(folder.name for folder in folders) if classes is None else tuple(classes)

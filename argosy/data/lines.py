@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from argosy.disk.files import user_path
 from argosy.errors import StudyError
 
 __all__ = ["JsonLines", "json_lines"]
@@ -40,7 +41,7 @@ def json_lines(path: str | Path, *, make: Callable[[Any], Any]) -> JsonLines:
     Raises:
         StudyError: if the file does not exist or has no lines.
     """
-    path = Path(path).absolute()
+    path = user_path(path).absolute()
     try:
         with path.open("rb") as file:
             starts, place = [], 0

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from argosy.disk.files import user_path
 from argosy.errors import StudyError
 from argosy.errors.checks import check_choice, shown
 from argosy.errors.labels import is_missing
@@ -152,7 +153,7 @@ def columns(source: str | Path | Any, *names: str) -> tuple[Column, ...]:
         StudyError: if the file or a column does not exist, or a value is missing.
     """
     if isinstance(source, str | Path) and Path(source).suffix == ".parquet":
-        source = _parquet(Path(source), names)
+        source = _parquet(user_path(source), names)
     found = _columns(source, {}) if isinstance(source, str | Path) else source
     there = _names(found)
     _check_once([str(name) for name in there if str(name) in names])
@@ -209,7 +210,7 @@ def _check_once(names: Iterable[str]) -> None:
 def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     """Return columns by name. In a file, columns of `words` are read as texts, and these words do not count as missing values."""
     if isinstance(source, str | Path):
-        path = Path(source)
+        path = user_path(source)
         if path.suffix == ".parquet":
             return _columns(_parquet(path), words)
         try:

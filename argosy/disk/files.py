@@ -27,6 +27,7 @@ __all__ = [
     "check_own",
     "created",
     "flush_folder",
+    "user_path",
     "lines_of",
     "make_folder",
     "opened",
@@ -44,6 +45,11 @@ FOLDERS = ("commands", "members", "workers")
 """Folders of a run directory; what lies in these decides what a run does."""
 LONGEST_LINE = 2**26
 """Most bytes of a line of a journal."""
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path that the user gave, with the home directory for a leading ``~``, which a shell leaves in ``--dir=~/runs``."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path's own raises for a name that belongs to no user
 
 
 def check_directory(directory: Path) -> None:

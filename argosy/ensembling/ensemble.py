@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from argosy.disk.files import user_path
 from argosy.ensembling.answering import answer
 from argosy.ensembling.combining import Combines, combined, each_combine, quantiles, stacked, variance
 from argosy.ensembling.opening import opened
@@ -87,7 +88,7 @@ class Ensemble(nn.Module):
             states = {name: network.state_dict() for name, network in zip(self.names, self.networks, strict=True)}
             state = {"networks": states, **numbers, **about, "preprocesses": self.preparation is not None}
             copied = checkpoint.plain(state, host=True)
-        checkpoint.save(copied, Path(path))
+        checkpoint.save(copied, user_path(path))
 
     @classmethod
     def load(
@@ -97,7 +98,7 @@ class Ensemble(nn.Module):
 
         The file holds no code: an ensemble that prepares its inputs needs its `preparation` again.
         """
-        found, by_name = checkpoint.load(Path(path).resolve()), {member.name: member for member in members}
+        found, by_name = checkpoint.load(user_path(path).resolve()), {member.name: member for member in members}
         states = found.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(

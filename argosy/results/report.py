@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
 from argosy.errors.spelling import known_names, meant
@@ -221,7 +222,7 @@ class Report:
         """
         named = isinstance(network, str | MemberResult)
         row = self.best() if network is None else self._row(network) if named else None
-        folder = Path(to)
+        folder = user_path(to)
         self.networks().export(network, row, folder, format=format, preprocess=preprocess, push_to_hub=push_to_hub)
         return folder
 
@@ -358,7 +359,7 @@ class Report:
                 drawn["configurations"] = self.plot(by="configuration")
             if against := self.plot_hyperparameters():
                 drawn["hyperparameters"] = against[0]
-            return figures.save(Path(folder), drawn)
+            return figures.save(user_path(folder), drawn)
 
     def _known_metric(self, metric: str | None) -> str:
         """Return the metric, by default the objective; raises RunError if no member reports it, once one reports any."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line, lasting, told
@@ -402,7 +403,7 @@ class SearchReport:
             drawn = {"objective": self.plot()}
             if against := self.plot_parameters():
                 drawn["parameters"] = against[0]
-            return figures.save(Path(folder), drawn)
+            return figures.save(user_path(folder), drawn)
 
     def write_plots(self, path: str | Path) -> None:
         """Write an HTML page with Optuna's plots of the optimisation history and the parallel coordinates; needs the extra ``tune``.
@@ -416,7 +417,7 @@ class SearchReport:
                 f"this report of {self.run.directory} has no Optuna study. Use the report that argosy.tune or "
                 "argosy.load(directory, study=search) returns."
             )
-        write_plots(self.study, Path(path))
+        write_plots(self.study, user_path(path))
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain JSON value with everything."""

@@ -183,6 +183,15 @@ def test_programs_that_a_dataset_starts_do_not_hold_the_lock(tmp_path: Path) -> 
         os.kill(pid, signal.SIGKILL)
 
 
+def test_a_leading_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves it in ``--dir=~/run``; a directory that is called ~ is soon removed with the home."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    argosy.train(studies.study(epochs=1), directory="~/run", launcher="inline", quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert argosy.load("~/run").table() == argosy.load(tmp_path / "home" / "run").table()
+
+
 def test_a_run_whose_directory_is_removed_ends_with_a_sentence(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     run = Run(directory, COMMAND, settings=study_file(tmp_path, 50))

@@ -18,6 +18,7 @@ from torch.backends.cpu import get_cpu_capability
 
 from argosy.cluster import Cluster
 from argosy.disk.cached import Cached, choices_folder
+from argosy.disk.files import user_path
 from argosy.errors import PlanError, StudyError
 from argosy.planning import Policy, Situation
 from argosy.plans import Flotilla, Placement, Plan
@@ -73,7 +74,7 @@ class Choices:
         """Read the journal of the run that the settings name; raises StudyError if these settings cannot reproduce its bits."""
         if settings.like is None:
             return cls(settings, cluster, own, None, work_of)
-        like = RunState.of(read_journal(Path(settings.like)))
+        like = RunState.of(read_journal(user_path(settings.like)))
         there = {} if like.started is None else like.started.settings
         for name in DECIDING:
             wanted, found = there.get(name), getattr(settings, name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argosy.disk.files import user_path
 from argosy.errors import RefusedError, StudyError
 from argosy.errors.checks import shown
 from argosy.errors.spelling import known_keywords, known_names
@@ -86,7 +87,7 @@ class AttachedRun:
 @known_keywords("argosy.attach")
 def attach(directory: str | Path) -> AttachedRun:
     """Return the run in a directory, to ask it for changes while it goes on; raises RunError if there is none."""
-    directory = Path(directory)
+    directory = user_path(directory)
     if not at_work(directory):  # a driver that has just begun has no journal yet
         read_journal(directory)
     return AttachedRun(directory=directory)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.results.fold import RunState
 from argosy.results.member import Networks
@@ -18,7 +19,7 @@ __all__ = ["load", "search_of"]
 
 def load(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
     """Return the report of a run, read from its directory, as `argosy.load` does; `compares` networks with what was trained."""
-    directory = Path(directory)
+    directory = user_path(directory)
     state, working = RunState.of(read_journal(directory)), at_work(directory)
     summary = found_study(directory)
     if summary is None and study is not None:

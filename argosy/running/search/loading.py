@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import overload
 
+from argosy.disk.files import user_path
 from argosy.errors.spelling import known_keywords
 from argosy.results.fold import RunState
 from argosy.results.report import Report
@@ -30,7 +31,7 @@ def load(directory: str | Path, *, study: Study | Search | None = None) -> Repor
         return loading.load(directory, study=study)
     from argosy.running.search.tuner import Tuner  # imports Optuna
 
-    directory = Path(directory)
+    directory = user_path(directory)
     events = read_journal(directory)
     tuner = Tuner.of(study, events)
     tuner.recall(events, RunState.of(events))
