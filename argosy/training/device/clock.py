@@ -1,8 +1,8 @@
-"""Clocks: the seconds that a device works for a member, which are not those in which the host asks for its work.
+"""Clocks that measure how many seconds a device works for each member.
 
-An asynchronous device is behind the host. So two timed events enclose each turn of a program at a block, on the stream of its
-steps; they are read when they have passed. Members of one program share its time, like ones evenly. Programs side by side share the
-time of their pass in proportion to their own times, which overlap.
+An asynchronous device runs behind the host, so host time cannot be used. Instead, each turn of a program at a block is enclosed by two timed
+events on the stream of its steps, which are read after the device has passed them. Members of one program share its time, members of one
+architecture evenly. Programs that run side by side overlap; they share the time of the whole pass in proportion to their own times.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ __all__ = ["DeviceClock", "TimedSpan", "side_by_side", "timed"]
 
 
 class DeviceClock:
-    """Seconds of one member on its device."""
+    """Seconds that a device has worked for one member."""
 
     def __init__(self, backend: Backend, seconds: float = 0.0) -> None:
         self.backend = backend
         self.beside: _Pass | None = None
-        """The pass under way in which its program runs side by side with others."""
+        """The current pass, if the member's program runs side by side with others in it."""
         self._seconds = seconds
-        """Seconds that were read."""
+        """Seconds read so far."""
         self._coming: deque[tuple[TimedSpan, Callable[[], float]]] = deque()
-        """Turns to be read: the work that each waits for, and its seconds once that has passed."""
+        """Turns that are not read yet: the work that each waits for, and a function that returns its seconds after that."""
 
     @property
     def seconds(self) -> float:
@@ -37,7 +37,7 @@ class DeviceClock:
         return self._seconds
 
     def add(self, span: "TimedSpan", seconds: Callable[[], float]) -> None:
-        """Add a turn, whose seconds are known once this work has passed. Never waits."""
+        """Add a turn, whose seconds are known when the device has completed this work. Never waits."""
         self._coming.append((span, seconds))
         self.poll()
 
@@ -53,7 +53,7 @@ class DeviceClock:
 
 @contextlib.contextmanager
 def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[None]:
-    """Add the device's time for the work inside, issued on the current stream, to these clocks, to each its part."""
+    """Measure the device time of the work issued inside on the current stream, and add to each clock its part."""
     backend, beside = clocks[0].backend, clocks[0].beside
     start = backend.stamp()
     try:
@@ -69,7 +69,7 @@ def timed(clocks: Sequence[DeviceClock], parts: Sequence[float]) -> Iterator[Non
 
 @contextlib.contextmanager
 def side_by_side(clocks: Sequence[DeviceClock]) -> Iterator[None]:
-    """Share the time of the work inside among these clocks; their programs issue it on streams of their own."""
+    """Divide the time of the work inside among these clocks; their programs issue it on their own streams."""
     if not clocks:
         yield
         return
@@ -86,7 +86,7 @@ def side_by_side(clocks: Sequence[DeviceClock]) -> Iterator[None]:
 
 
 class TimedSpan:
-    """Work between two points of a stream. Members of a program share one, so that the device is asked once for all of them."""
+    """Work between two points of a stream. Members of a program share one object, so the device is queried once for all of them."""
 
     def __init__(self, start: TimedEvent, end: TimedEvent) -> None:
         self._start = start
@@ -95,33 +95,33 @@ class TimedSpan:
 
     @property
     def passed(self) -> bool:
-        """Whether the device has completed it. Never waits."""
+        """Whether the device has completed the work. Never waits."""
         self._passed = self._passed or self._end.query()
         return self._passed
 
     def wait(self) -> None:
-        """Wait until it has passed."""
+        """Wait until the device has completed the work."""
         self._end.synchronize()
 
     @functools.cached_property
     def seconds(self) -> float:
-        """Its seconds, once it has passed."""
+        """Duration in seconds; available when `passed`."""
         return self._start.elapsed_time(self._end) / 1000
 
     def part(self, part: float) -> float:
-        """Return a part of its seconds."""
+        """Return this fraction of the seconds."""
         return self.seconds * part
 
 
 class _Pass:
-    """Turns side by side."""
+    """Turns of programs that run side by side."""
 
     def __init__(self, start: TimedEvent) -> None:
         self.spans: list[tuple[TimedSpan, Sequence[DeviceClock], Sequence[float]]] = []
         self._start = start
 
     def close(self, end: TimedEvent) -> None:
-        """Add the turns to their clocks; they are read when the whole pass has passed."""
+        """Add the turns to their clocks, which read them when the device has completed the whole pass."""
         self._whole = TimedSpan(self._start, end)
         for span, clocks, parts in self.spans:
             for clock, part in zip(clocks, parts, strict=True):
@@ -132,5 +132,5 @@ class _Pass:
 
     @functools.cached_property
     def _scale(self) -> float:
-        """The time of the pass in relation to the sum of the turns' times."""
+        """Duration of the pass divided by the sum of the turns' durations."""
         return self._whole.seconds / (sum(span.seconds for span, *_ in self.spans) or 1.0)

@@ -1,13 +1,13 @@
 """Asynchronous copies of blocks from the ring to a device; neither the device nor the host waits for them.
 
-Contract. A block lies in a slot of the ring, which other trainers and the feeder share, until its copy is complete; `Copies`
-alone holds the block until then. The caller runs `release_done` now and then, at least before it waits for the next block: the
-feeder cannot use a slot that is not released. Steps issued after `start` follow the copy in the device's own order, so the host
-goes on at once. Of a block whose rows stay on the device (`argosy.training.device.resident`) the order alone is copied.
+Contract. Until its copy is complete, a block occupies a slot of the ring, which other trainers and the feeder share. Only `Copies`
+holds the block until then. The caller must call `release_done` regularly, at least before it waits for the next block, because the
+feeder cannot reuse a slot before it is released. Steps issued after `start` are ordered behind the copy on the device, so the host
+continues at once. If the rows of a block already lie on the device (`argosy.training.device.resident`), only their order is copied.
 
-Where the device is the host itself, steps read the slot, and members' code may keep references to it (a metric object that keeps
-all targets, say). So a block is copied there too while part of an earlier block is still referenced, and so is the first block of
-each split after a member was assigned. If a member begins to keep references later, the trainer withholds one slot at most.
+On the CPU, steps read the slot directly, and members' code may keep references to it (for example a metric object that keeps
+all targets). A block is therefore copied there too while part of an earlier block is still referenced, and so is the first block of
+each split after a member was assigned. If a member begins to keep references later, the trainer withholds at most one slot.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from argosy.training.device.resident import ResidentRows
 __all__ = ["Copies"]
 
 FEW = 2
-"""Samples on which `Data.on_device` is checked separately: so few that using the whole block's statistics shows."""
+"""Samples of the separate check of `Data.on_device`; with so few, a difference shows if it uses statistics of the whole block."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Copies:
     _pending: deque[tuple[DeviceEvent, Block, Tensor]] = field(default_factory=deque)
     """Blocks and their columns of indices, which are copied as well."""
     _stepped: deque[DeviceEvent] = field(default_factory=deque)
-    """Events behind the steps on blocks that the device may still be at."""
+    """One event per block, behind its steps, for blocks that the device may not have finished."""
     _shown: set[str] = field(default_factory=set)
     """Splits that had a block since a member was last assigned."""
     _memory: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
@@ -58,11 +58,11 @@ class Copies:
         self.resident = ResidentRows(self.backend)
 
     def member_assigned(self) -> None:
-        """Note that a member was assigned: it may keep its first blocks."""
+        """Note that a member was assigned, which may keep references to its first blocks."""
         self._shown.clear()
 
     def start(self, block: Block) -> Block:
-        """Return the block on the device, for steps issued from here on."""
+        """Return the block on the device; steps issued after this call may use it."""
         block = block.copied_out(tuple(self._copied(block))) if self.backend.apart else self._lent(block)
         if self.on_device is None or not block.place.rows:
             return block
@@ -89,12 +89,12 @@ class Copies:
         return len(self._pending)
 
     def stepped(self) -> None:
-        """Note that the steps on a block are issued."""
+        """Note that all steps on a block have been issued."""
         self._stepped.append(self.backend.stamp())
 
     @property
     def ahead(self) -> int:
-        """Number of blocks on which the device has not completed its steps, though they are issued. Never waits."""
+        """Number of blocks whose steps are issued but not completed by the device. Never waits."""
         while self._stepped and self._stepped[0].query():
             self._stepped.popleft()
         return len(self._stepped)
@@ -114,12 +114,12 @@ class Copies:
         self._memory += [weakref.ref(leaf.untyped_storage()) for leaf in block.leaves]
         return block
 
-    # ---- the study's own work
+    # ---- Data.on_device
 
     def _transformed(self, block: Block, on_device: Callable[[Any], Any]) -> Block:
         """Apply `on_device`, to copies if it writes into shared input.
 
-        Whether it writes is found on a split's first block, also where torch does not count it (through `.data` or NumPy).
+        The first block of each split shows whether it writes, even in ways that torch does not count (through `.data` or NumPy).
         """
         split, shared = block.place.split, not self.backend.apart
         private = shared and self._writes.get(split, True)
@@ -143,7 +143,7 @@ class Copies:
     def _check_parts(
         self, on_device: Callable[[Any], Any], parts: Iterable[Any], made: list[Tensor], tree: Structure
     ) -> None:
-        """Raise StudyError unless `on_device` gives for these parts what it gave for the whole block, and draws nothing."""
+        """Raise StudyError unless `on_device` returns the same for these parts as for the whole block, and draws no random numbers."""
         before = self._generators()
         (first, as_first), (others, as_others) = (flatten(on_device(part)) for part in parts)
         if self._generators() != before:
@@ -164,15 +164,15 @@ class Copies:
 
 
 def _plain(leaf: Tensor) -> Tensor:
-    """Return the leaf contiguous, as batches over several blocks are: kernels round by the order in memory.
+    """Return the leaf contiguous, like batches that span several blocks, because the memory layout affects how kernels round.
 
-    Flattened in between, because torch also goes by the strides of dimensions of size 1, which are arbitrary.
+    The leaf is flattened in between, because torch also considers the strides of dimensions of size 1, which are arbitrary.
     """
     return leaf.resolve_conj().resolve_neg().reshape(-1).view(leaf.shape)
 
 
 def _parts(block: Block) -> tuple[Any, Any]:
-    """Return copies of the block's first `FEW` samples, and of the others."""
+    """Return copies of the block's first `FEW` samples, and of the remaining ones."""
     few, others = (
         unflatten([leaf[rows].clone() for leaf in block.leaves], block.tree) for rows in (slice(FEW), slice(FEW, None))
     )
@@ -180,7 +180,7 @@ def _parts(block: Block) -> tuple[Any, Any]:
 
 
 def _alike(whole: Tensor, *parts: Any) -> bool:
-    """Whether `parts` equal the first `FEW` rows of `whole` and the others, but for rounding."""
+    """Return whether `parts` equal the first `FEW` rows of `whole` and the remaining ones, up to rounding."""
     whole = whole.detach()
     expected = whole[:FEW], whole[FEW:]
     if any(

@@ -1,4 +1,4 @@
-"""What CUDA and ROCm (under CUDA's name) alone have: pinned memory, graphs."""
+"""Features of CUDA, and of ROCm under CUDA's name, that other devices lack: pinned memory and graphs."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ Made = TypeVar("Made")
 
 
 def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
-    """Pin host memory, so that copies run asynchronously; warns where that fails."""
+    """Pin host memory, so that copies run asynchronously; warns if that fails."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     failed = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
@@ -46,8 +46,8 @@ def pin(memory: npt.NDArray[np.uint8], device: torch.device) -> Unpin:
 class Lane:
     """A stream, and the graphs that were captured on it.
 
-    Destroying any of them makes torch free the stream's work space (2.12 and later, pytorch#193402), in which the others still
-    compute. So graphs are destroyed only when none of them is replayed any more.
+    When a graph is destroyed, torch (2.12 and later, pytorch#193402) frees the work space of its stream, which the other graphs still
+    use. Graphs are therefore destroyed only when none of the lane's graphs will be replayed again.
     """
 
     def __init__(self, stream: Any, branches: int) -> None:
@@ -60,8 +60,8 @@ class Lane:
 
     @functools.cached_property
     def branches(self) -> Sequence[Any]:
-        """Streams beside it, of its own, as a library's work space belongs to a stream."""
-        # Of torch's other pool, since lanes take most of the usual one.
+        """Additional streams of this lane alone, because libraries allocate their work space per stream."""
+        # From torch's high-priority pool, because lanes take most of the usual one.
         return [torch.cuda.Stream(self.stream.device, priority=-1) for _ in range(self._branches)]  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
@@ -69,35 +69,35 @@ class Lane:
         self._open += 1
 
     def close(self, graph: Any) -> None:
-        """Drop a graph that was open."""
+        """Drop an open graph."""
         self._open -= 1
         self.drop(graph)
 
     def drop(self, graph: Any) -> None:
-        """Destroy a graph that is not open, once none is."""
+        """Destroy a graph that is not open, as soon as no graph of the lane is."""
         self._closed.append(graph)
         while self._closed and not self._open:
             self._closed.pop().reset()
 
 
 LANES = 24
-"""Fewer than the 32 streams of torch's pool, which cycles: else copies and sums would share a lane's, and wait for its steps."""
+"""Number of lanes, fewer than the 32 streams that torch hands out in turn, so that copies and sums share no stream with a lane's steps."""
 BRANCHED, BRANCHES = 8, 4
-"""So many lanes have so many branches: all 32 streams of the other pool."""
+"""Number of lanes with branches, and of branches of each; together they use all 32 streams of the high-priority pool."""
 _BROKEN_OFF: list[Any] = []
-"""Graphs after CUDA has ended their capture, kept alive: torch's pinned-memory allocator goes on asking them for their streams."""
+"""Graphs whose capture CUDA has aborted, kept alive because torch's pinned-memory allocator continues to ask them for their streams."""
 
 
 @functools.cache
 def lanes_of(device: torch.device) -> Sequence[Lane]:
-    """Return the device's lanes, made once a process."""
+    """Return the device's lanes, created once per process."""
     return [Lane(torch.cuda.Stream(device), BRANCHES * (n < BRANCHED)) for n in range(LANES)]  # type: ignore[no-untyped-call]
 
 
 class CudaRecorder:
-    """A `argosy.training.device.recorders.Recorder` of CUDA graphs. More recorders than streams share streams."""
+    """A `argosy.training.device.recorders.Recorder` of CUDA graphs. Recorders share streams if there are more of them than lanes."""
 
-    # In earlier versions (pytorch#176752) a replay's generator state was written while another program's replay might still read it.
+    # Earlier versions (pytorch#176752) wrote a replay's generator state while another program's replay might still read it.
     draws_apart: ClassVar[bool] = torch.__version__ >= "2.13"
 
     def __init__(self, device: torch.device) -> None:
@@ -112,15 +112,15 @@ class CudaRecorder:
             yield
 
     def fork(self) -> None:
-        """The lane waits for the current stream."""
+        """Let the lane wait for the current stream."""
         self._lane.stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def join(self) -> None:
-        """The current stream waits for the lane."""
+        """Let the current stream wait for the lane."""
         torch.cuda.current_stream(self._device).wait_stream(self._lane.stream)
 
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
-        """Divide the work among the lane and the branches, which come back to it."""
+        """Distribute the work over the lane and its branches; the lane waits for the branches at the end."""
         lane = torch.cuda.current_stream(self._device)
         branches = self._lane.branches[: len(works) - 1] if lane == self._lane.stream else ()
         for branch in branches:
@@ -148,9 +148,9 @@ class CudaRecorder:
     def record(self, work: Callable[[], Made]) -> tuple["CudaRecording", Made]:
         """Capture the work in a graph with a memory pool of its own."""
         graph: Any = torch.cuda.CUDAGraph()
-        # Nothing may be under way, and no garbage collected meanwhile: freeing memory or destroying an event would end the
-        # capture. The cache is emptied because the graph's pool cannot use it. A sum under way passes without this trainer, unless
-        # one of its ranks is lost just now: then `hang_seconds` end the wait.
+        # The device must be idle and garbage collection off, because freeing memory or destroying an event would abort the
+        # capture. The cache is emptied because the graph's pool cannot use it. If a sum is running, it completes without this
+        # trainer, unless one of its ranks is lost at this moment; then `hang_seconds` limits the wait.
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
@@ -168,7 +168,7 @@ class CudaRecorder:
     def _captured(self, graph: Any, work: Callable[[], Made]) -> Made:
         pool = torch.cuda.graph_pool_handle()
         try:
-            # Other threads (autograd, pinned memory, a tracker) may make CUDA calls that a capture does not allow.
+            # Other threads (autograd, pinned memory, a tracker) may make CUDA calls that the default capture mode forbids.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             made = work()
             graph.capture_end()
@@ -180,14 +180,14 @@ class CudaRecorder:
     def _break_off(self, graph: Any, pool: tuple[int, int]) -> None:
         """End a capture that has failed.
 
-        Where CUDA ended it before, torch raises halfway: its allocator goes on allocating from the pool, so memory that other
-        streams have used is never free again, and its generator raises at every draw until a capture ends well.
+        If CUDA has already aborted it, torch raises halfway through its cleanup: its allocator still allocates from the graph's pool, so
+        memory that other streams used is never freed, and its generator raises at every draw until another capture ends successfully.
         """
         try:
             graph.capture_end()
         except RuntimeError:
             _BROKEN_OFF.append(graph)
-            # Raises where only building the graph failed: then the allocator knows of the end.
+            # Raises if only building the graph failed; then the allocator has already left the pool.
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, pool)
                 torch._C._cuda_releasePool(self._device.index, pool)

@@ -1,8 +1,8 @@
-"""Device backends, one value per device: copies, events, pinned memory, random states, memory in use, errors.
+"""Device backends, one object per device: copies, events, pinned memory, random states, memory in use, errors.
 
-They use ``torch.accelerator`` and the device's own module, so CUDA, ROCm and XPU are one class; the CPU is a device too, to
-which blocks are not copied. Features of CUDA alone are in `argosy.training.device.cuda`. Other kinds are added by a module that puts
-its class into `KINDS`; ``ARGOSY_DEVICES`` names such a module to all processes of a run.
+They use ``torch.accelerator`` and the device's own module, so one class covers CUDA, ROCm and XPU. The CPU is a device too, but
+blocks are not copied to it. Features of CUDA alone are in `argosy.training.device.cuda`. A module can add another kind by putting
+its class into `KINDS`; ``ARGOSY_DEVICES`` names this module to all processes of a run.
 """
 
 import importlib
@@ -45,7 +45,7 @@ __all__ = [
 MODULES = "ARGOSY_DEVICES"
 """Environment variable that names a module which adds kinds of devices."""
 POLL_SECONDS = 0.05
-"""Seconds between two checks whether memory was freed."""
+"""Seconds between two checks for freed memory."""
 NO_MEMORY = (
     "DefaultCPUAllocator",
     "error: out of memory",
@@ -53,15 +53,15 @@ NO_MEMORY = (
     "_STATUS_NOT_INITIALIZED",
     "OUT_OF_DEVICE_MEMORY",
 )
-"""Texts of out-of-memory errors that have no type of their own: host memory, the runtimes and drivers of CUDA and ROCm, their
-libraries, which cannot make a handle either where a device is full, and XPU."""
+"""Texts of out-of-memory errors that have no type of their own: from host memory, from the runtimes and drivers of CUDA and ROCm, from
+their libraries, which also fail to create a handle on a full device, and from XPU."""
 
 
 class DeviceEvent(Protocol):
     """A point in a device's queue of work."""
 
     def query(self) -> bool:
-        """Whether the device has passed it; never waits."""
+        """Return whether the device has passed it; never waits."""
 
     def synchronize(self) -> None:
         """Wait until the device has passed it."""
@@ -119,7 +119,7 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def open(cls, name: str) -> "Backend":
-        """Initialize and return the device of that name. Raises WorkerError where this process can never use it."""
+        """Initialize and return the device of that name. Raises WorkerError if this process can never use it."""
 
     @abstractmethod
     def activate(self) -> None:
@@ -127,11 +127,11 @@ class Backend(ABC):
 
     @abstractmethod
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
-        """Copy tensors to the device beside other work: `follow` the event before use, keep the sources until it has passed."""
+        """Copy tensors to the device beside other work. Call `follow` before using them; keep the sources until the event has passed."""
 
     @abstractmethod
     def follow(self, event: DeviceEvent, tensors: Sequence[Tensor]) -> None:
-        """Let work issued from here on begin after the event, which belongs to these copies."""
+        """Let work issued after this call begin after the event, which belongs to these copies."""
 
     @abstractmethod
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
@@ -143,15 +143,15 @@ class Backend(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all steps issued; raises what they raised."""
+        """Wait for all issued steps; raises their errors."""
 
     @abstractmethod
     def pin(self, memory: npt.NDArray[np.uint8]) -> Unpin:
-        """Let copies read this memory without the host's help, until the returned function is called."""
+        """Pin host memory, so that copies read it asynchronously, until the returned function is called."""
 
     @abstractmethod
     def random_state(self) -> Tensor | None:
-        """Return the state of its default generator; None where that is the host's."""
+        """Return the state of the device's default generator; None if it uses the host's."""
 
     @abstractmethod
     def set_random_state(self, state: Tensor | None) -> None:
@@ -159,11 +159,11 @@ class Backend(ABC):
 
     @abstractmethod
     def seeded_state(self, seed: int) -> Tensor | None:
-        """Return the generator state that a seed gives; changes no generator."""
+        """Return the state of a generator with this seed; changes no generator."""
 
     @abstractmethod
     def memory_in_use(self) -> int | None:
-        """Return the bytes of this process's tensors; None where not counted."""
+        """Return the bytes of this process's tensors; None if they are not counted."""
 
     @abstractmethod
     def peak_memory(self) -> int | None:
@@ -171,11 +171,11 @@ class Backend(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Start `peak_memory` anew."""
+        """Reset `peak_memory`."""
 
     @abstractmethod
     def foreign_memory(self) -> int:
-        """Return the bytes that other processes hold, just killed ones included; 0 where that is unknown."""
+        """Return the bytes that other processes hold, including processes that were just killed; 0 if unknown."""
 
     @abstractmethod
     def empty_cache(self) -> None:
@@ -183,9 +183,9 @@ class Backend(ABC):
 
 
 def choose_kernels(what: str) -> None:
-    """Let torch choose its kernels for this CPU, which it does once per process, from files of the system.
+    """Let torch choose its kernels for this CPU, which it does once per process by reading system files.
 
-    Raises WorkerError where no file can be opened: torch would silently choose other kernels, which round otherwise.
+    Raises WorkerError if no file can be opened: torch would silently choose other kernels, which round differently.
     """
     torch.backends.cpu.get_cpu_capability()
     if (refused := files_refused()) is not None:
@@ -194,7 +194,7 @@ def choose_kernels(what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cpu(Backend):
-    """A slot of the host's CPUs: blocks are not copied, and the generator is torch's default one."""
+    """A slot of the host's CPUs; blocks are not copied, and the generator is torch's default one."""
 
     apart: ClassVar[bool] = False
     name: str
@@ -212,7 +212,7 @@ class Cpu(Backend):
         return cls(name, torch.device("cpu"))
 
     def activate(self) -> None:
-        """Do nothing: it is the default."""
+        """Do nothing: the CPU is the default."""
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
         """Return the tensors themselves."""
@@ -226,7 +226,7 @@ class Cpu(Backend):
         return tensor.clone(), PassedEvent()
 
     def stamp(self) -> TimedEvent:
-        """Return the time of the host."""
+        """Return an event with the host's time."""
         return PassedEvent()
 
     def synchronize(self) -> None:
@@ -240,7 +240,7 @@ class Cpu(Backend):
         """Return None: the generator is the host's."""
 
     def set_random_state(self, state: Tensor | None) -> None:
-        """Ignore the state, which a member that comes from an accelerator brings along."""
+        """Ignore the state, which members bring along when they move from an accelerator."""
 
     def seeded_state(self, seed: int) -> None:
         """Return None: the generator is the host's."""
@@ -255,7 +255,7 @@ class Cpu(Backend):
         """Do nothing."""
 
     def foreign_memory(self) -> int:
-        """Return 0: that is unknown."""
+        """Return 0: unknown."""
         return 0
 
     def empty_cache(self) -> None:
@@ -265,7 +265,7 @@ class Cpu(Backend):
 
 @dataclass(frozen=True, slots=True)
 class Accelerator(Backend):
-    """A device with streams of its own: CUDA, ROCm (which torch names cuda), XPU."""
+    """A device with its own streams: CUDA, ROCm (which torch names cuda), XPU."""
 
     apart: ClassVar[bool] = True
     name: str
@@ -273,14 +273,14 @@ class Accelerator(Backend):
     module: Any
     """``torch.cuda`` or ``torch.xpu``."""
     copying: Any
-    """Stream for copies from the host, apart from that of the steps."""
+    """Stream for copies from the host; steps use another one."""
 
     @classmethod
     def hardware(cls, kind: str) -> tuple[Hardware, ...]:
         """Return the devices that torch finds."""
         module = torch.get_device_module(kind)
         if module.device_count():
-            module.init()  # before that, torch counts GPUs, of which one in parts (MIG) may show a process a single part
+            module.init()  # before it, torch counts physical GPUs; of a partitioned GPU (MIG) a process may see only one part
         found = (module.get_device_properties(number) for number in range(module.device_count()))
         return tuple(Hardware(name=properties.name, memory_bytes=properties.total_memory) for properties in found)
 
@@ -288,19 +288,19 @@ class Accelerator(Backend):
     def open(cls, name: str) -> "Accelerator":
         """Implement `Backend.open`."""
         refuse_after_fork(name)
-        # Read when CUDA starts: beyond the default of eight connections, streams would wait for each other.
+        # CUDA reads this when it starts. With more streams than connections (8 by default), streams would wait for each other.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         device = torch.device(name)
         module = torch.get_device_module(device)
         module.set_device(device)
-        # The libraries take their work space, once for each of torch's two threads, before any member has memory: it is no member's.
+        # Let the libraries allocate their work space, in both of torch's threads, before any member does, so that no member is charged.
         one = torch.ones(1, 1, device=device, requires_grad=True)
-        # The thread of backward passes has no context before its first kernel, of which cuBLAS would warn: first one that is not cuBLAS's.
+        # The backward thread has no context before its first kernel. cuBLAS would warn, so the first kernel is an elementwise one.
         torch.autograd.backward((one @ one) * one)
         return cls(name, device, module, module.Stream(device))
 
     def activate(self) -> None:
-        """Make it torch's current device."""
+        """Make the device torch's current one."""
         self.module.set_device(self.device)
 
     def copy(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], DeviceEvent]:
@@ -314,7 +314,7 @@ class Accelerator(Backend):
         steps = self.module.current_stream(self.device)
         steps.wait_event(event)
         for tensor in tensors:
-            # Allocated on the other stream, which would reuse its memory before these steps are complete.
+            # The copy stream allocated the tensor, and would otherwise reuse its memory before these steps are complete.
             tensor.record_stream(steps)
 
     def fetch(self, tensor: Tensor) -> tuple[Tensor, DeviceEvent]:
@@ -331,8 +331,8 @@ class Accelerator(Backend):
     def synchronize(self) -> None:
         """Wait for the current stream, which other streams of steps have joined.
 
-        Not for the whole device: a sum of ranks of which one is lost stays there until the driver's word, which a trainer that waited
-        for it would not hear (`argosy.training.programs.shard.ends`).
+        The whole device is not waited for: if a rank is lost, its group's sum hangs on the device until the driver sends a message, which a
+        trainer that waited for the sum would not receive (`argosy.training.programs.shard.ends`).
         """
         self.module.current_stream(self.device).synchronize()
 
@@ -346,7 +346,7 @@ class Accelerator(Backend):
         return state
 
     def set_random_state(self, state: Tensor | None) -> None:
-        """Set the state of the device's generator; a member that comes from the CPU brings None."""
+        """Set the state of the device's generator; a member that moves from the CPU brings None."""
         if state is not None:
             self.module.set_rng_state(state, self.device)
 
@@ -381,7 +381,7 @@ KINDS: dict[str, type[Backend]] = {"cpu": Cpu, "cuda": Accelerator, "xpu": Accel
 
 
 def default_kind() -> str:
-    """Return the kind of device that this machine trains on by default; warns where torch has an accelerator of an unknown kind."""
+    """Return the kind of device that this machine trains on by default; warns if torch has an accelerator of an unknown kind."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if found is None or _is_known(found.type):
         return "cpu" if found is None else found.type
@@ -413,7 +413,7 @@ def backend_of(name: str) -> Backend:
 
 
 def memory_left(backend: Backend, used: int) -> int:
-    """Return the bytes of an accelerator beside those that this process uses and those that others hold."""
+    """Return an accelerator's total bytes minus `used` and minus the bytes that other processes hold."""
     kind, _, number = backend.name.partition(":")
     return backend.hardware(kind)[int(number)].memory_bytes - backend.foreign_memory() - used
 
@@ -422,15 +422,15 @@ def memory_left(backend: Backend, used: int) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the host or a device is out of memory."""
+    """Return whether an error means that the host or a device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def poisoned(backend: Backend) -> bool:
-    """Whether this process can no longer use the device; called after any error of a member's code.
+    """Return whether this process can no longer use the device; called after any error of a member's code.
 
-    A failed assertion in a CUDA kernel, for one, makes every later call raise: the process must end, or its members fail one
-    after another for the error of one of them.
+    For example, after a failed assertion in a CUDA kernel every later call raises. The process must then end; otherwise all its members
+    would fail one after another because of one member's error.
     """
     try:
         backend.synchronize()
@@ -440,9 +440,9 @@ def poisoned(backend: Backend) -> bool:
 
 
 def memory_returned(backend: Backend, *, patience: float) -> bool:
-    """Whether other processes free memory on the device within `patience` seconds; returns as soon as they have.
+    """Return whether other processes free memory on the device within `patience` seconds; returns as soon as they have.
 
-    The memory of a killed process is freed late. A member that runs out of memory meanwhile may try again.
+    The memory of a killed process is freed late. A member that ran out of memory meanwhile can then be tried again.
     """
     before, until = backend.foreign_memory(), time.monotonic() + patience
     while before and time.monotonic() < until:
@@ -453,4 +453,4 @@ def memory_returned(backend: Backend, *, patience: float) -> bool:
 
 
 def _nothing() -> None:
-    """Do nothing; the `Unpin` where nothing was pinned."""
+    """Do nothing; the `Unpin` of memory that was not pinned."""

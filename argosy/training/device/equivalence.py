@@ -1,9 +1,9 @@
-"""The test of equality: tensors that were computed in two ways are the same up to rounding, or a sentence says which differs first.
+"""Equality up to rounding of tensors computed in two ways; reports which tensor differs first.
 
-Differences are allowed as a share of a tensor's largest number, or of a larger one that it is to be measured by. In float64 the share
-is fixed. In narrower types networks differ too much for that: there it is three times what becomes of gradients and buffers when the
-weights are moved by an ulp (`nudge`, `rounding`). Only what passes is ever used: fused and compiled programs, shares of a batch,
-blocks that a device has prepared.
+The tolerance is a share of a tensor's largest absolute value, or of a given larger number. In float64 the share is fixed. In narrower
+types networks differ too much in their rounding for that. There the share is three times the change in gradients and buffers when the
+weights are moved by one ulp (`nudge`, `rounding`). Fused and compiled programs, shares of a batch, and blocks prepared on a device are
+used only if they pass this test.
 """
 
 import math
@@ -16,28 +16,28 @@ from torch import Tensor
 __all__ = ["DOUBLE", "PIECE", "UNMOVED", "Compared", "difference", "leads_elsewhere", "nudge", "rounding", "size_of"]
 
 DOUBLE = 1e-10
-"""Share in which float64 may differ."""
+"""Share by which float64 results may differ."""
 UNMOVED = 1e-3
-"""Share in which narrower types may differ where nothing is known that could be moved by an ulp."""
+"""Share by which narrower types may differ if there are no weights to move by an ulp."""
 TIMES, MOST = 3.0, 0.1
-"""Times by which results may differ more than those of weights an ulp apart, and the share that is no rounding whatever they do."""
+"""Factor on the difference that weights an ulp apart make, and the largest share that still counts as rounding."""
 TF32 = 2.0**-10
-"""Ulp of float32 on an accelerator, which may multiply with no more bits."""
+"""Ulp of float32 on an accelerator, which may multiply in TF32."""
 LEAST = 1e-3
-"""Numbers below it are measured by it: what should be zero is rounding itself."""
+"""Smallest size that differences are measured by: values that should be zero consist of rounding only."""
 PIECE = 2**18
-"""Numbers that are compared at once where there may be no memory for all of them in float64."""
+"""Numbers compared at once, because there may be no memory for all of them in float64."""
 
 
 class Compared(NamedTuple):
-    """Two results that are to be the same."""
+    """Two results that should be equal."""
 
     what: str
-    """Description, in the words of a reason."""
+    """Description, used in the reason."""
     one: Tensor
     other: Tensor
     size: float
-    """Number that differences are measured by."""
+    """Size that differences are measured by."""
 
 
 def size_of(*tensors: Tensor) -> float:
@@ -46,9 +46,9 @@ def size_of(*tensors: Tensor) -> float:
 
 
 def difference(pairs: Iterable[Compared], share: float) -> str | None:
-    """Return what differs first by more than this share of its size; None where all agree. NaN equals NaN alone.
+    """Return the description of the first pair that differs by more than this share of its size; None if all agree.
 
-    What has overflowed has no size, and is not compared unless `share` is 0.
+    NaN equals only NaN. A pair whose size has overflowed is not compared, unless `share` is 0.
     """
     for what, one, other, size in pairs:
         if share and not math.isfinite(size):
@@ -60,7 +60,7 @@ def difference(pairs: Iterable[Compared], share: float) -> str | None:
 
 @torch.no_grad()
 def nudge(weights: Iterable[Tensor], computed: torch.dtype) -> None:
-    """Move each weight by an ulp, in place, up or down at random: by the coarser one of its type and of that it is computed in."""
+    """Move each weight by one ulp, in place, up or down at random; the ulp is the coarser one of its dtype and the computing dtype."""
     signs = torch.Generator().manual_seed(0)
     for weight in weights:
         if not (weight.is_floating_point() or weight.is_complex()):
@@ -72,9 +72,9 @@ def nudge(weights: Iterable[Tensor], computed: torch.dtype) -> None:
 
 
 def rounding(moved: Iterable[Compared], samples: Sequence[Tensor]) -> float:
-    """Return the share in which results of these samples may differ; `moved` has those of the same weights, and of ones after `nudge`.
+    """Return the share by which results for these samples may differ; `moved` pairs results before and after `nudge`.
 
-    Sums over a batch and its positions round by themselves, by about the root of their length.
+    The share is at least the rounding of sums over a batch and its positions, about the square root of their length in ulps.
     """
     shares = [
         float((_wide(one) - _wide(other)).abs().nan_to_num(0.0, 0.0, 0.0).max()) / size
@@ -86,12 +86,12 @@ def rounding(moved: Iterable[Compared], samples: Sequence[Tensor]) -> float:
 
 
 def leads_elsewhere(one: Tensor, other: Tensor, start: Tensor, share: float) -> bool:
-    """Whether two ends of a step from one start ``[members, …]`` are further apart than this share of its length, for some member."""
+    """Return whether two results of a step from `start`, all ``[members, …]``, differ for some member by more than this share of the step."""
     return bool((_distance(one, other) > share * _distance(one, start)).any())
 
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return each member's distance between the two, in pieces."""
+    """Return the distance between the two for each member, computed in pieces."""
     columns = max(PIECE // len(one), 1)
     pieces = (torch.split(tensor.reshape(len(one), one[0].numel()), columns, 1) for tensor in (one, other))
     lengths = [torch.linalg.vector_norm(a.double() - b.double(), dim=1) for a, b in zip(*pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""Refuses accelerators in forked processes: drivers do not survive the fork of a process that uses one."""
+"""Refuses accelerators in forked processes, because their drivers do not survive the fork of a process that uses one."""
 
 import os
 from contextlib import suppress
@@ -12,7 +12,7 @@ from argosy.errors import WorkerError
 __all__ = ["refuse_after_fork"]
 
 _before_fork: dict[str, Any] = {"pid": 0, "found": ""}
-"""Parent of the latest fork that this process stems from or has made, and the accelerator that it had initialised."""
+"""The process that made the latest fork, an ancestor of this process or itself, and the accelerator that it had initialised."""
 
 
 def _check_before_fork() -> None:
@@ -22,7 +22,7 @@ def _check_before_fork() -> None:
 def _initialised() -> str:
     """Return the kind of accelerator that this process uses, or an empty string.
 
-    A driver only asked for the number of devices is in use too, unknown to torch: hence the open files.
+    A driver that was only asked for the number of devices is in use too. Torch does not know this, so the open files are examined.
     """
     for kind in ("cuda", "xpu"):
         if torch.get_device_module(kind).is_initialized():
@@ -35,7 +35,7 @@ def _initialised() -> str:
 
 
 def refuse_after_fork(name: str) -> None:
-    """Raise WorkerError in a process that was forked from one in which an accelerator was in use."""
+    """Raise WorkerError if this process was forked from one that was using an accelerator."""
     if _before_fork["found"] and _before_fork["pid"] != os.getpid():
         raise WorkerError(
             f"{name} cannot be used: {_before_fork['found']} was initialised in process {_before_fork['pid']} before "

@@ -1,7 +1,7 @@
-"""Kernels of our own, for what torch would launch one kernel per member: dropout masks, and optimizer steps of unlike members.
+"""Argosy's own kernels, for work that torch would launch once per member: dropout masks, and optimizer steps of unlike members.
 
-They are written in Triton, which torch's builds for CUDA bring along, and can be captured. Where there is none, or where it draws other
-numbers than this version of torch, members draw and step one after another.
+They are written in Triton, which torch's CUDA builds include, and can be captured. Without Triton, or if its numbers differ from those
+that this version of torch draws, members draw and step one after another.
 """
 
 import warnings
@@ -17,16 +17,16 @@ from argosy.training.device.kernel_forms import OwnKernels
 __all__ = ["KERNELS", "kernels_of"]
 
 _BUILT: dict[torch.device, OwnKernels | None] = {}
-"""Kernels of this process's devices."""
+"""Kernels of this process, by device."""
 
 
 def kernels_of(device: torch.device) -> OwnKernels | None:
-    """Return the kernels of a device; None where it has none."""
+    """Return the kernels of a device; None if it has none."""
     return KERNELS[device.type](device) if device.type in KERNELS else None
 
 
 def _of_cuda(device: torch.device) -> OwnKernels | None:
-    """Return the kernels in Triton, if they draw what this torch's dropout draws on this device; warns where they cannot be built."""
+    """Return the Triton kernels if they draw the numbers of torch's dropout on this device; warns if they cannot be built."""
     if device in _BUILT:
         return _BUILT[device]
     if torch.version.cuda is None or find_spec("triton") is None:
@@ -34,7 +34,7 @@ def _of_cuda(device: torch.device) -> OwnKernels | None:
     before = torch.cuda.get_rng_state(device)
     try:
         _BUILT[device] = _in_triton(device)
-    except Exception as error:  # boundary to Triton, which needs a compiler of C, and has errors of many types
+    except Exception as error:  # Triton needs a C compiler, and raises errors of many types
         if out_of_memory(error):
             return None  # for now
         _BUILT[device] = None
@@ -55,4 +55,4 @@ def _in_triton(device: torch.device) -> OwnKernels | None:
 
 
 KERNELS: dict[str, Callable[[torch.device], OwnKernels | None]] = {"cuda": _of_cuda}
-"""By type of device."""
+"""Functions that return the kernels, by device type."""

@@ -1,6 +1,6 @@
-"""Process-wide settings that a script makes, carried to every process of its run.
+"""Process-wide settings that a script makes, applied in every process of its run.
 
-`docs/internals/process_state.md` says of each setting whether it is carried, refused, or without effect.
+`docs/internals/process_state.md` lists for each setting whether it is carried, refused, or has no effect.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from argosy.training.device.replaced import SCRIPT, operators_of_the_script, rep
 __all__ = ["SETTINGS", "ProcessState", "Setting", "as_found", "kept_by", "random_states_kept", "refuse_what_stays"]
 
 ALONE = threading.RLock()
-"""Held by the thread whose draws the process's generators are for: another one that trains or predicts would draw between them."""
+"""Held by the thread that uses the process's random generators; draws of another thread that trains or predicts would interleave."""
 ATTRIBUTES = (
     "backends.cudnn.allow_tf32",
     "backends.fp32_precision",
@@ -60,7 +60,7 @@ ATTRIBUTES = (
     "backends.opt_einsum.strategy",
     "utils.deterministic.fill_uninitialized_memory",
 )
-"""Attributes of torch. Of several names for one thing the older comes first: writing it may set the others, which then agree."""
+"""Attributes of torch. If one setting has several names, the older comes first, because writing it may set the others."""
 FUNCTIONS = {
     "get_float32_matmul_precision": "set_float32_matmul_precision",
     "backends.cuda.flash_sdp_enabled": "backends.cuda.enable_flash_sdp",
@@ -73,11 +73,11 @@ FUNCTIONS = {
     "is_autocast_cache_enabled": "set_autocast_cache_enabled",
     "__future__.get_swap_module_params_on_conversion": "__future__.set_swap_module_params_on_conversion",
 }
-"""Functions of torch that read each setting, and those that write it."""
+"""Functions of torch that read settings, each with the function that writes the setting."""
 LOCALES = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
 """Categories that Python leaves at ``C`` until a script calls ``setlocale``."""
 NODES_OWN = ("ARGOSY_", "RAY_", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Prefixes of variables that each node sets for itself, as it does those of visible devices."""
+"""Prefixes of environment variables that each node sets for itself, like those for visible devices."""
 HOOKS = re.compile("_global_.+_hooks")
 """Names under which torch keeps the hooks of all modules and of all optimizers."""
 
@@ -88,21 +88,21 @@ class Setting:
 
     name: str
     read: Callable[[], Any]
-    """Returns None, or raises RuntimeError, where the setting has no value or was made by another name."""
+    """Returns None, or raises RuntimeError, if the setting has no value or was made under another name."""
     write: Callable[[Any], object]
     _: KW_ONLY
     decides: bool = True
     """Whether weights and metrics may depend on it."""
 
     def value(self) -> Any:
-        """Return the value in this process; None where it cannot be read."""
+        """Return the value in this process; None if it cannot be read."""
         try:
             return self.read()
         except RuntimeError:
             return None
 
     def hold(self, value: Any) -> None:
-        """Set the value in this process; raises StudyError where that fails."""
+        """Set the value in this process; raises StudyError if that fails."""
         if value is None or self.value() == value:
             return
         try:
@@ -124,7 +124,7 @@ def _attribute(path: str, *, decides: bool = True) -> Setting:
 
 
 def _library(name: str) -> Setting:
-    """Return the setting of a GPU library; without a preference the machine decides, so resumed runs may differ in it."""
+    """Return the setting of a GPU library. Without a preference the machine decides, so a resumed run may have another value."""
     preferred = getattr(torch.backends.cuda, name)
     return Setting(f"torch.backends.cuda.{name}", lambda: preferred().name.lower(), preferred, decides=False)
 
@@ -135,7 +135,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _flushes_denormals() -> bool:
-    """Whether denormals are flushed. Torch has no getter; it sets a processor flag, which Python's floats obey as well."""
+    """Return whether denormals are flushed. Torch has no getter, but it sets a processor flag that Python's floats obey as well."""
     return sys.float_info.min / float(2) == 0.0
 
 
@@ -187,26 +187,26 @@ SETTINGS = (
         decides=False,
     ),
 )
-"""Settings that are carried, each named after its getter, or after its setter where there is none."""
+"""Settings that are carried, each named after its getter, or after its setter if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessState:
-    """Process-wide state."""
+    """Process-wide state of one process."""
 
     settings: Mapping[str, Any]
     """Values by setting."""
     filters: tuple[tuple[Any, ...], ...]
     """Warning filters, as arguments of ``warnings.filterwarnings``."""
     environment: Mapping[str, str | None]
-    """Variables that changed since the process began; None for removed ones."""
+    """Environment variables that changed since the process began; None for removed ones."""
     replaced: Mapping[str, str] = field(default_factory=dict)
-    """Modules whose import puts functions of theirs in the place of torch's, by function."""
+    """Functions of torch that an imported module has replaced, with the name of the module."""
 
     @classmethod
     def here(cls) -> "ProcessState":
         """Return this process's state; raises StudyError for settings that cannot be carried."""
-        with ALONE:  # a run of another thread has settings and hooks of its own
+        with ALONE:  # a run in another thread may have other settings and hooks
             refuse_what_stays()
             return replace(cls._found(), replaced=_replaced_by_modules())
 
@@ -225,7 +225,7 @@ class ProcessState:
         return {**settings, "functions of torch": dict(self.replaced)}
 
     def apply(self) -> None:
-        """Apply this state; raises StudyError where a setting cannot be made."""
+        """Apply this state; raises StudyError if a setting cannot be made."""
         for name, value in self.environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -237,7 +237,7 @@ class ProcessState:
         self._hold()
 
     def _replace(self) -> None:
-        """Import the modules that replace functions of torch's; raises StudyError where these are not replaced then."""
+        """Import the modules that replace functions of torch; raises StudyError if that does not replace them here."""
         for module in sorted(set(self.replaced.values())):
             try:
                 importlib.import_module(module)
@@ -246,7 +246,7 @@ class ProcessState:
                     f"{module} replaces functions of torch where the run was started, and a worker cannot import it: {error}. "
                     "Put it where all nodes find it, or do without it."
                 ) from error
-        # Modules of torch that only the script has imported may have the same function once more.
+        # The same function may also be an attribute of torch modules that only the script has imported.
         here = {(name.rpartition(".")[2], module) for name, module in replaced().items()} if self.replaced else ()
         for name, module in self.replaced.items():
             if (name.rpartition(".")[2], module) not in here:
@@ -265,7 +265,7 @@ class ProcessState:
 
 @contextlib.contextmanager
 def as_found() -> Iterator[None]:
-    """Allow training in this process, with gradients; restores its settings and random states afterwards."""
+    """Allow training in this process, with gradients; restore its settings and random states afterwards."""
     with random_states_kept():
         before, threads = ProcessState._found(), torch.get_num_threads()
         try:
@@ -278,7 +278,7 @@ def as_found() -> Iterator[None]:
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Save the random states of the process, which belong to other code, and restore them at the end; one thread at a time."""
+    """Save the random states of the process, which belong to other code, and restore them at the end. Threads take turns."""
     with ALONE:
         before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
         try:
@@ -291,7 +291,7 @@ def random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_by(member: str) -> Iterator[None]:
-    """Run a member's code inside; a setting that it leaves changed is restored, and raises MemberError."""
+    """Run a member's code inside. If it leaves a setting changed, restore the setting and raise MemberError."""
     before = {setting: setting.value() for setting in SETTINGS if setting.decides}
     try:
         yield
@@ -308,7 +308,7 @@ def kept_by(member: str) -> Iterator[None]:
 
 
 def refuse_what_stays() -> None:
-    """Raise StudyError for settings of this process that decide results and cannot be carried to another one."""
+    """Raise StudyError for settings of this process that affect results and cannot be carried to another process."""
     of_functions, of_kernels = overrides._get_current_function_mode_stack, dispatch._get_current_dispatch_mode_stack
     modes: list[Any] = [*of_functions(), *of_kernels()]  # type: ignore[no-untyped-call]
     foreign = [mode for mode in modes if not isinstance(mode, DeviceContext)]
@@ -317,7 +317,7 @@ def refuse_what_stays() -> None:
             f"the run is started inside of a mode of torch, {type(foreign[0]).__name__!r}, which workers do not have. Start it "
             "outside, and enter the mode in the member's step."
         )
-    kind = torch.empty(0).device  # also where set_default_tensor_type has set it
+    kind = torch.empty(0).device  # finds a default set by set_default_tensor_type too
     if kind.type != "cpu":
         raise StudyError(
             f"torch's default device is {kind}; members are built on the CPU and go to the devices of --devices. Leave "
@@ -343,7 +343,7 @@ def refuse_what_stays() -> None:
 
 
 def _replaced_by_modules() -> dict[str, str]:
-    """Return `replaced`; raises StudyError for what the script itself has replaced or registered."""
+    """Return `replaced`; raises StudyError if the script itself has replaced functions or registered operators."""
     found = replaced()
     own = [name for name, home in found.items() if home == SCRIPT]
     if own:
@@ -360,7 +360,7 @@ def _replaced_by_modules() -> dict[str, str]:
 
 
 def _plain_filters(found: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return a filter as arguments of `warnings.filterwarnings`, which takes one category where `warnings.simplefilter` takes several."""
+    """Return a filter as arguments of `warnings.filterwarnings`, one tuple per category, because that function accepts only one."""
     action, message, categories, module, line = found
     message, module = getattr(message, "pattern", message) or "", getattr(module, "pattern", module) or ""
     each = categories if isinstance(categories, tuple) else (categories,)
@@ -368,7 +368,7 @@ def _plain_filters(found: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def _changed_environment() -> dict[str, str | None]:
-    """Return variables changed since the process began, but those that nodes set for themselves."""
+    """Return environment variables changed since the process began, except those that nodes set for themselves."""
     lines = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(line).split("=", 1) for line in lines if b"=" in line)
     changed = [name for name in {**began, **os.environ} if began.get(name) != os.environ.get(name)]

@@ -1,8 +1,8 @@
-"""Recorders of device work, which is captured once and replayed as a whole, without a launch per kernel: CUDA graphs.
+"""Recorders of device work (CUDA graphs): work is captured once and replayed as a whole, without a launch per kernel.
 
-Contract. A replay reads and writes the memory addresses of the recording, whatever they hold by then, and allocates nothing; the
-host's part of the work is not repeated. A recorder captures on a stream of its own, on which the work is run some times before,
-since libraries allocate their work space per stream. Recordings share no memory, so those of several recorders may run at once.
+Contract. A replay reads and writes the memory addresses of the recording, whatever they hold at that time, and allocates nothing. It does
+not repeat the host's part of the work. A recorder captures on its own stream. The work must have run there a few times before, because
+libraries allocate their work space per stream. Recordings share no memory, so those of several recorders may run at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ Made = TypeVar("Made")
 
 
 InBranches = Callable[[Sequence[Callable[[], object]]], None]
-"""Does work whose parts are independent."""
+"""Runs functions that are independent of each other."""
 
 
 def in_turn(works: Sequence[Callable[[], object]]) -> None:
-    """Do one after another."""
+    """Call the functions one after another."""
     for work in works:
         work()
 
 
 class Uncaptured(RuntimeError):  # noqa: N818
-    """Raised where a step cannot be captured; the step was not made."""
+    """Raised if a step cannot be captured; the step was not made."""
 
 
 class Recording(Protocol):
@@ -38,13 +38,13 @@ class Recording(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Device memory that it holds as long as it is open."""
+        """Device memory that the recording holds while it is open."""
 
     def replay(self) -> None:
         """Repeat the work, after all work issued on the current stream."""
 
     def close(self) -> None:
-        """Free its memory, at the latest when all recordings of its stream are closed; no replay of it may be running."""
+        """Free the memory, at the latest when all recordings of the stream are closed. No replay of the recording may be running."""
 
 
 class Recorder(Protocol):
@@ -54,28 +54,28 @@ class Recorder(Protocol):
     """Whether each recording keeps the random state of its replays in its own memory, not in memory shared by the generator."""
 
     def own(self) -> AbstractContextManager[None]:
-        """Issue work on its own stream inside this context."""
+        """Issue work on the recorder's stream inside this context."""
 
     def fork(self) -> None:
-        """Let later work on its own stream begin after all work issued on the current stream."""
+        """Let later work on the recorder's stream begin after all work issued on the current stream."""
 
     def join(self) -> None:
-        """Let later work on the current stream begin after all work issued on its own stream."""
+        """Let later work on the current stream begin after all work issued on the recorder's stream."""
 
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
-        """Do work whose parts are independent, and keep none of the memory that they allocate; on its own stream, as branches at once."""
+        """Run independent functions; in concurrent branches if the recorder's stream is current. Memory that they allocate must not be kept."""
 
     def strict(self) -> AbstractContextManager[None]:
-        """Raise inside for work that waits for the device. A capture cannot contain it, and could not be ended cleanly."""
+        """Raise an error inside for work that waits for the device. A capture cannot contain such work, and could not be ended cleanly."""
 
     def record(self, work: Callable[[], Made]) -> tuple[Recording, Made]:
-        """Capture the work without running it; returns the recording, and the work's result; a replay fills its tensors.
+        """Capture the work without running it. Returns the recording, and the work's result, whose tensors each replay fills.
 
-        Raises what the work raises, or the device's error.
+        Raises the errors of the work or of the device.
         """
 
     def close(self) -> None:
-        """Release its stream; its recordings must be closed before."""
+        """Release the stream. All recordings must already be closed."""
 
 
 RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
@@ -83,7 +83,7 @@ RECORDERS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaRecorder}
 
 
 def records(backend: Backend) -> bool:
-    """Whether there is a recorder for a device."""
+    """Return whether a device has a recorder."""
     return _kind(backend) in RECORDERS
 
 

@@ -1,7 +1,7 @@
-"""What a script has put in the place of torch's own functions, and the operators that it has registered.
+"""Functions of torch that a script has replaced, and operators that it has registered.
 
-Torch keeps no list of the first, so they are found by where each function was defined: whatever name it took over, its globals are
-those of its module.
+Torch keeps no list of replaced functions. They are found by the module in which each function was defined: whatever name a function is
+assigned to, its globals are those of its own module.
 """
 
 import functools
@@ -23,9 +23,9 @@ SCRIPT = "__main__"
 COMPUTES = re.compile(
     r"torch(\.(nn|optim|autograd|functional|linalg|fft|special|distributions|func|sparse|nested|signal|amp)(\.|$)|$)"
 )
-"""Modules of torch that are searched: those whose functions members compute with."""
+"""Modules of torch that are searched: members compute with their functions."""
 HARMLESS = {"torch.compile"}
-"""What libraries replace as they are imported (lightning does), and no value depends on."""
+"""Functions that libraries replace at import (for example lightning), and that affect no value."""
 TORCHS = {"torch", "functorch", "typing_extensions", *sys.stdlib_module_names}
 REGISTERED = re.compile(r"registered at (.+):\d+")
 WRAPPERS: dict[type, str] = {
@@ -40,14 +40,14 @@ NO_VALUES = ("Meta", "CUDA", "MPS", "XPU")
 
 
 def replaced() -> dict[str, str]:
-    """Return torch's functions, methods, classes and kernels that are not its own, each with the module that they are from.
+    """Return the replaced functions, methods, classes and kernels of torch, each with the module that replaces it.
 
-    What the script has defined, or a file that travels by value, is from `SCRIPT`.
+    For replacements defined in the script, or in a module that is pickled by value, the module is `SCRIPT`.
     """
-    # What a library adds to torch, torch itself never calls. Sources are read for the few names alone that are not torch's.
+    # Names that a library adds to torch are skipped, because torch never calls them. Sources are read only for the few foreign names.
     found = {name: home for name, home in _not_of_torch() if name not in HARMLESS and _names(name)}
     for key in torch.library._impls:
-        # The kernel of an operator of torch's own that may decide a value, as aten/relu/CPU.
+        # A kernel of one of torch's operators that may affect a value, for example aten/relu/CPU.
         if key.startswith("aten/") and not key.endswith(NO_VALUES) and not _is_torchs(home := _kernel(key)):
             found[f"torch.ops.{key.replace('/', '.')}"] = home
     return {name: _travelling(home) for name, home in found.items()}
@@ -64,7 +64,7 @@ def operators_of_the_script() -> list[str]:
 
 
 def _not_of_torch() -> Iterator[tuple[str, str]]:
-    """Yield names in torch under which another module's functions or classes are, each with that module."""
+    """Yield names in torch that refer to functions or classes of other modules, each with its module."""
     for name, module in list(sys.modules.items()):
         if not COMPUTES.match(name):
             continue
@@ -76,7 +76,7 @@ def _not_of_torch() -> Iterator[tuple[str, str]]:
 
 
 def _foreign(names: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names in a module of torch, with globals `own`, whose values are not torch's, each with its module."""
+    """Yield those of `names` whose values are not torch's, each with its module; `own` are the globals of the searched module of torch."""
     for key, value in list(names.items()):
         if type(value) is FunctionType and value.__globals__ is own:
             continue
@@ -85,7 +85,7 @@ def _foreign(names: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _names(path: str) -> bool:
-    """Whether torch's own code has this name: in the source of its module, or compiled."""
+    """Return whether torch itself defines or uses this name, in the source of its module or in compiled code."""
     module = path
     while module not in sys.modules:
         module = module.rpartition(".")[0]
@@ -98,7 +98,7 @@ def _names(path: str) -> bool:
 
 
 def _home(value: Any) -> str:
-    """Return the module that a function or class is from; of another callable, the module of its class."""
+    """Return the module that defines a function or class; for another callable, the module of its class."""
     kind = type(value)
     if kind is FunctionType:
         home: str = value.__globals__.get("__name__", "torch")
@@ -111,19 +111,19 @@ def _home(value: Any) -> str:
 
 
 def _travelling(home: str) -> str:
-    """Return the module, or the script where it travels by value."""
+    """Return the module, or `SCRIPT` if it is pickled by value."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     return SCRIPT if any(home == one or home.startswith(f"{one}.") for one in by_value) else home
 
 
 @functools.cache
 def _is_torchs(home: str) -> bool:
-    # A namedtuple's methods are compiled in a module of no such name.
+    # The methods of a namedtuple have globals of their own, named namedtuple_ and its name.
     return home.partition(".")[0] in TORCHS or home.startswith("namedtuple_")
 
 
 def _kernel(key: str) -> str:
-    """Return the module that has registered a kernel; the script where it was by a function of torch's, which does not tell."""
+    """Return the module that has registered a kernel; `SCRIPT` if torch only reports its own function that registered it."""
     library, operator, dispatch = key.split("/")
     lines = torch._C._dispatch_dump(f"{library}::{operator}").splitlines()
     found = _registrar(next(line for line in lines if line.startswith((f"{dispatch}:", f"{dispatch}["))))
@@ -131,7 +131,7 @@ def _kernel(key: str) -> str:
 
 
 def _registrar(line: str) -> str:
-    """Return the module of the file that torch says it was registered in; the script where no module has that file."""
+    """Return the module of the file in which torch says it was registered; `SCRIPT` if no module has that file."""
     found = REGISTERED.search(line)
     if found is None:
         return "torch"  # it has been taken back

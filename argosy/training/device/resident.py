@@ -1,8 +1,8 @@
-"""Rows that stay on an accelerator: sent there once, and read there by the indices of their samples in every later epoch.
+"""Rows that stay on an accelerator: they are copied there once, and gathered by their sample indices in every later epoch.
 
-Contract. Only `fixed` blocks have such rows. The ring carries every block all the same, so that rows can be given back at any moment, and
-another trainer, or the same one started anew, needs nothing of them. They are written and read on the current stream, one block after another.
-Rows get a share of the memory that a section of steps has left over, and are given back for good where memory ends.
+Contract. Only `fixed` blocks have such rows. The ring still carries every block, so that rows can be freed at any time, and other or
+restarted trainers do not depend on them. Rows are written and read on the current stream, one block after another. They may use a share of
+the memory that remains after a section of steps has shown what it needs. If memory runs out, all rows are freed for good.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from argosy.training.device.devices import Backend, memory_left
 __all__ = ["ResidentRows"]
 
 SHARE = 4
-"""Rows take at most one part in so many of the memory that is left."""
+"""Rows of a split may use at most 1 / SHARE of the memory that is left."""
 DTYPES = frozenset(
     {
         *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     }
 )
-"""Those that every accelerator can gather."""
+"""Types that every accelerator can gather."""
 
 
 @dataclass(slots=True)
 class _Split:
-    """Rows of one split, by the numbers of its samples."""
+    """Rows of one split, by sample index."""
 
     leaves: list[Tensor]
-    """On the device, each ``[samples, …]``."""
+    """Tensors on the device, each ``[samples, …]``."""
     here: npt.NDArray[np.bool_]
-    """Which samples have been sent."""
+    """Whether each sample is on the device."""
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class ResidentRows:
 
     backend: Backend
     lengths: Mapping[str, int] = field(default_factory=dict)
-    """Samples of each split that may stay; nothing does before a section of steps has shown what memory they need."""
+    """Number of samples of each split whose rows may stay; empty until a section of steps has shown how much memory it needs."""
     _splits: dict[str, _Split | None] = field(default_factory=dict)
-    """None for a split without room."""
+    """None for a split that does not fit."""
     _refused: bool = False
-    """Whether memory ended."""
+    """Whether memory has run out."""
 
     def allow(self, lengths: Mapping[str, int]) -> None:
-        """Let rows of splits of these lengths stay from now on."""
+        """Allow rows of these splits, given with their numbers of samples, to stay from now on."""
         if not self._refused:
             self.lengths = lengths
 
@@ -63,7 +63,7 @@ class ResidentRows:
         return split is not None and block.fixed and bool(split.here[block.indices].all())
 
     def takes(self, block: Block) -> bool:
-        """Return whether the block's rows are to stay; room for its split is made where there is enough. Raises where memory ends."""
+        """Return whether the block's rows will stay; allocates memory for its split if it fits. Raises if memory runs out."""
         name = block.place.split
         if not (block.fixed and block.whole and name in self.lengths):
             return False
@@ -77,7 +77,7 @@ class ResidentRows:
         return self._splits[name] is not None
 
     def keep(self, block: Block, index: Tensor, leaves: list[Tensor]) -> None:
-        """Keep rows of a block that it takes; the index and the leaves are on the device."""
+        """Keep the rows of a block that `takes` has accepted; the index and the leaves are on the device."""
         split = self._splits[block.place.split]
         assert split is not None
         for rows, leaf in zip(split.leaves, leaves, strict=True):
@@ -85,18 +85,18 @@ class ResidentRows:
         split.here[block.indices] = True
 
     def read(self, block: Block, index: Tensor) -> list[Tensor]:
-        """Return the leaves of a block that it has, in memory of their own."""
+        """Return the leaves of a block whose rows are all on the device, in new memory."""
         split = self._splits[block.place.split]
         assert split is not None
         return [rows.index_select(0, index) for rows in split.leaves]
 
     def give_back(self, detail: str) -> bool:
-        """Free all rows after memory has ended, and keep none from now on; returns whether there were any."""
+        """Free all rows after memory has run out, and keep none from now on; returns whether there were any."""
         held = any(self._splits.values())
         self._splits.clear()
         self.lengths, self._refused = {}, True
         if held:
-            with contextlib.suppress(OSError):  # the worker's log may lie on a disk that is full
+            with contextlib.suppress(OSError):  # the worker's log may be on a full disk
                 print(f"samples are sent to {self.backend.name} in each epoch from now on: {detail}", flush=True)
         return held
 

@@ -1,4 +1,4 @@
-"""`argosy.training.device.own_kernels` in Triton; imported where it is installed alone."""
+"""The kernels of `argosy.training.device.own_kernels` in Triton; imported only if Triton is installed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,11 @@ from argosy.training.device.kernel_forms import AT_ONCE, BLOCK, OF_A_STEP, Drawn
 __all__ = ["TritonKernels"]
 
 SIZES = (1001, 65_536 * 96, 1_500_002)
-"""Sizes of masks that are compared with torch's: odd ones, and such that a thread draws several times."""
+"""Sizes of masks that are compared with torch's: some are odd, and with some each thread draws several times."""
 GROUPS = 512
-"""Draws of four numbers each that a program makes."""
+"""Draws of four numbers that one Triton program makes."""
 OF_A_MASK = 6
-"""Numbers of a mask in a table."""
+"""Columns of the table of masks."""
 THREADS = 256
 """Threads of a block of torch's dropout."""
 
@@ -31,11 +31,11 @@ class TritonKernels:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.adjacent: dict[int, int] = {}
-        """Adjacent numbers that a thread of torch's dropout draws at most, by the bytes of one."""
+        """Most adjacent elements that a thread of torch's dropout draws, by the element size in bytes."""
 
     @classmethod
     def as_torch(cls, device: torch.device) -> "TritonKernels | None":
-        """Return kernels that were seen to draw what this torch's dropout draws, in some types of numbers; None where they draw otherwise."""
+        """Return kernels after checking that they draw the same numbers as this torch's dropout; None if they differ even in float32."""
         kernels = cls(device)
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             for adjacent in (16 // dtype.itemsize, 4):
@@ -82,7 +82,7 @@ class TritonKernels:
         return sent(found[0], self._device), sent(found[1], self._device), most
 
     def _threads(self, size: int) -> int:
-        """Return how many threads of torch's draw a mask (ATen/native/cuda/Dropout.cu)."""
+        """Return how many threads torch uses to draw a mask (ATen/native/cuda/Dropout.cu)."""
         properties = torch.cuda.get_device_properties(self._device)
         most: int = properties.multi_processor_count * (properties.max_threads_per_multi_processor // THREADS)
         return min(most, -(-size // THREADS)) * THREADS
@@ -105,7 +105,7 @@ def _masks(into, table, shares, states, COLUMNS: tl.constexpr, GROUPS: tl.conste
     adjacent, row, counter = tl.load(of + 3), tl.load(of + 4), tl.load(of + 5)
     kept, scale = tl.load(shares + tl.program_id(1) * 2), tl.load(shares + tl.program_id(1) * 2 + 1)
     seed, offset = tl.load(states + row * 2), tl.load(states + row * 2 + 1)
-    # Of eight adjacent numbers a thread draws twice four.
+    # A thread with eight adjacent elements draws four numbers twice.
     halves = tl.where(adjacent == 8, 2, 1)
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     half, thread, turn = group % halves, group // halves % threads, group // halves // threads
@@ -113,7 +113,7 @@ def _masks(into, table, shares, states, COLUMNS: tl.constexpr, GROUPS: tl.conste
     low, high = (at & 0xFFFFFFFF).to(tl.uint32), (at >> 32).to(tl.uint32)
     one, two, three, four = tl.philox(seed, low, high, thread.to(tl.uint32), (thread >> 32).to(tl.uint32))
     first = turn * tl.where(adjacent == 1, 4, adjacent) * threads + thread * adjacent + half * 4
-    # Four numbers lie side by side, or each in the next stretch of as many numbers as there are threads; of pairs, torch drops two of four.
+    # The four numbers are adjacent, or each is `threads` elements after the last; with pairs, torch discards two of the four.
     of_two = tl.where(adjacent == 1, threads, 1)
     of_three = tl.where(adjacent >= 4, 2, tl.where(adjacent == 2, count, 2 * threads))
     _write(into, start, count, first, one, kept, scale)

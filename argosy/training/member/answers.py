@@ -1,7 +1,7 @@
-"""What a member answers to validation samples, reduced to what the loss of an ensemble needs of it: one number for each target.
+"""A member's answers to validation samples: the one number per target that an ensemble needs to compute its loss.
 
-Of classes it is the probability of the right one, since the mean of members' probabilities has the loss of the mean of these; of numbers
-it is the error. Validation samples come in one order for all members, so answers of two members belong together by their places.
+For classes it is the probability of the right class: the loss of an ensemble that averages probabilities depends only on the mean of these
+numbers. For numeric targets it is the error. All members see the validation samples in one order, so their answers match by position.
 """
 
 import math
@@ -20,16 +20,16 @@ __all__ = ["NO_CLASS", "Answers", "Kind", "kind_of"]
 Kind = Literal["classes", "numbers"]
 OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
 MOST = 4096
-"""Values of one validation: of more samples, as many are taken at even distances."""
+"""Most values kept of one validation; if there are more, evenly spaced samples are taken."""
 NO_CLASS = 2.0
-"""In the place of the probability of a target without a class, as padded tokens have none."""
+"""Stands for the probability if a target has no class, for example a padded token."""
 LEAST = torch.finfo(torch.float32).tiny
 EACH = 16
-"""Targets of a sample: of more, as the pixels of a picture, as many are taken at even distances."""
+"""Most targets kept of one sample; if there are more, for example pixels, evenly spaced ones are taken."""
 
 
 def kind_of(member: Member) -> Kind | None:
-    """Return what a member's outputs are, as far as its loss tells."""
+    """Return the kind of a member's outputs; None if its loss does not determine it."""
     if isinstance(member.loss, OF_NUMBERS):
         return "numbers"
     if member.step is None and (member.loss is None or isinstance(member.loss, nn.CrossEntropyLoss)):
@@ -46,11 +46,14 @@ class Answers:
     _parts: list[tuple[Tensor, DeviceEvent]] = field(default_factory=list)
 
     def add(self, output: Any, target: Any) -> None:
-        """Add a batch. Raises StudyError for outputs that an ensemble cannot be made of."""
+        """Add a batch. Raises StudyError for outputs that an ensemble cannot use."""
         self._parts.append(self.backend.fetch(self._reduced(output, target)))
 
     def whole(self) -> tuple[int, bytes] | None:
-        """Return the values of a sample, and the float32 of all ``[samples, values]``; None without a sample. Waits for the device."""
+        """Return the number of values per sample, and all values ``[samples, values]`` as float32 bytes; None without samples.
+
+        Waits for the device.
+        """
         for _, event in self._parts:
             event.synchronize()
         if not self._parts:
@@ -60,16 +63,16 @@ class Answers:
         return chosen_NK.shape[1], chosen_NK.numpy().tobytes()
 
     def _reduced(self, output: Any, target: Any) -> Tensor:
-        """Return values of a batch, ``[B, values]``."""
+        """Return the answers to a batch, ``[B, values]``."""
         kind = kind_of(self.member)
         if isinstance(output, Tensor) and isinstance(target, Tensor):
             if kind == "numbers" and output.shape == target.shape:
                 return _few((output.detach() - target).float())
             whole = not target.is_floating_point()
             if kind == "classes" and whole and output.shape[:1] + output.shape[2:] == target.shape:
-                known = target >= 0  # as the targets that cross-entropy ignores are not
+                known = target >= 0  # cross-entropy ignores negative targets
                 right = output.detach().float().softmax(dim=1).gather(1, target.long().clamp(min=0)[:, None])[:, 0]
-                # The logarithm of one that is ruled out stays a number.
+                # The minimum keeps the logarithm finite.
                 return _few(torch.where(known, right.clamp(min=LEAST), NO_CLASS))
         raise StudyError(
             f"member {self.member.name!r}: {_said('its output', output)} and {_said('its target', target)}, and Study.ensemble is made of "

@@ -1,5 +1,8 @@
-"""Checks of what a member computes of a batch: that losses can be averaged over batches, and that no value broadcasts. A loss that
-sums its samples, or compares outputs with targets of other samples, trains without error, and means something else at each batch size."""
+"""Checks of the values that a member computes from a batch: that they can be averaged over batches, and do not broadcast by mistake.
+
+A loss that sums its samples, or that compares outputs with the targets of other samples, trains without an error, but its meaning depends
+on the batch size.
+"""
 
 import contextlib
 import math
@@ -20,19 +23,19 @@ from argosy.training.member.mistakes import same_shape, shown
 __all__ = ["check_halves", "check_loss", "check_pairs", "check_sizes", "check_step", "refusing_broadcasts"]
 
 SAMPLES = 2
-"""Samples that are repeated several times; few, because outputs of a sample may be large."""
+"""Samples that are repeated in one batch; few, because the outputs for a sample may be large."""
 TIMES = (2, 4, 6)
-"""How often; once, none would have another one of its class, and a loss that compares each with these would begin anew."""
+"""Numbers of repetitions; not 1, because a loss that compares samples of one class would have no pairs."""
 PAIRED = 8
 """Samples that are compared in several orders."""
 TOLERANCE = 1e-3
 """Relative difference up to which values count as equal."""
 TURNED = 1e-4
-"""The same of values of one batch in two orders."""
+"""The same for values of one batch in two orders."""
 DRAWN = 0.1
-"""The same of values that draw random numbers."""
+"""The same for values that draw random numbers."""
 ROUNDED = 1e-2
-"""The same in precisions in which kernels of two batch sizes may round that differently."""
+"""The same in lower precisions, in which kernels may round so differently for two batch sizes."""
 Value = Callable[[Any], Any]
 """Samples, a tree of leaves ``[rows, …]`` -> a tensor of values per sample, or a scalar."""
 SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
@@ -40,12 +43,12 @@ SHAPES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda leaf: leaf[:, None],
     lambda leaf: leaf[..., None],
 )
-"""Other shapes of targets: without dimensions of one, and with one more."""
+"""Other shapes of targets: without dimensions of size 1, and with an additional one."""
 BROADCAST = re.compile(r"Using a target size \(torch.Size\(\[(.*?)\]\)\).*input size \(torch.Size\(\[(.*?)\]\)\)")
 
 
 def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
-    """Check a member's loss, which alone is computed; returns whether its mean over batches depends on their sizes. Raises StudyError."""
+    """Check a member's loss without its network; returns whether its mean over batches depends on their sizes. Raises StudyError."""
     loss = member.loss
     if loss is None:
         return False
@@ -56,13 +59,15 @@ def check_loss(member: Member, output: Any, target: Any, rows: int) -> bool:
 
 
 def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
-    """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False where that cannot be told.
+    """Raise StudyError for a value that adds up samples, or is a power of such a sum; returns False if this cannot be determined.
 
-    A few samples are given twice, four and six times over: a mean stays, a sum grows by as much each time, a root of one by a power of
-    their number. A value that grows otherwise (a contrastive one, by a logarithm) is accepted, and so is a sum over pairs by the number of
-    samples, which each sample's own part makes grow likewise. Of one that draws random numbers, as that of a variational autoencoder, that each
-    call moves, as by a memory of targets, or that goes by places in the batch, as a diffusion model's by noise of a fixed seed, it is told where
-    these decide little; it cannot be told of one that takes no such batch.
+    A few samples are repeated twice, four and six times. A mean does not change, a sum grows linearly, and a power of a sum grows with this
+    power of the number of samples. A value that grows in another way (for example a contrastive loss, logarithmically) is accepted. So is a sum
+    over pairs divided by the number of samples, although its pairs of a sample with itself make it grow linearly too.
+
+    Some values change between calls or with the order of samples: a variational autoencoder draws random numbers, a loss may keep a memory of
+    targets, a diffusion model may draw noise with a fixed seed. For these a sum is recognized only if such changes are small. For values that
+    raise on such batches, nothing can be determined.
     """
     numbers = range(min(PAIRED, rows))
     some = _taken(samples, rows, numbers)
@@ -87,16 +92,16 @@ def _check_sum(member: Member, what: str, value: Value, samples: Any, rows: int)
 
 
 def _compares(value: Value, samples: Any, rows: int, tolerance: float) -> bool:
-    """Whether a value depends on which samples stand together; a sum of what each sample gives does not."""
+    """Return whether a value depends on which samples are in one batch; a sum of per-sample values does not."""
     pairs, others = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     found, crossed = ([_mean_of(value, _taken(samples, rows, pair)) for pair in two] for two in (pairs, others))
     return abs(sum(found) - sum(crossed)) > tolerance * sum(map(abs, found + crossed))
 
 
 def check_halves(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool:
-    """Compare the value of a batch with those of its halves; returns whether their mean is another one.
+    """Compare the value of a batch with those of its halves; returns whether the mean of the halves differs.
 
-    Raises StudyError for values ``[rows, rows]``, of each sample with each other.
+    Raises StudyError for values ``[rows, rows]``, which compare each sample with every other.
     """
     half = rows // 2
     parts = [range(rows), range(half), range(half, rows)]
@@ -115,9 +120,9 @@ def check_halves(member: Member, what: str, value: Value, samples: Any, rows: in
 
 
 def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]) -> None:
-    """Raise StudyError where a member's own step sums samples, by its losses of two batch sizes in which all samples are equal.
+    """Raise StudyError if a member's own step sums samples, judged by its losses for two batch sizes in which all samples are equal.
 
-    One that takes no such batch, as it looks for negatives in it, is not told of.
+    A step that fails on such a batch, for example because it needs negatives, is not checked.
     """
     losses = {rows: _value(value, data) for data, rows in batches}
     values = {size: float(one) for size, one in losses.items() if one is not None and not one.dim() and one.isfinite()}
@@ -129,7 +134,7 @@ def check_sizes(member: Member, value: Value, batches: Iterable[tuple[Any, int]]
 
 @contextlib.contextmanager
 def refusing_broadcasts(member: Member, *, tells: bool = True) -> Iterator[None]:
-    """Turn torch's warning about targets that are broadcast against outputs of other samples into StudyError; of others, tell where it `tells`."""
+    """Turn torch's warning that targets broadcast against outputs of other samples into StudyError; repeat other warnings if `tells`."""
     with warnings.catch_warnings(record=True, action="always") as told:
         yield
     for warning in told:
@@ -142,10 +147,10 @@ def refusing_broadcasts(member: Member, *, tells: bool = True) -> Iterator[None]
 
 
 def check_pairs(member: Member, what: str, value: Value, pair: tuple[Any, Any], rows: int) -> None:
-    """Raise StudyError for a loss or metric of (output, target) that compares each output with all targets, by their shapes."""
+    """Raise StudyError for a loss or metric of (output, target) that compares each output with all targets because of their shapes."""
     output, target = pair
     tensors = isinstance(output, Tensor) and isinstance(target, Tensor) and output.numel() == target.numel()
-    # Outputs of an untrained network may be so much alike that no order matters; targets in their place are not.
+    # Outputs of an untrained network may be so similar that no order matters, so targets are tried as outputs too.
     like = [target.reshape(output.shape).to(output.dtype)] if tensors else []
     if any(_broadcasts(value, outputs, target, rows) for outputs in (output, *like)):
         column = isinstance(target, Tensor) and target.shape == (rows, 1)
@@ -155,8 +160,11 @@ def check_pairs(member: Member, what: str, value: Value, pair: tuple[Any, Any], 
 
 
 def check_step(member: Member, what: str, value: Value, samples: Any, rows: int) -> bool | None:
-    """Check an own step or validation as `_check_sum` and `check_halves` do, and that its targets, all leaves but the first, do not
-    broadcast; returns whether its mean over batches depends on their sizes, None where that cannot be told. Raises StudyError."""
+    """Check a member's own step or validation as `_check_sum` and `check_halves` do, and that its targets do not broadcast.
+
+    All leaves but the first count as targets. Returns whether the mean over batches depends on their sizes; None if this cannot be
+    determined. Raises StudyError.
+    """
     (first, *rest), tree = flatten(samples)
     if rest and _broadcasts(lambda pair: value(unflatten([pair[0], *pair[1]], tree)), first, rest, rows):
         raise StudyError(
@@ -168,10 +176,10 @@ def check_step(member: Member, what: str, value: Value, samples: Any, rows: int)
 
 
 def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
-    """Whether a value of (output, target) is the same for targets in any order, and for targets of another shape is not.
+    """Return whether a value of (output, target) ignores the order of targets as they are, but depends on it if they have another shape.
 
-    One that makes shapes alike depends on the order as it is, and one that compares samples on purpose in no shape. Of one that draws
-    random numbers it cannot be told.
+    A value that reshapes its arguments depends on the order as they are. A value that compares samples on purpose depends on it in no shape.
+    Returns False for a value that draws random numbers, because it cannot be determined.
     """
     few = list(range(min(PAIRED, rows)))
     outputs = _taken(output, rows, few)
@@ -180,12 +188,12 @@ def _broadcasts(value: Value, output: Any, target: Any, rows: int) -> bool:
     once = _mean_of(value, pair)
     if once != _mean_of(value, pair) or _ordered(value, outputs, targets, lambda leaf: leaf) is not False:
         return False
-    # The last: of one that its calls move, as by a threshold that follows them, it cannot be told either.
+    # The last comparison excludes values that change with every call, for example by an adaptive threshold.
     return any(_ordered(value, outputs, targets, shaped) for shaped in SHAPES) and once == _mean_of(value, pair)
 
 
 def _ordered(value: Value, outputs: Any, targets: Iterable[Any], shaped: Callable[[Tensor], Tensor]) -> bool | None:
-    """Return whether a value depends on the order of targets in this shape; None where it is none."""
+    """Return whether a value depends on the order of targets in this shape; None if it is not finite."""
     first = math.nan
     for number, one in enumerate(targets):
         found = _mean_of(value, (outputs, map_leaves(partial(_of_rows, shaped), one)))
@@ -202,11 +210,11 @@ def _of_rows(shaped: Callable[[Tensor], Tensor], leaf: Any) -> Any:
 
 
 def _value(value: Value, samples: Any) -> Tensor | None:
-    """Return a value; None where it raises, or gives no tensor."""
+    """Return a value; None if it raises or is no tensor."""
     try:
         with warnings.catch_warnings(action="ignore"):
             found = value(samples)
-    except Exception:  # boundary between a member's code and ours: what training raises as well is reported there
+    except Exception:  # boundary to a member's code; an error that training raises too is reported there
         return None
     return found.detach() if isinstance(found, Tensor) else None
 
@@ -220,7 +228,7 @@ def _mean_of(value: Value, samples: Any) -> float:
 
 
 def _taken(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
-    """Return these samples of a tree, copied."""
+    """Return copies of these samples of a tree."""
     index = torch.tensor([*numbers], dtype=torch.long)
 
     def taken(leaf: Any) -> Any:
@@ -231,13 +239,13 @@ def _taken(samples: Any, rows: int, numbers: Iterable[int]) -> Any:
 
 
 def _adds_up(once: float, twice: float, thrice: float) -> bool:
-    """Whether each repetition adds at least as much as the one before."""
+    """Return whether each repetition adds at least as much as the one before."""
     first, second = twice - once, thrice - twice
     return abs(first) > TOLERANCE * abs(thrice) and second / first > 1 - TOLERANCE
 
 
 def _is_power(once: float, twice: float, thrice: float) -> bool:
-    """Whether these are as 1, 2 and 3 to one power, a tenth or more."""
+    """Return whether these are proportional to 1, 2 and 3 to some power above 0.1."""
     if not once or twice / once <= 0 or thrice / once <= 0:
         return False
     power = math.log2(twice / once)

@@ -12,11 +12,11 @@ __all__ = ["change"]
 
 
 def change(live: LiveMember, changes: Mapping[str, tuple[Any, Any]], built: Sequence[Mapping[str, Any]]) -> None:
-    """Replace hyper-parameters of the source's file by the member's own; `changes` are (source's, own) by name.
+    """Replace hyper-parameters loaded from the source's checkpoint by the member's own; `changes` maps names to (source's, own).
 
-    Own values come from the parameter groups of its optimizer as it was `built`, which may differ among groups. A learning rate
-    is scaled in proportion, also where a schedule has moved it. Raises StudyError for a value that the optimizer keeps
-    elsewhere. Hyper-parameters of the loss are in no file.
+    Own values come from the parameter groups of the optimizer as it was `built`; they may differ between groups. Learning rates
+    are scaled by own / source's, even if a schedule has changed them. Raises StudyError for a value that the optimizer does not keep
+    in its groups. Hyper-parameters of the loss need no change, because no checkpoint contains them.
     """
     for name, (before, value) in changes.items():
         part, _, key = name.partition(".")
@@ -44,14 +44,14 @@ def _scale_rates(live: LiveMember, before: float, value: float) -> None:
 
 
 def _with_parts(schedule: Any) -> Iterator[Any]:
-    """Yield a schedule and its parts."""
+    """Yield a schedule and, recursively, its parts."""
     yield schedule
     for part in getattr(schedule, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def _scaled(rate: Any, before: float, value: float) -> Any:
-    """Scale a rate: exactly `before` becomes exactly `value`."""
+    """Scale a rate, so that a rate of exactly `before` becomes exactly `value`."""
     if isinstance(rate, torch.Tensor):
         return torch.full_like(rate, _scaled(rate.item(), before, value))
     return value if rate == before or not before else rate / before * value

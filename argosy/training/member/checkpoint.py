@@ -1,7 +1,7 @@
-"""Checkpoints: dicts of plain tensors and scalars, written so that a crash leaves the old file or the new one.
+"""Checkpoints: dicts of plain tensors and scalars, written atomically, so that a crash leaves either the old file or the new one.
 
 Nothing in a run directory is ever unpickled: files are read with ``weights_only=True``, after their checksum was compared
-(torch alone accepts a flipped bit).
+(torch alone does not notice a flipped bit).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ __all__ = ["check", "keep_newest", "link", "load", "plain", "save", "save_all", 
 SCALARS: set[type] = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
 
 OURS = re.compile(r"(best-)?e\d{4,}(\.\d+)?(-s\d{7,}(\+\d+)?)?\.pt|\.[^/]+\.pt\.[0-9a-f]+")
-"""Names of checkpoints, as `argosy.training.member.files` gives them, and of temporary files renamed to one or to a link."""
+"""Names of checkpoints, as `argosy.training.member.files` makes them, and of temporary files of checkpoints and links."""
 
 ADVICE = "Put it back as it was written, or train in another directory."
 
@@ -42,13 +42,13 @@ def save(state: Mapping[str, Any], path: Path) -> str:
 def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
     """Write plain states, each to its path, and return the SHA-256 of each file.
 
-    Raises DiskError where the disk refuses, WorkerError where this process may open no more files: then nothing
-    half-written stays, and files that were there before are untouched.
+    Raises DiskError if the disk refuses, and WorkerError if this process cannot open more files. In both cases no partial
+    file remains, and existing files are untouched.
 
-    All are written to temporary names, flushed to the disk, renamed; the folders are flushed as well. Every flush of a
-    single file makes the file system commit its log. So where many small files are written, the whole file system is
-    flushed first; the flush of each file, which alone reports that file's errors reliably, then finds hardly anything left
-    to do (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
+    All files are written under temporary names, flushed to the disk, and renamed; the folders are flushed as well. Each flush of a
+    single file makes the file system commit its log. If there are many small files, the whole file system is therefore flushed
+    first. Each file is flushed too, because only this reliably reports its errors, but little is left to write then
+    (100 files of 6 kB on ext4: 27 ms, 14 of them on the CPU, instead of 57 and 28).
     """
     pairs = [(beside(path), path) for _, path in items]
     sums = []
@@ -60,7 +60,7 @@ def save_all(items: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str]:
 
 
 class _Summed:
-    """A file that hashes what is written to it, so that nothing has to be read back or held in memory as a whole."""
+    """A file that hashes the data written to it, so that the data need not be read back or held in memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -84,9 +84,9 @@ def _write(state: Mapping[str, Any], path: Path) -> str:
 
 
 def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read a state; raises CheckpointError where the file is missing, does not match its checksum, or is not plain data.
+    """Read a state; raises CheckpointError if the file is missing, does not match its checksum, or is not plain data.
 
-    Raises WorkerError or DiskError where the system refuses to read it, which does not mean that the file is bad.
+    Raises WorkerError or DiskError if the system refuses to read the file; the file itself may be good.
     """
     path = _followed(path)
     check(path, sha256)
@@ -99,7 +99,7 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
         what = f"checkpoint {path} cannot be read"
         raise means_refused(error, what) or disk_refused(error, what) from error
     except Exception as error:  # torch's reader raises errors of any type
-        # Torch's own message advises to load it with whatever code it contains; it is kept as the cause.
+        # Torch's own message recommends loading the file with the code in it, so it is only kept as the cause.
         raise CheckpointError(
             f"checkpoint {path} cannot be opened as plain data and is refused: it was damaged or changed after it was written. "
             + ADVICE
@@ -108,13 +108,13 @@ def load(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
 
 def _followed(path: Path) -> Path:
-    """Resolve ``best.pt`` or ``last.pt``; a link out of its folder is returned as it is, and is not opened."""
+    """Resolve ``best.pt`` or ``last.pt``; a link that leaves its folder is returned unresolved."""
     target = path.resolve()
     return target if target.parent == path.parent.resolve() else path
 
 
 def _check_size(path: Path) -> None:
-    """Raise CheckpointError where the state would take more memory than the file has bytes: checkpoints are never compressed."""
+    """Raise CheckpointError if the state would unpack to more bytes than the file has: checkpoints are never compressed."""
     with opened(path) as file, zipfile.ZipFile(file) as archive:
         there, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in archive.infolist())
     if unpacked > there:
@@ -125,7 +125,7 @@ def _check_size(path: Path) -> None:
 
 
 def check(path: Path, sha256: str | None = None) -> None:
-    """Raise CheckpointError where a file is missing, or does not match its checksum."""
+    """Raise CheckpointError if a file is missing or does not match its checksum."""
     if not path.exists():
         raise CheckpointError(
             f"checkpoint {path} does not exist: it was moved or deleted, as all is that argosy.fit writes without directory=. {ADVICE}"
@@ -135,25 +135,25 @@ def check(path: Path, sha256: str | None = None) -> None:
 
 
 def plain(value: Any, where: str = "state", *, host: bool = False) -> Any:
-    """Return the value with NumPy's types converted; raises CheckpointError for objects that could not be reloaded.
+    """Return the value with NumPy types converted; raises CheckpointError for objects that could not be reloaded.
 
-    Tensors of the host keep their memory, but a view is cloned, because it would be saved with its whole storage. Tensors of
-    other devices are copied to the host, and all are with `host`: a file that names a device opens only where there is one,
-    and views of a whole assignment would be cloned where memory is scarce. Shared tensors stay shared and are saved once: tied
-    weights, and equal views.
+    Host tensors keep their memory, except that views are cloned, because a view would be saved with its whole storage. Tensors on
+    other devices are copied to the host (with `host`, all tensors are): a file that names a device could only be opened on a machine
+    with this device, and cloning the views there would need scarce device memory. Tensors that share memory, such as tied weights and
+    equal views, stay shared and are saved once.
     """
     return _Walk(host).plain(value, (None, where))
 
 
 @contextlib.contextmanager
 def unmerged(network: nn.Module) -> Iterator[None]:
-    """Put a network into train() inside: layers that merge weights in eval(), as LoRA's, would merge those of a file once more."""
+    """Put a network into train() inside: layers that merge weights in eval(), such as LoRA's, would otherwise merge loaded weights again."""
     modes = [(part, part.training) for part in network.modules()]
     network.train()
     try:
         yield
     finally:
-        for part, mode in modes:  # those inside of others come after them
+        for part, mode in modes:  # children come after their parents, whose train() sets them too
             part.train(mode)
 
 
@@ -163,11 +163,11 @@ class _Walk:
     def __init__(self, host: bool) -> None:
         self.host = host
         self.storages: dict[int, torch.UntypedStorage] = {}
-        """Copies of storages in host memory, by the address of the original; `views` likewise."""
+        """Copies of storages in host memory, by the address of the original; `views` likewise for views."""
         self.views: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def plain(self, value: Any, where: tuple[Any, Any]) -> Any:
-        """Convert a value; `where` is its container's own `where` and its key there, put into words only for an error."""
+        """Convert a value; `where` is its container's `where` and its key there, which are formatted only for an error."""
         if type(value) in SCALARS:
             return value
         if isinstance(value, torch.Tensor):
@@ -180,7 +180,7 @@ class _Walk:
             copied = {
                 key: item if type(item) in SCALARS else self.plain(item, (where, key)) for key, item in value.items()
             }
-            if isinstance(value, Counter):  # a schedule's milestones, for one
+            if isinstance(value, Counter):  # for example a schedule's milestones
                 return Counter(copied)
             return OrderedDict(copied) if isinstance(value, OrderedDict) else copied
         if isinstance(value, list | tuple | set):
@@ -193,7 +193,7 @@ class _Walk:
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         value, copies = value.detach(), self.host or value.device.type != "cpu"
-        if value.layout is not torch.strided:  # a sparse one has no storage
+        if value.layout is not torch.strided:  # a sparse tensor has no storage
             return value.to("cpu", copy=copies)
         storage = value.untyped_storage()
         if storage.nbytes() == value.numel() * value.itemsize:
@@ -220,7 +220,7 @@ def _words(where: tuple[Any, Any] | None) -> str:
 
 
 def link(target: Path, name: str) -> None:
-    """Point the link ``name`` beside the file to it, atomically."""
+    """Atomically create or replace the link ``name`` beside the file, pointing to it."""
     place = target.with_name(name)
     unfinished = beside(place)
     unfinished.symlink_to(target.name)
@@ -228,7 +228,7 @@ def link(target: Path, name: str) -> None:
 
 
 def keep_newest(folder: Path, keep: set[str]) -> None:
-    """Delete a member's checkpoints but those in `keep`, and remains of interrupted writes; other files belong to the user."""
+    """Delete a member's checkpoints except those in `keep`, and remains of interrupted writes; other files belong to the user."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if OURS.fullmatch(entry.name) and entry.name not in keep and not entry.is_dir(follow_symlinks=False):

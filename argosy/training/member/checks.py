@@ -1,4 +1,4 @@
-"""Checks of a member when it is built and tried; they refuse what would train wrongly, or not at all."""
+"""Checks of a member when it is built and tried; they refuse members that would train wrongly, or not at all."""
 
 import contextlib
 import inspect
@@ -51,7 +51,7 @@ def registering() -> Iterator[set[int]]:
 
 
 def check_generators(member: Member, functions: Iterable[tuple[str, Any]]) -> None:
-    """Raise StudyError where one of these functions of the member draws from a generator that other members move too, and that no checkpoint has."""
+    """Raise StudyError if one of the member's functions draws from its own generator, which members would share and no checkpoint contains."""
     for what, function in functions:
         found = generators_of(function)
         if found:
@@ -78,9 +78,9 @@ def check_network(member: Member, model: Any) -> None:
 
 
 def check_own(member: Member, model: nn.Module, registered: set[int], build: Callable[[], Any]) -> None:
-    """Raise StudyError where parameters are older than the factory's call: other members may train them too.
+    """Raise StudyError if parameters existed before the factory's call: other members may train them too.
 
-    Parameters registered during the call are new. Others may be those of a copy; then another call gives other ones.
+    Parameters registered during the call are new. The others may belong to a copy; then a second call returns different ones.
     """
     parameters = list(model.parameters())
     if registered.issuperset(map(id, parameters)):
@@ -96,7 +96,7 @@ def check_own(member: Member, model: nn.Module, registered: set[int], build: Cal
 
 
 def check_begun(member: Member, optimizer: torch.optim.Optimizer) -> None:
-    """Raise StudyError for an optimizer that has left out what torch's own `__init__` makes."""
+    """Raise StudyError for an optimizer that does not call the `__init__` of torch's Optimizer."""
     if not hasattr(optimizer, "defaults"):
         raise StudyError(
             f"member {member.name!r}: {type(optimizer).__name__} never calls the __init__ of torch's Optimizer, without which it can be neither copied nor "
@@ -105,7 +105,7 @@ def check_begun(member: Member, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
-    """Raise StudyError for an optimizer that is none of torch's, needs a closure, or holds parameters of another network."""
+    """Raise StudyError for an optimizer that is no torch Optimizer, needs a closure, or holds parameters of another network."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise StudyError(
             f"member {member.name!r}: its optimizer factory returned {type(optimizer).__name__}; it must return a "
@@ -130,7 +130,7 @@ def check_optimizer(member: Member, model: nn.Module, optimizer: Any) -> None:
 
 
 def check_schedule(member: Member, optimizer: torch.optim.Optimizer, schedule: Any, mode: Mode) -> None:
-    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it the wrong way."""
+    """Raise StudyError for a schedule of another optimizer, or one that needs a metric at every step or follows it in the wrong direction."""
     if schedule is not None:
         check_stepped(member, "its schedule", schedule)
     if getattr(schedule, "optimizer", optimizer) is not optimizer:
@@ -168,7 +168,7 @@ def check_stepped(member: Member, what: str, schedule: Any) -> None:
 
 
 def check_average_of(member: Member, model: nn.Module) -> None:
-    """Raise StudyError where averaged weights would be validated with statistics that cannot be computed."""
+    """Raise StudyError if validating averaged weights would need statistics that cannot be computed."""
     if isinstance(member.average, SWA | LastK) and member.optimizers is not None and norms_of(model):
         raise StudyError(
             f"member {member.name!r} has BatchNorm, average={member.average} and optimizers of its own, so its batches cannot pass through "
@@ -178,7 +178,7 @@ def check_average_of(member: Member, model: nn.Module) -> None:
 
 
 def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> None:
-    """Raise StudyError where the cause of torch's error in a step is known."""
+    """Raise StudyError if the cause of torch's error in a step is known."""
     if "does not require grad" in str(error):
         raise StudyError(
             f"member {member.name!r}: no gradient flows from its loss to a parameter. Compute the loss of the network's "
@@ -198,7 +198,7 @@ def check_gradients(member: Member, model: nn.Module, error: RuntimeError) -> No
 
 @contextlib.contextmanager
 def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Raise StudyError where an own step inside leaves gradients and moves nothing, as one that adds up those of several batches."""
+    """Raise StudyError if the member's own step inside leaves gradients and updates nothing, for example to accumulate gradients."""
     stepped: list[bool] = []
     hooks = [one.register_step_post_hook(lambda *_: stepped.append(True)) for one in optimizers]
     weights = list(model.parameters())
@@ -209,7 +209,7 @@ def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.opti
         for hook in hooks:
             hook.remove()
     left = [weight.grad for weight in weights if weight.grad is not None and not stepped]
-    # Those that are not finite are of a loss scale that is too large: its step is skipped on purpose.
+    # Gradients that are not finite come from too large a loss scale, with which the step is skipped on purpose.
     if any(bool(grad.any()) for grad in left) and all(bool(grad.isfinite().all()) for grad in left):
         after = [weight.detach().sum() for weight in weights]
         if all(map(torch.equal, before, after)):
@@ -221,12 +221,12 @@ def check_left(member: Member, model: nn.Module, optimizers: Iterable[torch.opti
 
 
 def modes_of(model: nn.Module) -> list[bool]:
-    """Return which parts of a network are in train(), but for dropout, which may be so in a validation on purpose."""
+    """Return whether each part of a network is in train(), except dropout layers, which a validation may put into train() on purpose."""
     return [part.training for part in model.modules() if not isinstance(part, nn.modules.dropout._DropoutNd)]
 
 
 def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
-    """Raise StudyError where a validation has put parts of the network into another mode than they had, as into train()."""
+    """Raise StudyError if a validation has changed the mode of parts of the network, for example by calling train()."""
     if modes_of(model) != modes:
         raise StudyError(
             f"member {member.name!r}: its {'step' if member.validate is None else 'validate'} calls train() of its network, in validation as well, so "
@@ -236,7 +236,7 @@ def check_modes(member: Member, model: nn.Module, modes: list[bool]) -> None:
 
 
 def check_differentiated(member: Member, error: RuntimeError) -> None:
-    """Raise StudyError where a validation has asked torch for gradients."""
+    """Raise StudyError if a validation has asked torch for gradients."""
     if "require grad" in str(error):
         raise StudyError(
             f"member {member.name!r}: its validation asks for gradients, as by torch.autograd.grad, and a validation computes none. Compute what they "
@@ -245,15 +245,14 @@ def check_differentiated(member: Member, error: RuntimeError) -> None:
 
 
 def wants_classes(loss: Any) -> bool:
-    """Whether the loss is cross-entropy, so that a label is the number of an output; None is the default loss."""
+    """Return whether the loss is cross-entropy, so that labels are indices of outputs; None is the default loss."""
     return loss is None or loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def check_labels(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError for labels outside of the classes of outputs ``[B, classes, …]``, for samples without one under the default loss, and
-    for numbers where there is one output.
+    """Raise StudyError for labels that do not fit outputs ``[B, classes, …]``; waits for the device.
 
-    Waits for the device.
+    Refused are labels outside the classes, samples without a label under the default loss, and float targets of a single output.
     """
     if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
         return

@@ -1,4 +1,4 @@
-"""Copies of what a member trains: `copy.deepcopy`, completed where a step needs more."""
+"""Copies of a member's network, optimizer, schedule and functions: `copy.deepcopy`, plus the parts that it leaves out and a step needs."""
 
 import copy
 import functools
@@ -19,35 +19,34 @@ from argosy.training.optim.optimizer_list import OptimizerList
 __all__ = ["CALLED", "LARGE", "copies_of", "data_of", "optimizers_of", "own_member", "own_memory"]
 
 CALLED = ("loss", "step", "validate", "augment")
-"""Fields of a member that are called as it trains, and may count, or draw."""
+"""Fields of a member that are called during training, and may hold state such as counters or random generators."""
 FACTORIES = ("model", "optimizer", "optimizers", "schedule")
 """Fields of a member that are called when it is built."""
 LARGE = 1 << 20
-"""Bytes above which a tensor is data."""
+"""Bytes above which a tensor counts as data."""
 
 
 def copies_of(member: Member, model: nn.Module, optimizer: Any, schedule: Any) -> tuple[Member, nn.Module, Any, Any]:
-    """Return copies that refer to one another, and share nothing with the originals; the member's are of what it calls."""
+    """Return copies that refer to each other and share no state with the originals; of the member, the functions that it calls are copied."""
     memo, own = begun(model), {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     shared = [value for name in CALLED for value in data_of(getattr(member, name)) if id(value) not in own]
     memo.update({id(value): value for value in shared})
     made: tuple[nn.Module, Any, Any] = copy.deepcopy((model, optimizer, schedule), memo)
     calling = own_member(member, memo)
     complete(model, memo)
-    # Torch's optimizers copy only what a file needs, and none of their other attributes.
+    # Torch's optimizers copy only the state that a file needs, and no other attributes.
     for original, copied in zip(optimizers_of(optimizer), optimizers_of(made[1]), strict=True):
-        # A `step` among the attributes is a schedule's wrapper of the class's, bound to the original.
+        # A `step` in the attributes is a schedule's wrapper of the class's method, bound to the original.
         for name in vars(original).keys() - vars(copied).keys() - {"step"}:
             setattr(copied, name, copy.deepcopy(getattr(original, name), memo))
     return calling, *made
 
 
 def own_member(member: Member, memo: dict[int, Any]) -> Member:
-    """Return the member with copies of its own of what it calls, so that no neighbour moves what these count, or draw from. Functions are as they
-    are.
+    """Return the member with its own copies of the objects that it calls, so that other members do not change their state.
 
-    What cannot be copied stays shared, and so do weights. A factory or metric that is a method of such an object is that of its copy: a
-    step may know what the factory has kept of the network.
+    Plain functions, weights, and objects that cannot be copied stay shared. If a factory or metric is a method of a copied object, it
+    becomes the method of the copy: the step may use references to the network that the factory has stored there.
     """
     own = copy.copy(member)
     for name in CALLED:
@@ -56,7 +55,7 @@ def own_member(member: Member, memo: dict[int, Any]) -> Member:
         try:
             object.__setattr__(own, name, copy.deepcopy(called, tried))
             memo.setdefault(id(memo), []).append(tried.pop(id(tried), None))  # the objects that deepcopy keeps alive
-            memo.update(tried)  # two methods of one object remain two of one
+            memo.update(tried)  # so that two methods of one object stay methods of one copy
         except Exception:  # boundary to a user's object, which may hold an open file or a lock
             continue
     for name in FACTORIES:
@@ -67,7 +66,7 @@ def own_member(member: Member, memo: dict[int, Any]) -> Member:
 
 
 def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
-    """Return a method of what was copied as that of the copy, and a partial of one as such a partial."""
+    """Rebind a method of a copied object to its copy, also inside a partial; return other callables unchanged."""
     if isinstance(factory, functools.partial):
         return functools.partial(_of_copies(factory.func, memo), *factory.args, **factory.keywords)
     of = getattr(factory, "__self__", None)
@@ -75,9 +74,10 @@ def _of_copies(factory: Any, memo: dict[int, Any]) -> Any:
 
 
 def own_memory(model: nn.Module, build: Callable[[], nn.Module]) -> None:
-    """Give trained weights, and buffers beside them, memory of their own where the factory makes them of tensors that are there before.
+    """Give trained weights, and buffers, their own memory if the factory makes them from tensors that existed before its call.
 
-    Every member would move these, as those of `Embedding.from_pretrained(vectors, freeze=False)` and `load_state_dict(state, assign=True)`.
+    Otherwise all members would change these, for example with `Embedding.from_pretrained(vectors, freeze=False)` or
+    `load_state_dict(state, assign=True)`.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad and weight.layout is torch.strided]
     if not any(map(_is_lent, weights)):
@@ -97,15 +97,18 @@ def _address(tensor: Tensor) -> int:
 
 
 def _is_lent(tensor: Tensor) -> bool:
-    """Whether other tensors, or an array, may have its memory."""
+    """Return whether other tensors, or an array, may share its memory."""
     storage = tensor.untyped_storage()
     count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count > 2 or not storage.resizable()  # its tensor, and `storage`
+    return count > 2 or not storage.resizable()  # two are the tensor and `storage`
 
 
 def data_of(called: Any) -> Iterator[Any]:
-    """Yield what is one for all members, as it may be large: tensors, arrays and networks that partials bind, as a bank of noise or a teacher;
-    weights of other networks; datasets, and large tensors and arrays, that are attributes."""
+    """Yield objects that all members share because they may be large.
+
+    These are tensors, arrays and networks bound by partials (for example a noise bank or a teacher), weights of other networks, and datasets
+    and large tensors or arrays held as attributes.
+    """
     if isinstance(called, functools.partial):
         for value in (called.func, *called.args, *called.keywords.values()):
             yield from [value] if isinstance(value, Tensor | np.ndarray | nn.Module) else data_of(value)
@@ -119,7 +122,7 @@ def data_of(called: Any) -> Iterator[Any]:
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:
-    """Return torch's optimizers that are behind a member's."""
+    """Return the torch optimizers of which a member's optimizer consists, including itself."""
     if isinstance(optimizer, OwnOptimizers):
         return list(optimizer.by_name.values())
     return [optimizer, *optimizer.parts] if isinstance(optimizer, OptimizerList) else [optimizer]

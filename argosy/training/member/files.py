@@ -1,7 +1,8 @@
-"""The checkpoint files of one member: which exist, which of them the driver has journaled, and which may be deleted.
+"""The checkpoint files of one member: which exist, which the driver has journaled, and which may be deleted.
 
-Contract. A journaled file is never written again, and stays until a newer one is journaled: the driver may be slow, or have
-died. The newest two stay, and the files that hold the best weights of each of them. Links move when the driver has journaled.
+Contract. A journaled file is never overwritten, and stays until a newer one is journaled, because the driver may be slow or
+dead. The two newest journaled checkpoints are kept, and the files with the best weights of each. Links change only after the driver
+has journaled a file.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from argosy.training.member.live import LiveMember
 __all__ = ["Draft", "Files", "KeptFiles", "Saving", "settle_links"]
 
 SHARE = 0.005
-"""Share of the time that saving at the ends of sections may take."""
+"""Share of the time that saving at section ends may take."""
 
 
 class Draft(NamedTuple):
@@ -29,11 +30,11 @@ class Draft(NamedTuple):
     saved: Checkpoint
     """The checkpoint, without checksums."""
     items: Sequence[tuple[Mapping[str, Any], Path]]
-    """Weights of the best section, where they are to be written and are not those of the state; then the state."""
+    """Weights of the best section, if they must be written and differ from those of the state; then the state."""
 
 
 class KeptFiles:
-    """Which files of one member are kept, by what the driver has journaled."""
+    """Decides which files of one member are kept, depending on which the driver has journaled."""
 
     def __init__(self, folder: Path, resumed: Checkpoint | None) -> None:
         self.folder = folder
@@ -42,11 +43,11 @@ class KeptFiles:
         self._unsettled: tuple[Checkpoint, ...] = ()
 
     def add(self, saved: Checkpoint) -> None:
-        """Note a written file that is still to be journaled."""
+        """Note a file that is written but not journaled yet."""
         self._unsettled = (*self._unsettled, saved)
 
     def journaled(self, file: str) -> None:
-        """Note that the driver has journaled this file: move the links, and delete files older than the one before it."""
+        """Note that the driver has journaled this file: update the links, and delete files older than the previous one."""
         names = [saved.file for saved in self._unsettled]
         if file not in names:
             return
@@ -66,11 +67,11 @@ class Files:
         make_folder(folder)
         self.newest = resumed
         self.own: bool = resumed is not None and not inherited
-        """Whether `newest` was written for this member: that of a clone's source has other hyper-parameters."""
+        """Whether `newest` was written for this member; the file of a clone's source has other hyper-parameters."""
         self.kept: KeptFiles = KeptFiles(folder, resumed)
 
     def draft(self, live: LiveMember, *, carried: bool) -> Draft | None:
-        """Return the files to write for a member; None where the newest file is up to date.
+        """Return the files to write for a member; None if the newest file is up to date.
 
         Raises CheckpointError for a state that could not be loaded again.
         """
@@ -107,17 +108,17 @@ class Files:
         saved = replace(draft.saved, sha256=sums[-1])
         if saved.best == saved.file or len(sums) > 1:
             saved = replace(saved, best_sha256=sums[0])
-        if self.newest is None:  # the first one proves that all later ones can be read
+        if self.newest is None:  # if the first file can be read, later ones can be too
             checkpoint.load(self.folder / saved.file, saved.sha256)
         self.newest, self.own = saved, True
         self.kept.add(saved)
         return saved
 
     def save_best(self, live: LiveMember) -> Checkpoint | None:
-        """Write the best weights of a member that ends, where they are in memory alone.
+        """Write the best weights of a member that ends, if they are only in memory.
 
-        Returns the newest checkpoint with them, to be journaled, or None where there is nothing to write. No other state of
-        the member is saved, since it may be in the middle of a step.
+        Returns the newest checkpoint updated with them, to be journaled, or None if there is nothing to write. No other state of
+        the member is saved, because it may be in the middle of a step.
         """
         weights = None if live.best_is_current else live.best_state()
         if weights is None or self.newest is None or not self.own:
@@ -130,8 +131,8 @@ class Files:
 class Saving:
     """Decides when the members of an assignment are saved, and saves them together.
 
-    So often that a crash repeats at most `checkpoint_seconds`; at the ends of sections more often, as long as saving takes
-    little of the time.
+    A crash repeats at most `checkpoint_seconds` of training. At section ends members are saved more often, as long as saving takes
+    only a small share of the time.
     """
 
     def __init__(self, checkpoint_seconds: float) -> None:
@@ -154,7 +155,7 @@ class Saving:
 
     @contextlib.contextmanager
     def timed(self, *, all_members: bool) -> Iterator[None]:
-        """Time a save inside: of all members of the assignment, or of some."""
+        """Time a save inside, of all members of the assignment or of some."""
         started = time.monotonic()
         yield
         ended = time.monotonic()
@@ -174,7 +175,7 @@ def _file_of_best(weights: Mapping[str, Any]) -> str:
 
 
 def settle_links(folder: Path, saved: Checkpoint) -> None:
-    """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights until then."""
+    """Point ``last.pt`` to a checkpoint, and ``best.pt`` to the best weights up to it."""
     for name, file in (("last.pt", saved.file), ("best.pt", saved.best)):
         if file is not None and not _points(folder / name, file) and (folder / file).exists():
             checkpoint.link(folder / file, name)
@@ -184,4 +185,4 @@ def _points(link: Path, file: str) -> bool:
     try:
         return str(link.readlink()) == file
     except OSError:
-        return False  # no link, or no file
+        return False  # it does not exist, or is no link

@@ -1,7 +1,7 @@
-"""Checks the labels of a block against the networks' number of outputs, on the host, before an accelerator uses them.
+"""Checks the labels of a block on the host, against the networks' number of outputs, before an accelerator uses them.
 
-A kernel asserts on a label without an output, after which the process cannot use the device any more. The class numbers that
-come with a block are checked: none where a member augments them, or has a step of its own.
+A label without an output fails an assertion in a kernel, after which the process can no longer use the device. Only class numbers that
+come with a block are checked, not those of members that augment them or have their own step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Foreseen:
         return bool(self._labels)
 
     def note(self, block: Block, cutters: Sequence[Cutter], *, augment: bool) -> None:
-        """Add a block's labels, once per different cutter; members that augment are left out where `augment` is true."""
+        """Add a block's labels, once per distinct cutter; if `augment`, members that augment are left out."""
         if block.labels is None or not self._are_classes:
             return
         sharing: dict[int, tuple[Cutter, list[LiveMember]]] = {}
@@ -44,14 +44,14 @@ class Foreseen:
         self._labels += [(alike, torch.from_numpy(cutter.labels(block))) for cutter, alike in sharing.values()]
 
     def errors(self) -> Mapping[str, StudyError]:
-        """Check the labels against earlier outputs, if there were any; returns the errors by member."""
+        """Check the labels against earlier outputs, if there are any; returns the errors by member."""
         outputs = (
             next((live.outputs for live in self._lives if live.outputs is not None), None) if self._labels else None
         )
         return {} if outputs is None else self._compared(outputs)
 
     def check_output(self, output: Any) -> None:
-        """Check the labels against the output that a network has just given, before its loss. Raises StudyError."""
+        """Check the labels against an output that a network has just returned, before its loss. Raises StudyError."""
         if not self._labels:
             return
         if isinstance(output, Tensor):

@@ -1,7 +1,7 @@
-"""A member in training: all state that decides its next steps, which can be saved and loaded. Programs step it.
+"""A member in training: all state that its next steps depend on, which can be saved and loaded. Programs step it.
 
-Its result is a function of (member, study seed, its list of stream epochs) and of nothing else: not of its neighbours, the block
-size, the device's other work, or where it was interrupted.
+Its result is a function of the member, the study's seed and its list of stream epochs, and of nothing else: not of other members, the block
+size, other work of the device, or interruptions.
 """
 
 import contextlib
@@ -53,22 +53,22 @@ from argosy.training.optim.optimizer_list import OptimizerList
 __all__ = ["Best", "BatchLengths", "LiveMember", "build", "load_weights", "seed_of"]
 
 SMALL_BYTES = 4 << 20
-"""Weights of a small network."""
+"""Most bytes of a small network's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The section with the best objective; the earliest of equals."""
+    """The section with the best objective; the earliest one if several are equal."""
 
     epoch: int
     section: int
     """Number within the epoch, from 0."""
     value: float
     averaged: bool = False
-    """Whether the averaged weights have it, and not the raw ones."""
+    """Whether the value is that of the averaged weights, not of the raw ones."""
 
     def beaten_by(self, value: float, mode: Mode) -> bool:
-        """Whether a later value is better; NaN never is, and anything else is better than NaN."""
+        """Return whether a later value is better; NaN never is, and every other value is better than NaN."""
         if math.isnan(value):
             return False
         return math.isnan(self.value) or better(value, self.value, mode)
@@ -84,7 +84,7 @@ class BatchLengths(NamedTuple):
 
     @classmethod
     def of(cls, lives: Sequence["LiveMember"]) -> "BatchLengths":
-        """Return the lengths in an epoch and a validation of these members, where no sample is broken."""
+        """Return the batch lengths of these members in an epoch and a validation without broken samples."""
         train = {live.member.batch_size for live in lives}
         train |= {live.cutter.length % live.cutter.batch_size for live in lives if live.cutter is not None}
         val = {rows for live in lives for rows in live.val_lengths}
@@ -96,9 +96,9 @@ class LiveMember:
     """One network in training."""
 
     member: Member
-    """With copies of its own of what it calls."""
+    """The member, with its own copies of the objects that it calls."""
     backend: Backend
-    """Device that it is on."""
+    """Device on which it trains."""
     model: nn.Module
     optimizer: Any
     """A torch optimizer, or `OwnOptimizers`."""
@@ -114,29 +114,29 @@ class LiveMember:
     samples: int = 0
     """Samples stepped on in the current section."""
     private: bool = False
-    """Whether it writes into its input, and so gets copies."""
+    """Whether it writes into its input, and therefore receives copies."""
     answering: bool = False
-    """Whether it keeps what it answers in its best section, for an ensemble."""
+    """Whether it keeps the answers of its best section, for an ensemble."""
     snapshots: Snapshots | None = None
-    """Set where weights of its last sections are kept, for an ensemble."""
+    """Set if weights of its last sections are kept, for an ensemble."""
     one_pass: bool = False
-    """Whether kernels that round otherwise than its optimizer may step it."""
+    """Whether kernels that round differently from its optimizer may step it."""
     best: Best | None = None
     answers: tuple[int, bytes] | None = None
-    """What it answered in the section that it ended last, if that is its best and it is `answering`."""
+    """Its answers in the section that ended last, if that is its best one and it is `answering`."""
     outputs: torch.Tensor | None = None
-    """A meta tensor with the shape of its network's output, once labels were checked against it."""
+    """A meta tensor with the shape of its network's output; set when labels are first checked against it."""
     loss_scale: LossScale | None = field(init=False)
     """Set in float16."""
     average: RunningAverage | None = field(init=False)
-    """Set where the member has one."""
+    """Set if the member has an average."""
     clock: DeviceClock = field(init=False)
     train: Tally = field(init=False)
     """Sums over the current epoch."""
     val: Validation = field(init=False)
     """Validation of the current section."""
     average_val: Validation = field(init=False)
-    """The same with the averaged weights, where it has an average."""
+    """The same with the averaged weights, if it has an average."""
     cutter: Cutter | None = None
     val_cutter: Cutter | None = None
     order: Indices | None = None
@@ -144,22 +144,22 @@ class LiveMember:
     _orders: Orders = field(init=False, repr=False)
     _stream_epoch: int = 0
     _carried: Carried | None = None
-    """Loaded part of a batch, until the epoch begins."""
+    """Part of a batch, loaded from a checkpoint; used when the epoch begins."""
     _frozen: frozenset[str] = field(init=False)
-    """Names of weights that are not trained, as it was built."""
+    """Names of weights that are not trained, in the network as built."""
     _named: frozenset[str] = field(init=False)
-    """Names of all weights, as it was built."""
+    """Names of all weights, in the network as built."""
     _names: frozenset[str] = field(init=False)
-    """Names in the network's state, as it was built."""
+    """Names in the state of the network as built."""
     _selections: dict[str, Selection] = field(default_factory=dict)
     _best_here: bool = False
-    """Whether the weights are those of the best section, and not in a file yet."""
+    """Whether the model still has the best section's weights, and they are not in a file yet."""
     _best_weights: dict[str, Any] | None = None
-    """Copies of the best section's weights, where the model has moved on and they are in no file."""
+    """Copies of the best section's weights, if the model has changed since and no file contains them."""
     _validating: Randomness | None = None
-    """Random state of the validation that is under way, if any."""
+    """Random state of the current validation, if any."""
     _unvalidated: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Copies of the buffers, but for `LARGE` ones, as they were when that began: behind a file it begins anew."""
+    """Copies of the buffers, except `LARGE` ones, from the start of this validation, which a resumed member repeats from the start."""
 
     def __post_init__(self) -> None:
         self.clock = DeviceClock(self.backend)
@@ -173,13 +173,13 @@ class LiveMember:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the device in steps and validation of the current section. Waits for an asynchronous device."""
+        """Device seconds spent on steps and validation of the current section. Waits for an asynchronous device."""
         return self.clock.seconds
 
     # ---- the stream
 
     def begin_epoch(self, orders: Orders, stream_epoch: int, position: int = 0) -> None:
-        """Cut batches from this stream epoch, of which the member has already consumed `position` elements."""
+        """Start to cut batches from this stream epoch, of which the member has already consumed `position` elements."""
         carried, self._carried = self._carried, None
         if self.average is not None and self.average.waits and self.epoch:
             self.keep_best()
@@ -190,14 +190,14 @@ class LiveMember:
         self.begin_section()
 
     def begin_section(self) -> None:
-        """Prepare the validation at the end of the coming section."""
+        """Begin a section, and prepare the validation at its end."""
         self.begin_validation()
         if "val" in self._orders.lengths:
             self.val_cutter = self._cutter("val", self.member.eval_batch_size or self.member.batch_size)
         self.model.train()
 
     def _cutter(self, split: str, size: int, position: int = 0, carried: Carried | None = None) -> Cutter:
-        """Return a cutter of the epoch; of batches of like length, it shares windows with those of members that see the same."""
+        """Return a cutter of the epoch. If batches are cut by length, members that see the same samples share its windows."""
         member, orders, epoch, trains = self.member, self._orders, self._stream_epoch, split == "train"
         if split not in self._selections:
             subset = member.subset if trains else member.val_subset
@@ -226,7 +226,7 @@ class LiveMember:
 
     @property
     def val_lengths(self) -> tuple[int, ...]:
-        """Numbers of samples in its validation batches: of all but the last, and of the last."""
+        """Numbers of samples in its validation batches: in all but the last, and in the last."""
         selection, member = self._selections.get("val"), self.member
         if selection is None:
             return ()
@@ -234,14 +234,14 @@ class LiveMember:
         return size, selection.length % max(size, 1)
 
     def begin_validation(self) -> None:
-        """Drop what was validated, for another validation."""
+        """Discard a validation, and prepare another one."""
         self.val, self._validating, self._unvalidated = self._validation(), None, {}
         if self.average is not None:
             self.average_val = self._validation()
 
     @property
     def validating(self) -> Randomness:
-        """Random state of the current validation: it begins as training's stands, and goes on over all blocks of the validation."""
+        """Random state of the current validation: a copy of the training state at its start, which advances over all its blocks."""
         if self._validating is None:
             self._validating = self.randomness.aside()
             small = [(name, b) for name, b in self.model.named_buffers() if b.numel() * b.itemsize <= LARGE]
@@ -253,18 +253,18 @@ class LiveMember:
         return Validation(self.member, self.backend, answers)
 
     def end_validation(self) -> None:
-        """Compute the metrics that are computed once; called after the last batch."""
+        """Compute the metrics that are computed once per validation; called after the last batch."""
         self.val.end()
         if self.averaged is not None:
             self.average_val.end()
 
     @property
     def averaged(self) -> RunningAverage | None:
-        """The average of its weights, once there is one."""
+        """The average of its weights; None before it has averaged any."""
         return self.average if self.average is not None and self.average.count else None
 
     def commit(self, batch: Batch, losses: torch.Tensor | None) -> None:
-        """Record a step on a batch, with its losses per sample or their mean; None where all its samples are broken."""
+        """Record a step on a batch, with its per-sample losses or their mean; None if all its samples are broken."""
         if losses is not None:
             self.train.add(batch.rows, batch.digest, {"loss": total_of(losses, batch.rows)})
             self.samples += batch.rows
@@ -280,7 +280,7 @@ class LiveMember:
         self._follow_epoch()
 
     def _follow_epoch(self) -> None:
-        """Bring the average up to date after the last step of an epoch."""
+        """Update the average after the last step of an epoch."""
         if self.average is not None and not self.average.waits and self.cutter is not None and self.cutter.done:
             self.average.end_epoch(self.epoch)
 
@@ -291,25 +291,25 @@ class LiveMember:
 
     @property
     def carried(self) -> int:
-        """Number of elements after `position` that are gathered for the next batch."""
+        """Number of elements after `position` that are already gathered for the next batch."""
         return 0 if self.cutter is None else self.cutter.gathered
 
     @property
     def again(self) -> int:
-        """Number of elements before `position` that the stream has to bring again to one that goes on from there."""
+        """Number of elements before `position` that the stream must deliver again to a member that resumes there."""
         return 0 if self.cutter is None else self.cutter.again
 
     @property
     def diverged(self) -> bool:
-        """Whether the training loss is no longer finite; on an asynchronous device as of the previous call."""
+        """Whether the training loss is no longer finite; on an asynchronous device, as of the previous call."""
         return not self.train.finite
 
     # ---- a section's end
 
     def end_section(self, sections: int) -> dict[str, float]:
-        """End a section, one of `sections` in an epoch; returns training metrics over the epoch so far and validation metrics.
+        """End a section, one of `sections` in an epoch; returns training metrics over the epoch so far, and validation metrics.
 
-        At the epoch's end the learning rate moves on and the sums start anew.
+        At the end of an epoch the schedule is stepped, and the sums are reset.
         """
         metrics = self._metrics()
         ends_epoch = self.section + 1 == sections
@@ -329,12 +329,14 @@ class LiveMember:
 
     @property
     def scheduled(self) -> bool:
-        """Whether its schedule is stepped with every batch."""
+        """Whether its schedule is stepped after every batch."""
         return self.schedule is not None and self.member.schedule_per == "step"
 
     def move_schedule(self, objective: float) -> None:
-        """Step the schedule at an epoch's end, unless it is stepped with every batch. Sections before the last do not: weights would
-        depend on their number."""
+        """Step the schedule at the end of an epoch, unless it is stepped after every batch.
+
+        Other sections of an epoch do not step it, because weights would depend on their number.
+        """
         if self.schedule is None or self.scheduled:
             return
         if isinstance(self.schedule, ReduceLROnPlateau):
@@ -347,12 +349,12 @@ class LiveMember:
         if self.val_cutter is not None:
             metrics.update({f"val_{name}": value for name, value in self.val.values().items()})
         group = self.optimizer.param_groups[0]
-        if "lr" in group:  # some optimizers choose it themselves
+        if "lr" in group:  # some optimizers choose the rate themselves
             metrics["lr"] = float(group["lr"])
         return metrics
 
     def _choose(self, metrics: dict[str, float]) -> None:
-        """Put in place of raw metrics those of the averaged weights, if the objective is better with them, and add both."""
+        """Replace the raw metrics by those of the averaged weights, if these have the better objective, and add both under own names."""
         raw = {name: value for name, value in metrics.items() if name.startswith("val_")}
         average = {f"val_{name}": value for name, value in self.average_val.values().items()}
         averaged = better(average[self.objective], raw[self.objective], self.mode)
@@ -374,13 +376,13 @@ class LiveMember:
 
     @property
     def best_is_current(self) -> bool:
-        """Whether the raw weights are the best, and not in a file yet: a file of the state holds them as well."""
+        """Whether the raw weights are the best ones and in no file yet; a checkpoint of the state would then contain them."""
         return self._best_here and self.best is not None and not self.best.averaged
 
     def keep_best(self) -> None:
-        """Copy the weights if they are the best and in no file, to host memory; called before they change.
+        """Copy the weights to host memory if they are the best ones and in no file; called before they change.
 
-        Of a small network on an accelerator they are copied there: the host would wait for each tensor of each member.
+        The weights of a small network on an accelerator are copied there, because the host would wait for each tensor of each member.
         """
         if self._best_here:
             weights = self._weights(averaged=self.best is not None and self.best.averaged)
@@ -388,7 +390,7 @@ class LiveMember:
             self._best_here = False
 
     def _copied_there(self, weights: dict[str, Any]) -> dict[str, Any] | None:
-        """Return copies in an accelerator's memory; None for a larger network, one that keeps more than tensors, or without memory."""
+        """Return copies in the accelerator's memory; None for a large network, a state with more than tensors, or if memory is short."""
         tensors = [value for value in weights.values() if isinstance(value, torch.Tensor)]
         if not self.backend.apart or len(tensors) < len(weights) or sum(t.nbytes for t in tensors) > SMALL_BYTES:
             return None
@@ -400,7 +402,7 @@ class LiveMember:
 
     def _weights(self, *, averaged: bool) -> dict[str, Any]:
         """Return the network's weights, raw or averaged."""
-        self.model.train()  # layers that merge weights in eval(), as LoRA's, would merge those of a file once more
+        self.model.train()  # layers that merge weights in eval(), such as LoRA's, would otherwise merge loaded weights again
         with self.average.held() if self.average is not None and averaged else contextlib.nullcontext():
             weights = self.model.state_dict()
         gone, come = self._names - weights.keys(), _named(self.model) - self._named
@@ -414,7 +416,7 @@ class LiveMember:
         return weights
 
     def best_state(self) -> dict[str, Any] | None:
-        """Return the state for a file of the best section; None where there is none, or `best_is_saved` was called for it."""
+        """Return the state for a file of the best section; None if there is none, or if `best_is_saved` was called for it."""
         if self.best is None or not (self._best_here or self._best_weights is not None):
             return None
         weights = self._best_weights
@@ -427,7 +429,7 @@ class LiveMember:
         self._best_here, self._best_weights = False, None
 
     def forget_source(self) -> None:
-        """Forget the best section and the snapshots of the member whose state was just loaded into this one."""
+        """Forget the best section and the snapshots of the clone source, whose state was just loaded into this member."""
         self.best = None
         if self.snapshots is not None:
             self.snapshots.weights.clear()
@@ -435,10 +437,10 @@ class LiveMember:
     # ---- life
 
     def trial(self) -> "LiveMember":
-        """Return a copy; its steps leave this member unchanged."""
+        """Return a copy whose steps leave this member unchanged."""
         try:
             member, model, optimizer, schedule = copies_of(self.member, self.model, self.optimizer, self.schedule)
-        except Exception as error:  # boundary to what a network may hold
+        except Exception as error:  # boundary to the objects of a user's network
             if out_of_memory(error):
                 raise
             raise StudyError(
@@ -454,9 +456,9 @@ class LiveMember:
         return copied
 
     def state_dict(self, *, carried: bool = False) -> dict[str, Any]:
-        """Return all state that decides the member's next steps; called between two steps.
+        """Return all state that the member's next steps depend on; called between two steps.
 
-        With `carried`, include samples gathered for the next batch: the stream then goes on after them, else at `position`.
+        With `carried`, include samples gathered for the next batch; the stream then continues after them, and otherwise at `position`.
         """
         gathered = None if self.cutter is None or not carried else self.cutter.carried
         weights = self._weights(averaged=False)
@@ -482,9 +484,9 @@ class LiveMember:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> int:
-        """Load a saved state into the same member, just built; returns its position for `begin_epoch`."""
+        """Load a saved state into the same member, which was just built; returns the position for `begin_epoch`."""
         load_weights(self.model, state["model"], self.backend.device)
-        for name in state.get("turned", ()):  # frozen, or no longer, by a step
+        for name in state.get("turned", ()):  # weights that a step has frozen or unfrozen
             weight = self.model.get_parameter(name)
             weight.requires_grad_(not weight.requires_grad)
         restore(self.optimizer, state["optimizer"])
@@ -519,9 +521,9 @@ def build(
     answering: bool = False,
     snapshot_bytes: int = 0,
 ) -> LiveMember:
-    """Build a member: its network, optimizer and schedule, under its own seed. Raises StudyError.
+    """Build a member's network, optimizer and schedule with its own seed. Raises StudyError.
 
-    With `exact`, its steps are its optimizer's own, to the bit; `answering` as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
+    With `exact`, its steps equal its optimizer's own bit for bit. `answering` is as in `LiveMember`, `snapshot_bytes` as in `EnsemblePlateau`.
     """
     check_generators(member, [(name, getattr(member, name)) for name in ("model", *CALLED)])
     check_generators(member, [(f"metric {name!r}", metric) for name, metric in member.metrics.items()])
@@ -552,7 +554,7 @@ def build(
 def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
     """Build and check a member's optimizer and schedule."""
     assert member.optimizer is not None
-    made = member.optimizer(list(model.parameters()))  # a list: the factory may make several groups of them
+    made = member.optimizer(list(model.parameters()))  # a list, because the factory may read it several times
     several = isinstance(made, list | tuple) and bool(made) and all(isinstance(part, Optimizer) for part in made)
     parts = made if several else [made]
     for part in parts:
@@ -564,15 +566,15 @@ def _optimizer(member: Member, model: nn.Module, mode: Mode) -> tuple[Any, Any]:
 
 
 def seed_of(member: Member, study_seed: int) -> int:
-    """Return the seed of its network: its own, or one from the study's seed and its name."""
+    """Return the member's own seed, or else one derived from the study's seed and its name."""
     return member_seed(study_seed, member.name) if member.seed is None else member.seed
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], device: torch.device) -> None:
     """Load a file's weights into a network that was just built.
 
-    Buffers that are None until a forward pass, or have grown since, are created, since torch cannot load values into these. Pruned weights,
-    which are computed in each pass, are computed: a step may look at them before, as to prune further.
+    Buffers that were None until a forward pass, or that have grown since, are created, because torch cannot load values into them. Pruned weights
+    are recomputed from their masks as in each forward pass, because a step may read them earlier, for example to prune further.
     """
     for name, module in model.named_modules():
         for key, buffer in module._buffers.items():
@@ -608,5 +610,5 @@ def _carried_of(state: dict[str, Any], device: torch.device) -> Carried:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return what tells whether two tensors are one, as tied weights are."""
+    """Return a key that is equal for tensors with the same memory, such as tied weights."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

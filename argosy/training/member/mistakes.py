@@ -1,4 +1,4 @@
-"""Explains torch's errors on a first batch in a sentence that says what to change: dtypes, shapes, kinds of targets."""
+"""Explains torch's errors on a first batch (dtypes, shapes, kinds of targets) in a sentence that says what to change."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["explain_forward", "explain_lone_sample", "explain_loss", "same_shape
 
 
 def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Exception) -> None:
-    """Raise StudyError for BatchNorm of one sample, or samples and weights that differ in dtype; else note the failing layer and its input."""
+    """Raise StudyError for BatchNorm of one sample or for samples and weights of different dtypes; else note the failing layer and its input."""
     explain_lone_sample(member, error)
     weights = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     others = {leaf.dtype for leaf in flatten(inputs)[0] if isinstance(leaf, Tensor)} - weights
@@ -34,7 +34,7 @@ def explain_forward(member: Member, model: nn.Module, inputs: Any, error: Except
 
 
 def explain_lone_sample(member: Member, error: Exception) -> None:
-    """Raise StudyError where BatchNorm raised because a batch is one sample: by its lengths, or as the others are broken, as no plan foresees."""
+    """Raise StudyError if BatchNorm raised because a batch has one sample, which cannot be planned for: lengths cut it so, or others are broken."""
     if not str(error).startswith("Expected more than 1 value per channel"):
         return
     cut = "" if member.batch_tokens is None else f" (batch_tokens={member.batch_tokens} may leave a long one alone)"
@@ -45,7 +45,7 @@ def explain_lone_sample(member: Member, error: Exception) -> None:
 
 
 def _layer_of(model: nn.Module, error: Exception) -> str:
-    """Describe the innermost layer that raised in its forward pass, and its input; empty where that is not known."""
+    """Describe the innermost layer that raised in its forward pass, and its input; return an empty string if unknown."""
     names, found, link = {id(module): name for name, module in model.named_modules()}, "", error.__traceback__
     while link is not None:
         frame, link = link.tb_frame, link.tb_next
@@ -67,7 +67,7 @@ def _channels_last(module: nn.Module, given: Tensor) -> str:
 
 
 def explain_loss(member: Member, output: Any, target: Any) -> None:
-    """Raise StudyError where a loss raised because its targets do not fit the outputs."""
+    """Raise StudyError if a loss raised because its targets do not fit the outputs."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor):
         return
     found = f"member {member.name!r}: its network gives {shown(output)}, targets are {shown(target)}, and its loss"
@@ -98,14 +98,14 @@ def _explain_classes(found: str, output: Tensor, target: Tensor) -> None:
 
 
 def same_shape(output: Sequence[int], target: Sequence[int]) -> str:
-    """Return the code that gives targets the shape of outputs."""
+    """Return code that gives targets the shape of outputs."""
     if tuple(output[: len(target)]) == tuple(target) and math.prod(output[len(target) :]) == 1:
         return f"target.reshape({', '.join(map(str, (-1, *output[1:])))}), or x.flatten() as what the network returns"
     return "target.reshape_as(output)"
 
 
 def shown(tensor: Tensor) -> str:
-    """Return shape and dtype, as in ``[32, 10] of float32``."""
+    """Return shape and dtype, for example ``[32, 10] of float32``."""
     return f"{list(tensor.shape)} of {_name(tensor.dtype)}"
 
 

@@ -1,7 +1,7 @@
 """The planned length of a member's training, for code that runs while the member is built.
 
-Lightning's `configure_optimizers` asks its trainer for numbers that the study decides. They are in a context variable while
-`argosy.training.member.live.build` runs, because the factory of a member's optimizers gets its network alone.
+Lightning's `configure_optimizers` asks its trainer for numbers that the study determines. A context variable holds them while
+`argosy.training.member.live.build` runs, because a member's optimizer factory receives only the network.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ class TrainingOutlook:
     """The planned length of a member's training."""
 
     max_epochs: float | None
-    """None where its stopping rule sets no bound."""
+    """None if the stopping rule sets no limit."""
     train_batches: int
-    """Batches of an epoch."""
+    """Batches per epoch."""
     val_batches: int
-    """Batches of a validation; 0 without validation samples."""
+    """Batches per validation; 0 without validation samples."""
 
     @classmethod
     def of(cls, member: Member, stop: Stop, lengths: Mapping[str, int]) -> "TrainingOutlook":
@@ -43,7 +43,7 @@ _OUTLOOK: ContextVar[TrainingOutlook | None] = ContextVar("outlook", default=Non
 
 @contextlib.contextmanager
 def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
-    """Make this the `outlook` inside."""
+    """Let `outlook` return this value inside."""
     token = _OUTLOOK.set(found)
     try:
         yield
@@ -52,5 +52,5 @@ def foreseen(found: TrainingOutlook | None) -> Iterator[None]:
 
 
 def outlook() -> TrainingOutlook | None:
-    """Return the outlook of the member that is being built; None outside of a run."""
+    """Return the outlook of the member being built; None outside a run."""
     return _OUTLOOK.get()

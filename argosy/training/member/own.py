@@ -1,4 +1,4 @@
-"""Optimizers and schedules of a member that moves the weights in its own step: several, saved as one."""
+"""The optimizers and schedules of a member with its own step, which have the interface of one and are saved as one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from argosy.training.member.checks import check_begun, check_stepped
 __all__ = ["OwnOptimizers", "OwnSchedules", "own_optimizers", "restore", "set_state", "state_of", "without_given"]
 
 GIVEN = (FunctionType, Enum)
-"""Settings in an optimizer's groups that no file can hold and its factory gives again, as the filters of LARS."""
+"""Types of settings in parameter groups that no file can hold and that the factory sets again, for example LARS's filters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class OwnOptimizers:
     """Several optimizers with the interface of one."""
 
     by_name: Mapping[str, Optimizer]
-    """Optimizers, as the step gets them."""
+    """The optimizers that the step receives."""
     in_hooks: bool = False
     """Whether hooks of weights may step them in the backward pass; copies of the network have no such hooks."""
 
@@ -40,7 +40,7 @@ class OwnOptimizers:
             optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
-        """Do nothing: the member's own step has moved the weights."""
+        """Do nothing: the member's own step has updated the weights."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return all states, by name."""
@@ -74,7 +74,7 @@ class OwnSchedules:
 
 
 def state_of(schedule: Any) -> Any:
-    """Return a schedule's state; of one within it, as that behind a warm-up, the state in its place."""
+    """Return a schedule's state; a schedule inside it, for example the one after a warm-up, is replaced by its state."""
     state = schedule.state_dict()
     for key, value in state.items() if isinstance(state, dict) else ():
         if isinstance(value, LRScheduler):
@@ -94,13 +94,13 @@ def set_state(schedule: Any, state: Any) -> None:
 def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load the state of an optimizer with the dtypes that it was saved with.
 
-    Torch casts all state but ``step`` to its weight's dtype: values that NAdam and ASGD keep in float32 beside float64 weights
-    would round otherwise from then on.
+    Torch casts all state except ``step`` to the dtype of its weight. Values that NAdam and ASGD keep in float32 for float64 weights
+    would then round differently.
     """
     given = [{k: v for k, v in group.items() if isinstance(v, GIVEN)} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     if not isinstance(optimizer, OwnOptimizers):
-        optimizer._opt_called = True  # before the file was written: a schedule that is stepped first would warn
+        optimizer._opt_called = True  # it was, before saving; otherwise a schedule that is stepped first would warn
     for group, own in zip(optimizer.param_groups, given, strict=True):
         group.update(own)
     for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
@@ -112,7 +112,7 @@ def restore(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def without_given(state: Any) -> Any:
-    """Return an optimizer's state without what is `GIVEN` in its groups."""
+    """Return an optimizer's state without values of the types in `GIVEN`."""
     if isinstance(state, list):
         return [without_given(item) for item in state]
     if not isinstance(state, dict):
@@ -121,7 +121,7 @@ def without_given(state: Any) -> Any:
 
 
 def own_optimizers(member: Member, model: nn.Module) -> tuple[OwnOptimizers, OwnSchedules | None]:
-    """Build a member's `optimizers` and schedules for its network. Raises StudyError."""
+    """Build and check a member's `optimizers` and schedules for its network. Raises StudyError."""
     assert member.optimizers is not None
     made = member.optimizers(model)
     if not isinstance(made, Mapping) or not made or not all(isinstance(one, Optimizer) for one in made.values()):

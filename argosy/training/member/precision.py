@@ -1,8 +1,8 @@
 """Mixed precision: autocast, and the loss scales that float16 needs.
 
-Small gradients underflow in float16. So losses are scaled up before the backward pass, and gradients down again after it. A
-member with overflowing gradients makes no step, and halves its scale. Each member has its own scale, by the rules of
-`torch.amp.GradScaler`, also where several members are stepped as one.
+Small gradients underflow in float16. Losses are therefore scaled up before the backward pass, and gradients scaled down after it. A
+member whose gradients overflow skips the step and halves its scale. Each member has its own scale, which follows the rules of
+`torch.amp.GradScaler`, even if several members are stepped as one.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ __all__ = ["LossScale", "LossScales", "autocast", "dtype_of", "widened"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST = 2.0**16
 LEAST = 2.0**-16
-"""The least scale: with a smaller one, all finite gradients are zero in float16."""
+"""Smallest scale: with a smaller one, all finite gradients are zero in float16."""
 INTERVAL = 2000
 """Steps without overflow after which a scale doubles."""
 
 
 def dtype_of(member: Member) -> torch.dtype:
-    """Return the type that a member's network computes in where torch autocasts."""
+    """Return the dtype in which a member's network computes under autocast."""
     return DTYPES.get(member.precision, torch.float32)
 
 
 def autocast(member: Member, device: torch.device, *, cached: bool = True) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which torch autocasts to the member's precision; `cached`, it casts each weight once."""
+    """Return a context in which torch autocasts to the member's precision; if `cached`, it casts each weight only once."""
     if member.precision == "float32":
-        return contextlib.nullcontext()  # entered for every batch, at a tenth of a disabled autocast's cost
+        return contextlib.nullcontext()  # entered for every batch; a disabled autocast costs ten times as much
     return torch.autocast(device.type, DTYPES[member.precision], cache_enabled=cached)
 
 
@@ -52,17 +52,17 @@ class LossScale:
     member: str
     value: float = FIRST
     steps: int = 0
-    """Steps since it was last changed."""
+    """Steps since the scale last changed."""
 
     def divide(self, gradients: Iterable[Tensor]) -> bool:
-        """Divide the gradients of a scaled loss by the scale; False where one has overflowed. Waits for the device."""
+        """Divide the gradients of a scaled loss by the scale; returns False if one has overflowed. Waits for the device."""
         found = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
         sound = not found or bool(nn.utils.get_total_norm(found, math.inf).isfinite())
         torch._foreach_mul_(found, 1 / self.value)
         return sound
 
     def follow(self, *, overflowed: bool) -> None:
-        """Update the scale after a step, or one left out as `overflowed`. Raises StudyError where no scale helps."""
+        """Update the scale after a step, or after one that was skipped as `overflowed`. Raises StudyError if no scale helps."""
         if overflowed:
             self.value, self.steps = self.value / 2, 0
         elif self.steps + 1 < INTERVAL:
@@ -86,7 +86,7 @@ class LossScales:
 
     @classmethod
     def of(cls, scales: Iterable[LossScale | None], device: torch.device) -> "LossScales | None":
-        """Collect scales of members of one precision: all have one, or none has."""
+        """Collect the scales of members of one precision, so that either all have one or none has."""
         found = [scale for scale in scales if scale is not None]
         return cls(found, device) if found else None
 

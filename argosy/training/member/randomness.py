@@ -1,4 +1,4 @@
-"""The random state of one member, kept apart so that its neighbours cannot change its result."""
+"""The random state of one member, kept separate so that other members cannot change its result."""
 
 import contextlib
 import random
@@ -14,19 +14,19 @@ from argosy.training.device.devices import Backend
 __all__ = ["Mark", "Randomness"]
 
 Mark = tuple[Any, Any, Any]
-"""Snapshot: torch, device, (NumPy, Python)."""
+"""Snapshot of the generators: torch, device, (NumPy, Python)."""
 
 
 @dataclass(eq=False)
 class Randomness:
-    """Torch's generator states; NumPy's and Python's too for members that were seen to use them (a swap costs 60 us)."""
+    """Torch's generator states, and NumPy's and Python's for members that were observed to use them (swapping these takes 60 us)."""
 
     backend: Backend
     torch_state: Any
     device_state: Any
     others: tuple[Any, Any]
     built_state: Any = field(init=False)
-    """Torch's state after the member was built; a member that draws nothing in its steps keeps it, and saves nothing."""
+    """Torch's state after the member was built; it is not saved for a member that draws nothing in its steps."""
     uses_others: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Randomness:
 
     @classmethod
     def seeded(cls, seed: int, backend: Backend) -> "Randomness":
-        """Return the state that a seed gives, for every generator."""
+        """Return the state of all generators for a seed."""
         numpy_state = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).get_state()
         return cls(
             backend,
@@ -44,7 +44,7 @@ class Randomness:
         )
 
     def copy(self) -> "Randomness":
-        """Return an independent copy, which covers all generators."""
+        """Return an independent copy that covers all generators."""
         copied = self.aside()
         copied.uses_others = True
         return copied
@@ -103,7 +103,7 @@ class Randomness:
             random.setstate(others[1])
 
     def others_equal(self, other: "Randomness") -> bool:
-        """Whether NumPy's and Python's states equal another's."""
+        """Return whether NumPy's and Python's states equal another's."""
         ours, theirs = self.others[0], other.others[0]
         numpy_equal = np.array_equal(ours[1], theirs[1]) and tuple(ours[2:]) == tuple(theirs[2:])
         return bool(numpy_equal) and self.others[1] == other.others[1]
@@ -120,7 +120,7 @@ class Randomness:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a checkpoint's state into the same member, built anew; on another kind of device its generator starts as built."""
+        """Load a checkpoint's state into the same member, just built; on another kind of device the device's generator keeps its built state."""
         self.torch_state = self.built_state if state["torch"] is None else state["torch"]
         if self.device_state is not None and state["device"] is not None:
             self.device_state = state["device"]

@@ -1,11 +1,11 @@
-"""The average of one member's trained weights, as its rule has it (`argosy.averages`).
+"""The average of one member's trained weights, according to its rule (`argosy.averages`).
 
-Contract. Programs call `step` after each of the member's optimizer steps, and the member itself `end_epoch` after the last step of an
+Contract. Programs call `step` after each of the member's optimizer steps. The member itself calls `end_epoch` after the last step of an
 epoch. Tensors stay the same objects, and may be views of a program's memory (`argosy.training.programs.fused.average_buffer`).
 
-A mean of epochs has other statistics of BatchNorm than the raw weights. They are computed anew, as `torch.optim.swa_utils.update_bn` does,
-on the batches of the epoch after those of which it is the mean: programs pass each batch, before its step, through the averaged
-weights inside of `recomputing`. So such an average stays as it is for an epoch, and `end_epoch` is called when the next one begins.
+A mean of epochs needs other BatchNorm statistics than the raw weights. They are recomputed, as `torch.optim.swa_utils.update_bn` does,
+on the batches of the epoch after the averaged ones: programs pass each batch, before its step, through the averaged weights inside
+`recomputing`. Such an average therefore does not change during an epoch, and `end_epoch` is called when the next epoch begins.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from argosy.averages import EMA, SWA, Average, LastK
 __all__ = ["RunningAverage", "Statistics", "counting", "norms_of"]
 
 Statistics = tuple[Mapping[str, Tensor], Sequence[int]]
-"""Snapshot of statistics that are being computed: buffers by name, and numbers of batches."""
+"""Snapshot of statistics that are being computed: buffers by name, and the number of batches."""
 
 
 def norms_of(model: nn.Module) -> list[_BatchNorm]:
-    """Return the layers of BatchNorm that keep statistics."""
+    """Return the BatchNorm layers that keep statistics."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
 
 
 @contextlib.contextmanager
 def counting(norms: Sequence[_BatchNorm], batches: int) -> Iterator[None]:
-    """Let statistics, the mean over so many batches, become the mean over these and the next one inside."""
+    """Let a forward pass inside extend statistics, the mean over `batches` batches, by one more batch."""
     momenta = [norm.momentum for norm in norms]
     try:
         for norm in norms:
@@ -43,17 +43,16 @@ def counting(norms: Sequence[_BatchNorm], batches: int) -> Iterator[None]:
 
 
 class RunningAverage:
-    """What is averaged are the weights that want a gradient, and with `thaws` frozen ones; all else of the network belongs to raw and averaged
-    weights alike.
+    """The average of weights that require gradients, and with `thaws` also of frozen ones; raw and averaged weights share the rest of the network.
 
-    Buffers do not, where statistics are computed anew: those of the average begin each epoch as copies, statistics as of no batch.
+    If statistics are recomputed, the average has its own buffers too: each epoch they start as copies, with BatchNorm statistics reset.
     """
 
     def __init__(self, rule: Average, model: nn.Module, *, thaws: bool = False) -> None:
         self._rule, self._model = rule, model
         self._switches = any(type(part).train is not nn.Module.train for part in model.modules())
         self.share: float | None = 1 - rule.decay if isinstance(rule, EMA) else None
-        """How far a step moves the average towards the weights; None where only ends of epochs do."""
+        """Fraction by which a step moves the average towards the weights; None if only ends of epochs change it."""
         averaged = {
             id(weight)
             for weight in model.parameters()
@@ -61,11 +60,11 @@ class RunningAverage:
         }
         held = {id(weight): (module, key) for module in model.modules() for key, weight in module._parameters.items()}
         self._held = [(module._parameters, key) for weight, (module, key) in held.items() if weight in averaged]
-        """Tables of modules in which weights are, with their keys. Infinite ones, as of a mask, are never trained, and would become NaN."""
+        """Parameter tables of modules that hold the weights, with their keys. Frozen infinite weights, as in a mask, would average to NaN."""
         self.values: list[Tensor] = [weight.detach().clone() for weight in self.weights]
-        """The average of each of them, of use once there is a `count`."""
+        """The average of each weight; valid if `count` is not 0."""
         self.count: int = 0
-        """Number of steps, or of ends of epochs, that it was brought up to date with."""
+        """Number of steps, or of ends of epochs, that have updated it."""
         self._last: list[list[Tensor]] = []
         """Weights at the ends of the last epochs, for `LastK`."""
         self._norms = norms_of(model) if self.share is None else []
@@ -76,36 +75,36 @@ class RunningAverage:
             for key, buffer in module._buffers.items()
             if id(buffer) in names
         ]
-        """Tables of modules in which the network's buffers are, with their keys and names."""
+        """Buffer tables of modules that hold the network's buffers, with their keys and names."""
         self.buffers: dict[str, Tensor] = {name: _there(table[key]).clone() for table, key, name in self._places}
-        """The average's own buffers, by name; none where it has those of the raw weights."""
+        """The average's own buffers, by name; empty if it shares those of the raw weights."""
         self.batches: int = 0
-        """Number of batches of the current epoch over which its statistics are computed."""
+        """Number of batches of the current epoch in its statistics so far."""
         self._ended = 0
-        """Number of epochs whose ends it has seen."""
+        """Number of epochs whose ends were processed."""
 
     @property
     def weights(self) -> list[Tensor]:
-        """The member's own: those that are there, as a network may assign others, which a codebook of moving averages does."""
+        """The member's current weights, read from the modules because a network may assign new ones, for example to a codebook."""
         return [_there(table[key]) for table, key in self._held]
 
     @property
     def recomputes(self) -> bool:
-        """Whether it has statistics of its own to compute, of an average that is there."""
+        """Whether there is an average whose own statistics must be computed."""
         return bool(self._norms and self.count)
 
     @property
     def waits(self) -> bool:
-        """Whether it takes in the end of an epoch only when the next one begins."""
+        """Whether the end of an epoch is processed only when the next epoch begins."""
         return bool(self._norms)
 
     @property
     def copies(self) -> int:
-        """How many times the weights it comes to hold, on their device."""
+        """Largest number of copies of the weights that it will hold on their device."""
         return 1 + (self._rule.epochs if isinstance(self._rule, LastK) else 0)
 
     def step(self) -> None:
-        """Follow the weights after a step."""
+        """Update the average after a step."""
         if self.share is None:
             return
         with torch.no_grad():
@@ -117,7 +116,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def end_epoch(self, epoch: int) -> None:
-        """Take in the weights at the end of an epoch, once."""
+        """Update the average at the end of an epoch; repeated calls for one epoch do nothing."""
         if epoch < self._ended:
             return
         self._ended = epoch + 1
@@ -149,7 +148,7 @@ class RunningAverage:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let the network hold the average instead of its weights inside, and the average's buffers."""
+        """Let the network hold the averaged weights and the average's buffers inside."""
         mode = self._model.training
         self._switch(True)
         own, buffers = [weight.data for weight in self.weights], [table[key] for table, key, _ in self._places]
@@ -163,19 +162,19 @@ class RunningAverage:
             self._switch(True)
             _put(own, self.weights)
             for (table, key, name), buffer in zip(self._places, buffers, strict=True):
-                if table[key] is not self.buffers[name]:  # a pass may assign another tensor
+                if table[key] is not self.buffers[name]:  # a forward pass may assign another tensor
                     self.buffers[name].copy_(_there(table[key]))
                 table[key] = buffer
             self._switch(mode)
 
     def _switch(self, mode: bool) -> None:
-        """Put a network that has its own `train` into a mode: layers that merge weights in eval(), as LoRA's, do so with those that it holds."""
+        """Set the mode of a network that overrides `train`: layers that merge weights in eval(), such as LoRA's, then merge the current ones."""
         if self._switches:
             self._model.train(mode)
 
     @contextlib.contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Pass a training batch through the averaged weights inside, for their statistics."""
+        """Let a forward pass inside add one training batch to the statistics of the averaged weights."""
         with torch.no_grad(), self.held(), counting(self._norms, self.batches):
             yield
         self.batches += 1
@@ -192,7 +191,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def double(self) -> None:
-        """Become the average of a network that became float64."""
+        """Convert the average to float64, like its network."""
         self.values = [value.double() for value in self.values]
         self.buffers = {n: b.double() if b.is_floating_point() else b for n, b in self.buffers.items()}
 

@@ -1,4 +1,4 @@
-"""Weights of a member's last sections, for an ensemble that takes several of one network (Huang et al. 2017)."""
+"""Weights of a member's last sections, for an ensemble that may use several sections of one network (Huang et al. 2017)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,27 +11,28 @@ from argosy.training.member.checkpoint import plain
 __all__ = ["MOST", "Snapshots", "unstacked"]
 
 MOST = 32
-"""Sections of a member: an ensemble is chosen from those of all members, each of which is run on all validation samples."""
+"""Most sections kept per member; each of them costs a pass over all validation samples when an ensemble is chosen."""
 Section = tuple[int, int]
-"""Finished epochs before it, and its number in its epoch."""
+"""Number of finished epochs before a section, and its number within its epoch."""
 
 
 class Snapshots:
-    """The last ones, as many as `most_bytes` hold, in host memory. They are part of the member's state, and so of its checkpoints."""
+    """Snapshots of as many last sections as fit into `most_bytes` of host memory; they are part of the member's state and checkpoints."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.weights: dict[Section, Mapping[str, Tensor]] = {}
-        """The oldest first."""
+        """Weights by section, the oldest first."""
 
     def sections(self, each: int) -> int:
-        """Return of how many sections weights of so many bytes are kept."""
+        """Return how many sections are kept if each takes this many bytes."""
         return min(self.most_bytes // each, MOST) if each else 0
 
     def add(self, section: Section, weights: Mapping[str, Any]) -> None:
-        """Copy the weights of a section, and drop the oldest for it.
+        """Copy the weights of a section, and drop the oldest ones if needed.
 
-        Of a network that has too many, or a state of more than tensors, none are kept; of one whose state has changed its form, none from before.
+        Nothing is kept if the weights are too large, or if the state holds more than tensors. If the form of the state has changed, earlier
+        sections are dropped.
         """
         tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
         each = sum(tensor.nbytes for tensor in tensors.values())
@@ -46,14 +47,14 @@ class Snapshots:
             del self.weights[oldest]
 
     def stacked(self) -> dict[str, Any]:
-        """Return a state for a file, of few tensors: each takes a file time, however small it is."""
+        """Return a state for a checkpoint, stacked into few tensors, because each tensor takes time to write however small it is."""
         names = next(iter(self.weights.values()), {})
         weights = {name: torch.stack([kept[name] for kept in self.weights.values()]) for name in names}
         return {"sections": [*self.weights], "weights": weights}
 
 
 def unstacked(state: Mapping[str, Any] | None) -> dict[Section, Mapping[str, Tensor]]:
-    """Return the weights of each section of such a state; none of a file that has no state of snapshots."""
+    """Return the weights by section from a `stacked` state; nothing for a checkpoint without snapshots."""
     found = {"sections": [], "weights": {}} if state is None else state
     return {
         section: {name: stack[number].clone() for name, stack in found["weights"].items()}

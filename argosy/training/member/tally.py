@@ -1,4 +1,4 @@
-"""Sums over the samples of a member's training or validation: means for its history, and the digest of the samples."""
+"""Sums over the samples of a member's training or validation, which give the means in its history, and the digest of the samples."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ class Coming(NamedTuple):
     totals: torch.Tensor
     event: DeviceEvent
     rows: int
-    """Samples in all batches up to the last of these."""
+    """Number of samples in all batches up to the last of these."""
 
 
 class Tally:
-    """Per-sample values summed in float64: over each batch by torch, over the batches in the order of the sequence.
+    """Sums of per-sample values in float64: torch sums each batch, and the batch sums are added in the order of the sequence.
 
-    A batch leaves one number per value on the device. Numbers are copied together, without stalling the device.
+    Each batch leaves one number per value on the device. These numbers are copied together, without stalling the device.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -37,11 +37,11 @@ class Tally:
         self._sums: dict[str, float] = {}
         self._unread: dict[str, list[torch.Tensor]] = {}
         self._coming: list[Coming] = []
-        """Coming sums, in order."""
+        """Sums being copied to the host, in order."""
         self._asked = 0
         """Length of `_coming` when `finite` was last read."""
         self._told = 0
-        """Samples in the sums that are on the host."""
+        """Number of samples in the sums that are on the host."""
 
     def add(self, rows: int, digest: Digest, totals: Mapping[str, torch.Tensor]) -> None:
         """Add a batch, with the `total_of` each value."""
@@ -51,7 +51,7 @@ class Tally:
         self.digest = self.digest.plus(digest)
 
     def bring(self, rows: int, digest: Digest, name: str, totals: torch.Tensor, event: DeviceEvent) -> None:
-        """Add batches; their totals of a value, one `total_of` each, are still being copied to the host."""
+        """Add batches whose totals of a value, one `total_of` per batch, are still being copied to the host."""
         self.fetch()
         self.rows += rows
         self.digest = self.digest.plus(digest)
@@ -66,9 +66,9 @@ class Tally:
 
     @property
     def finite(self) -> bool:
-        """Whether all sums are finite, as far as that is known without waiting for the current steps.
+        """Whether all sums are finite, as far as known without waiting for the current steps.
 
-        On the host that covers all batches, on an asynchronous device those up to the previous read of this property.
+        On the host this covers all batches, on an asynchronous device the batches up to the previous read of this property.
         """
         self.fetch()
         self._read(self._asked if self.backend.apart else len(self._coming))
@@ -83,7 +83,7 @@ class Tally:
             self._unread.clear()
 
     def _read(self, count: int) -> None:
-        """Add the `count` oldest of the coming sums."""
+        """Add the `count` oldest sums in `_coming`."""
         for name, totals, event, rows in self._coming[:count]:
             event.synchronize()
             self._told = rows
@@ -95,12 +95,12 @@ class Tally:
         self._asked = max(self._asked - count, 0)
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
-        """Return the mean of each value over the samples so far; NaN where there are none."""
+        """Return the mean of each value over the samples so far; NaN if there are none."""
         sums = self.sums
         return {name: sums[name] / self.rows if self.rows else math.nan for name in names}
 
     def mean_by_now(self, name: str) -> float:
-        """Return a value's mean over the samples with sums on the host; NaN where there are none. Never waits."""
+        """Return a value's mean over the samples whose sums are on the host; NaN if there are none. Never waits."""
         self.fetch()
         self._read(sum(1 for _ in itertools.takewhile(lambda coming: coming.event.query(), self._coming)))
         return self._sums[name] / self._told if self._told else math.nan
@@ -117,7 +117,7 @@ class Tally:
 
 
 def double(value: Any) -> torch.Tensor:
-    """Return a number or a tensor as float64: `torch.as_tensor` alone would round Python's floats to float32."""
+    """Return a number or a tensor as float64; `torch.as_tensor` alone would round Python floats to float32."""
     return value.detach().double() if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=torch.float64)
 
 
@@ -135,7 +135,7 @@ def totals_of(losses: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def per_sample(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return the means of values ``[rows, …]`` over each sample, ``[rows]``; raises StudyError where there are not `rows`."""
+    """Return the mean of values ``[rows, …]`` for each sample, ``[rows]``; raises StudyError if there are not `rows` of them."""
     if values.shape == (rows,):
         return values
     if len(values) != rows:

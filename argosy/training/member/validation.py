@@ -1,8 +1,8 @@
 """A member's validation: its loss and metrics of three kinds, independent of how the samples are batched.
 
 A per-sample metric is averaged over the samples. A metric of the whole set is called once, at the end, with all outputs and
-targets. An object with ``update`` and ``compute`` is updated with each batch and computed at the end. Which of the first two a
-function is follows from its value on the first batch of every validation: ``[B]``, or a number.
+targets. A metric object with ``update`` and ``compute`` is updated with each batch and computed at the end. Whether a function is of the
+first or the second kind is determined by its value for the first batch of each validation: ``[B]``, or one number.
 """
 
 import copy
@@ -51,13 +51,13 @@ class Validation:
     member: Member
     backend: Backend
     answers: Answers | None = None
-    """Filled where the study has an ensemble."""
+    """Set if the study has an ensemble."""
     sums: Tally = field(init=False)
     """Sums of the loss and of the per-sample metrics."""
     _per_sample: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _of_the_set: dict[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
     _lacking: set[str] = field(default_factory=set)
-    """Metrics of the set that raise of the first batch, as it lacks a class."""
+    """Metrics of the whole set that raise for the first batch because it lacks a class."""
     _states: dict[str, MetricState] = field(default_factory=dict)
     _gathered: "_Gathered" = field(init=False)
     _ended: dict[str, float] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Validation:
         return self.sums.digest
 
     def add(self, rows: int, digest: Digest, losses: torch.Tensor, output: Any, target: Any) -> None:
-        """Add a batch: its losses per sample or their mean, and the network's output."""
+        """Add a batch: its per-sample losses or their mean, and the network's output."""
         if self.member.metrics and not self.sums.rows:
             self._sort(rows, output, target)
         values = {name: self._one_each(name, metric, rows, output, target) for name, metric in self._per_sample.items()}
@@ -87,18 +87,21 @@ class Validation:
 
     @property
     def adds_up(self) -> bool:
-        """Whether sums over batches are all that it needs of them: of the loss, and of right answers."""
+        """Whether the validation needs only sums over batches: of the loss, and of the number of right answers."""
         return self.answers is None and all(metric is accuracy for metric in self.member.metrics.values())
 
     def bring(self, rows: int, digest: Digest, losses: torch.Tensor, right: torch.Tensor, event: DeviceEvent) -> None:
-        """Add batches of a validation that `adds_up`; their sums are still being copied to the host."""
+        """Add batches of a validation that `adds_up`, whose sums are still being copied to the host."""
         self._per_sample = dict(self.member.metrics)
         self.sums.bring(rows, digest, "loss", losses, event)
         for name in self._per_sample:
             self.sums.bring(0, Digest(), name, right, event)
 
     def end(self, *, tried: bool = False) -> None:
-        """Compute the metrics that are computed once; called after the last batch. Where one batch is `tried`, only those that it is enough for."""
+        """Compute the metrics that are computed once, after the last batch.
+
+        If only one batch was `tried`, metrics that raised because it lacks a class are skipped.
+        """
         if not self.sums.rows:
             return
         whole = self._gathered.whole() if self._of_the_set else ()
@@ -111,12 +114,12 @@ class Validation:
         self._gathered.clear()
 
     def values(self) -> dict[str, float]:
-        """Return the loss and every metric; NaN where there was no sample."""
+        """Return the loss and every metric; NaN without samples."""
         means = self.sums.means(["loss", *self._per_sample])
         return {name: means.get(name, self._ended.get(name, math.nan)) for name in ("loss", *self.member.metrics)}
 
     def check(self, rows: int, output: Any, target: Any) -> None:
-        """Raise StudyError for a metric that compares samples of the first batch, because of shapes, that do not belong together."""
+        """Raise StudyError for a metric that, because of shapes, compares outputs with targets of other samples in the first batch."""
         for name, metric in self.member.metrics.items():
             given = self.member, f"metric {name!r}", partial(self._once, name, metric), (output, target), rows
             check_pairs(*given)
@@ -124,7 +127,7 @@ class Validation:
                 check_halves(*given)
 
     def _once(self, name: str, metric: Any, pair: tuple[Any, Any]) -> torch.Tensor | None:
-        """Return a metric's value over one batch of (output, target), whatever its kind."""
+        """Return a metric's value for one batch of (output, target), whatever its kind."""
         if name not in self._states:
             return _tensor(metric(*pair))
         state = self._state(name, metric)
@@ -134,9 +137,9 @@ class Validation:
     # ---- kinds
 
     def _sort(self, rows: int, output: Any, target: Any) -> None:
-        """Find out the kind of each metric.
+        """Determine the kind of each metric.
 
-        A batch of one sample is doubled: a value per sample and a number for the set could look alike.
+        A batch of one sample is doubled, because a value per sample and one number for the set could look alike.
         """
         if rows == 1:
             rows, output, target = 2, map_leaves(_twice, output), map_leaves(_twice, target)
@@ -147,7 +150,7 @@ class Validation:
             try:
                 value = _tensor(metric(output, target))
             except ValueError:
-                # scikit-learn's raise it of a batch that lacks a class, and all samples may have each.
+                # Metrics of scikit-learn raise it if the batch lacks a class, which the whole set may contain.
                 value = _of_all_classes(metric, output, target)
                 if value is None:
                     raise
@@ -160,7 +163,7 @@ class Validation:
                 raise self._refusal(name, value, f"a batch of {rows}")
 
     def _state(self, name: str, metric: Any) -> MetricState:
-        """Return a metric object for this validation alone."""
+        """Return a metric object for this validation only."""
         made: Any = copy.deepcopy(metric) if _is_state(metric) else metric()
         if not _is_state(made):
             raise StudyError(
@@ -202,7 +205,7 @@ class Validation:
 
 
 def _of_all_classes(metric: Callable[[Any, Any], Any], output: Any, target: Any) -> torch.Tensor | None:
-    """Return a metric of the rows of a batch, repeated, with all classes as targets; None where these are no class numbers, or it raises as well."""
+    """Return a metric of the batch's outputs, repeated, with all classes as targets; None if targets are no class numbers, or it raises again."""
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor) and target.dim() == 1):
         return None
     if target.is_floating_point() or output.dim() not in (1, 2):
@@ -224,7 +227,7 @@ class _Gathered:
         self._tree: Any = None
 
     def add(self, rows: int, output: Any, target: Any, words: str) -> None:
-        """Copy them, since they may view a block that is released; raises StudyError for leaves without one row per sample."""
+        """Copy outputs and targets, which may be views of a block that is released; raises StudyError for leaves without one row per sample."""
         leaves, self._tree = flatten((output, target))
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or not leaf.dim() or len(leaf) != rows:
@@ -262,7 +265,7 @@ class _Gathered:
 
 
 def _widened(leaf: torch.Tensor) -> torch.Tensor:
-    """Return low-precision numbers as float32, which sums over a whole set need."""
+    """Return low-precision numbers as float32, because sums over a whole set need it."""
     return leaf.detach().float() if leaf.dtype in LOW_PRECISION else leaf.detach()
 
 
@@ -271,7 +274,7 @@ def _twice(leaf: Any) -> Any:
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
-    """Return a metric's value as a tensor; None where it is neither a number nor a tensor of real numbers."""
+    """Return a metric's value as a tensor; None if it is neither a number nor a tensor of real numbers."""
     if isinstance(value, bool | int | float | np.number | np.bool_ | np.ndarray):
         value = double(value) if isinstance(value, float) else torch.as_tensor(value)
     return value.detach() if isinstance(value, torch.Tensor) and not value.is_complex() else None
@@ -282,7 +285,7 @@ def _is_state(metric: Any) -> TypeGuard[MetricState]:
 
 
 def _makes_states(metric: Any) -> bool:
-    """Whether the metric is called without arguments for an object: a class of such, or a function that takes no arguments."""
+    """Return whether the metric is called without arguments and returns a metric object: it is a class of such objects, or a function."""
     made = metric.func if isinstance(metric, partial) else metric
     if isinstance(made, type):
         return hasattr(made, "update") and hasattr(made, "compute")
@@ -292,6 +295,6 @@ def _makes_states(metric: Any) -> bool:
 def _takes(function: Any, *arguments: Any) -> bool:
     try:
         inspect.signature(function).bind(*arguments)
-    except (TypeError, ValueError):  # ValueError where it has no signature
+    except (TypeError, ValueError):  # ValueError if it has no signature
         return False
     return True

@@ -1,7 +1,7 @@
-"""Optimizer steps of unlike members on an accelerator: torch's SGD, Adam, AdamW and Muon, by one kernel for all weights of all members.
+"""Optimizer steps of unlike members on an accelerator: torch's SGD, Adam, AdamW and Muon, in one kernel for all weights of all members.
 
-Weights, gradients and moments each are one tensor, in which a block of numbers is of one weight (`argosy.training.device.own_kernels`).
-Muon's matrices of one shape are made orthogonal at once where they lie side by side. Hyper-parameters are read from the members' own
+Weights, gradients and moments are one tensor each, in which every block belongs to one weight (`argosy.training.device.own_kernels`).
+Muon's matrices of one shape are orthogonalized together if they are adjacent. Hyper-parameters are read from the members' own
 optimizers, whose states are views of the moments.
 """
 
@@ -39,16 +39,16 @@ NAMES: dict[type[Optimizer], tuple[str, str]] = {
     AdamW: ("exp_avg", "exp_avg_sq"),
     Muon: ("momentum_buffer", ""),
 }
-"""Names of the moments in optimizers' states."""
+"""Names of the moments in the state of each optimizer."""
 EPS, RATE = 5, 6
-"""Places among the numbers of a row."""
+"""Positions in a row of numbers."""
 ADAMS = (Adam, AdamW)
 
 
 class FlatMemory:
-    """All weights of some members in one tensor, and all gradients in another, so that one kernel steps them all.
+    """Memory for all weights of some members in one tensor and all gradients in another, so that one kernel can step them.
 
-    Each weight begins a block of `BLOCK` numbers.
+    Each weight starts at a multiple of `BLOCK` elements.
     """
 
     def __init__(self, like: Tensor, counts: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class FlatMemory:
         self._taken = 0
 
     def rows(self, count: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return memory of so many weights of a size, and of their gradients, ``[weights, size]``."""
+        """Return memory for `count` weights of this size, and for their gradients, each ``[weights, size]``."""
         each = -(-size // BLOCK) * BLOCK
         start, self._taken = self._taken, self._taken + count * each
         found = [of[start : self._taken].view(count, each)[:, :size] for of in (self.weights, self.gradients)]
@@ -65,27 +65,27 @@ class FlatMemory:
 
 
 class RowOfNumbers(NamedTuple):
-    """What a row of numbers is for: a parameter group, or one matrix of Muon, whose rate is its own."""
+    """The weights that a row of numbers belongs to: those of a parameter group, or one matrix of Muon, which has its own rate."""
 
     kind: type[Optimizer]
     group: dict[str, Any]
     first: int
-    """Number of its first weight."""
+    """Index of its first weight."""
     matrix: nn.Parameter | None
 
 
 class MatrixRun(NamedTuple):
-    """Muon's matrices of one shape side by side, ``[matrices, m, n]``."""
+    """Adjacent matrices of Muon with one shape, ``[matrices, m, n]``."""
 
     weights: Tensor
     gradients: Tensor
     rows: Tensor
-    """Of each its row of numbers."""
+    """Each matrix's row of numbers."""
     group: dict[str, Any]
 
 
 class FlatKernel:
-    """Steps members whose optimizers are of a `kind_of`; it holds these optimizers' state."""
+    """Steps members whose optimizers have a `kind_of`; holds the state of these optimizers."""
 
     rows = slice(None)
 
@@ -96,7 +96,7 @@ class FlatKernel:
         self._moments = torch.zeros_like(memory.weights), torch.zeros_like(memory.weights)
         count = sum(len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups)
         self._steps = torch.zeros(count)
-        """Steps that each weight has made."""
+        """Number of steps that each weight has made."""
         self._rows: list[RowOfNumbers] = []
         owners = torch.zeros(len(memory.weights) // BLOCK, dtype=torch.int32)
         number = 0
@@ -114,7 +114,7 @@ class FlatKernel:
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], memory: FlatMemory) -> "FlatKernel | None":
-        """Return the kernel of these optimizers; None where weights of one have made unequal numbers of steps, or there is no such kernel."""
+        """Return the kernel of these optimizers; None if the device has none, or if weights of one group have made unequal numbers of steps."""
         kernels = kernels_of(memory.weights.device)
         if kernels is None or any(map(steps_differ, optimizers)):
             return None
@@ -128,30 +128,30 @@ class FlatKernel:
 
     @property
     def allocates(self) -> bool:
-        """Whether a step may run out of memory when it has moved some weights."""
+        """Whether a step may run out of memory after it has changed some weights."""
         return bool(self._runs)
 
     @property
     def settings(self) -> Settings:
-        """What the optimizers have in their groups at present."""
+        """Current hyper-parameters in the optimizers' parameter groups."""
         return [settings_of(row.group) for row in self._rows]
 
     @property
     def steps(self) -> Steps:
-        """Steps that each weight has made."""
+        """Number of steps that each weight has made."""
         made: Steps = self._steps.numpy()
         return made
 
     def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the numbers of the coming steps ``[count, rows, numbers]`` (`OwnKernels.step`), with the present settings.
+        """Return the numbers of the next steps ``[count, rows, numbers]`` (`OwnKernels.step`), with the current settings.
 
-        None where a schedule switched momentum on or off.
+        Returns None if a schedule has switched momentum on or off.
         """
         if [bool(row.group.get("momentum")) for row in self._rows] != self._momentum:
             return None
         made = np.tile(np.array([_numbers(row) for row in self._rows]), (count, 1, 1))
         betas = np.array([row.group["betas"] if row.kind in ADAMS else (0.0, 0.0) for row in self._rows]).T
-        # Each step with the bits that it has by itself. Of SGD and Muon, whose betas count as zero, both corrections are 1.
+        # Computed step by step, so that each has the same bits as alone. For SGD and Muon, whose betas are set to 0, both corrections are 1.
         for own, steps in zip(made, self.steps[self._firsts] + np.arange(1.0, count + 1)[:, np.newaxis], strict=True):
             first, second = 1 - betas**steps
             root = np.sqrt(second)
@@ -171,16 +171,16 @@ class FlatKernel:
         self._steps.add_(1)
 
     def dissolve(self) -> None:
-        """Give the optimizers' states memory of their own."""
+        """Give the optimizers' states their own memory."""
         for state in [state for optimizer in self._optimizers for state in optimizer.state.values()]:
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     state[name] = value.clone()
 
     def _take(self, kind: type[Optimizer], group: dict[str, Any], states: Any, weight: Tensor, steps: Tensor) -> None:
-        """Let an optimizer's state of a weight be views of the moments."""
+        """Make an optimizer's state of a weight views of the moments."""
         if kind is SGD and not group["momentum"]:
-            return  # whose state is empty
+            return  # it has no state
         state = states[weight]
         place = slice(weight.storage_offset(), weight.storage_offset() + weight.numel())
         for name, moment in zip(NAMES[kind], self._moments, strict=True):
@@ -191,7 +191,7 @@ class FlatKernel:
             state["step"] = steps
 
     def _side_by_side(self, memory: FlatMemory) -> Iterator[MatrixRun]:
-        """Yield the runs of Muon's matrices."""
+        """Yield the runs of Muon's matrices that are adjacent in memory."""
         matrices = [(row.matrix, number, row.group) for number, row in enumerate(self._rows) if row.matrix is not None]
         matrices.sort(key=lambda one: int(one[0].storage_offset()))
         while matrices:
@@ -213,7 +213,7 @@ class FlatKernel:
 
 
 def _divided(optimizer: Optimizer) -> Iterator[tuple[type[Optimizer], dict[str, Any], Sequence[nn.Parameter]]]:
-    """Yield the weights for which a row of numbers is."""
+    """Yield the weights of each row of numbers, with their type of optimizer and parameter group."""
     for part in parts_of(optimizer):
         for group in part.param_groups:
             if isinstance(part, Muon):
@@ -228,13 +228,13 @@ def _blocks(weight: Tensor) -> slice:
 
 
 def _orthogonally(run: MatrixRun, numbers: Tensor) -> None:
-    """Move matrices along their gradients made orthogonal, at their rates."""
+    """Move matrices along their orthogonalized gradients, with their rates."""
     rates = numbers.index_select(0, run.rows)[:, RATE].view(-1, 1, 1)
     run.weights.addcmul_(orthogonal(run.gradients, run.group), rates)
 
 
 def _numbers(row: RowOfNumbers) -> tuple[float, ...]:
-    """Return a row's numbers, without Adam's corrections."""
+    """Return a row's numbers, without Adam's bias corrections."""
     kind, group = row.kind, row.group
     lr, decay = group["lr"], group["weight_decay"]
     if kind is SGD:

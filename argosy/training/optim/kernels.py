@@ -1,14 +1,14 @@
 """Fused optimizer steps: torch's SGD, Adam, AdamW and Muon for many members at once, on the rows of a parameter buffer.
 
-Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as usual. So is the state:
-`optimizer.state` holds views of the matrices here, in torch's own shapes, so the optimizer itself can make any step as well.
+Hyper-parameters are read from the members' own optimizers at every step, so torch's schedules work as usual. `optimizer.state` holds
+views of the matrices here, in torch's own shapes, so an optimizer can also make any step itself.
 
-On a CPU the steps are those of torch's fused kernels, as for a single member (`argosy.training.optim.one_pass`), and have the same bits:
-one call for all rows with equal numbers, over tensors in which vector instructions begin and end at the same elements. Elsewhere the
-arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once. Muon's is that of `torch/optim/_muon.py` everywhere, and each of its
-products is one of all rows.
+On a CPU, torch's fused kernels make the steps, with the same bits as for a single member (`argosy.training.optim.one_pass`): one call
+covers all rows with equal numbers, and vector instructions begin and end at the same elements. On other devices the
+arithmetic is that of `torch/optim/{sgd,adam}.py`, on all rows at once. For Muon it is that of `torch/optim/_muon.py` everywhere, and each
+product covers all rows.
 
-The numbers that the host reads from the optimizers for a step are kept apart from the device's work: a captured step
+The host reads the numbers for a step from the optimizers separately from the device's work, because a captured step
 (`argosy.training.programs.graphed.graphed`) takes them from static memory.
 """
 
@@ -49,26 +49,26 @@ __all__ = [
 ]
 
 UNUSUAL = ("maximize", "amsgrad", "capturable", "differentiable", "dampening")
-"""Options with which an optimizer makes its steps itself."""
+"""Options for which no kernel exists; an optimizer with one of them makes its steps itself."""
 OF_MUON = ("ns_coefficients", "ns_steps", "eps", "adjust_lr_fn")
-"""Options of Muon that its rows have in common."""
+"""Options of Muon that must be equal for all rows."""
 SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
-"""Options on which a step depends, and that schedules may change."""
+"""Options that a step depends on and that schedules may change."""
 SMALL = 16**3
-"""Multiplications of a product up to which torch computes it on a CPU in another way by itself than among several."""
+"""Number of multiplications up to which torch on a CPU computes a matrix product differently alone than in a batch."""
 Decays = Sequence[tuple[float, ...]]
 Move = Callable[[], None]
-"""Moves weights and state, and allocates no memory."""
+"""Updates weights and state, and allocates no memory."""
 Numbers = npt.NDArray[np.float64]
-"""For each row, the numbers of a step from its optimizer ``[rows, numbers]``: one less where nothing decays."""
+"""The numbers of a step from each row's optimizer, ``[rows, numbers]``; the decay is left out if no row decays."""
 Steps = npt.NDArray[np.float32]
 """Numbers of steps made."""
 Settings = Sequence[tuple[Any, ...]]
-"""What optimizers have in their parameter groups."""
+"""Hyper-parameters in parameter groups."""
 
 
 def kind_of(optimizer: Optimizer) -> Hashable:
-    """Return the kind, which has one kernel; None for optimizers that make their steps themselves."""
+    """Return the kind of an optimizer; optimizers of one kind share a kernel. None if the optimizer must make its steps itself."""
     if isinstance(optimizer, OptimizerList):
         kinds = [kind_of(part) for part in optimizer.parts]
         return None if None in kinds or is_unusual(optimizer) else tuple(kinds)
@@ -78,7 +78,7 @@ def kind_of(optimizer: Optimizer) -> Hashable:
 
 
 def is_unusual(optimizer: Optimizer) -> bool:
-    """Whether a torch optimizer has unusual options, hooks, or a `step` of its own."""
+    """Return whether a torch optimizer has unusual options, hooks, or its own `step` attribute."""
     groups = optimizer.param_groups
     return (
         any(group.get(option) for group in groups for option in UNUSUAL)
@@ -94,7 +94,7 @@ class Tile:
     """One parameter group of members with optimizers of one kind."""
 
     kind: type[Optimizer]
-    """Type of optimizer that steps the group."""
+    """Type of the optimizer that steps the group."""
     groups: Sequence[dict[str, Any]]
     """The parameter group of each row's optimizer."""
     momentum: bool
@@ -102,24 +102,24 @@ class Tile:
     decoupled: bool
     """Whether weight decay is decoupled from gradients, as in AdamW."""
     pieces: Sequence[slice]
-    """Columns of each weight, within those of the group."""
+    """Columns of each weight, relative to the group's first column."""
     shapes: Sequence[torch.Size]
     """Shape of each weight."""
     columns: slice
     weights: Tensor
     """``[rows, columns]``."""
     state: dict[str, Tensor]
-    """Optimizer state by torch's names: in the weights' shape, and ``step`` ``[rows, weights]``."""
+    """Optimizer state by torch's names: matrices with the shape of `weights`, and ``step`` ``[rows, weights]``."""
     runs: Sequence[slice] | None = None
-    """Columns that are one tensor for torch's kernels on a CPU, once these are called."""
+    """Column ranges that torch's CPU kernels take as one tensor; set by their first call."""
     shown: tuple[Numbers, Tensor] | None = None
-    """The last numbers and their tensor, kept because they seldom change."""
+    """The last numbers and their tensor, cached because they seldom change."""
     alike: "tuple[Sequence[dict[str, Any]], Sequence[Alike]] | None" = None
-    """The last numbers, and the rows by them."""
+    """The last numbers, and the rows grouped by them."""
 
     @property
     def steps(self) -> Steps:
-        """Number of steps that each row has made, which goes on with them; none of an optimizer that does not count."""
+        """Number of steps that each row has made, as a live view; empty if the optimizer does not count steps."""
         return self.state["step"][:, 0].numpy() if "step" in self.state else np.empty(0, np.float32)
 
     def placed(self, numbers: Numbers) -> Tensor:
@@ -139,9 +139,9 @@ class Kernel:
 
     @classmethod
     def of(cls, optimizers: Sequence[Optimizer], parameter_buffer: ParameterBuffer, first: int) -> "Kernel | None":
-        """Return the kernel of these optimizers, for the rows from `first`; it holds their state from here on.
+        """Return the kernel of these optimizers, for the rows from `first`; it holds their state from then on.
 
-        None where they make their steps themselves, as they do where a member's weights have made unequal numbers of steps.
+        Returns None if they must make their steps themselves, for example because weights of a member have made unequal numbers of steps.
         """
         rows = slice(first, first + len(optimizers))
         usual = parameter_buffer.weights.dtype in (torch.float32, torch.float64) and kind_of(optimizers[0]) is not None
@@ -171,10 +171,10 @@ class Kernel:
         return cls(optimizers, rows, tiles)
 
     def ready(self, gradients: Tensor) -> Move | None:
-        """Prepare the step of all rows along gradients ``[rows, columns]``, which it may write into.
+        """Prepare the step of all rows along gradients ``[rows, columns]``, which it may overwrite.
 
-        All memory is allocated here: an out-of-memory error has moved nothing. None where a schedule switched momentum on or off,
-        which the kernel is built for.
+        All memory is allocated here, so an out-of-memory error leaves everything unchanged. Returns None if a schedule has switched
+        momentum on or off, because the kernel is built for one case.
         """
         if self._changed:
             return None
@@ -194,25 +194,25 @@ class Kernel:
 
     @property
     def settings(self) -> Settings:
-        """What the optimizers have in their groups at present: numbers of steps come from it, and from the `steps` made."""
+        """Current hyper-parameters in the optimizers' groups; they and `steps` determine `numbers`."""
         return [settings_of(group) for tile in self._tiles for group in tile.groups]
 
     @property
     def steps(self) -> Steps:
-        """Steps made, by parameter group and row; none of optimizers that do not count."""
+        """Steps made, by parameter group and row; empty for optimizers that do not count steps."""
         return np.concatenate([tile.steps for tile in self._tiles])
 
     def numbers(self, count: int) -> Sequence[Numbers] | None:
-        """Return the numbers of the coming steps by parameter group, each ``[count, rows, numbers]``, with the present settings.
+        """Return the numbers of the next steps by parameter group, each ``[count, rows, numbers]``, with the current settings.
 
-        None where a schedule switched momentum on or off.
+        Returns None if a schedule has switched momentum on or off.
         """
         return None if self._changed else [RULES[tile.kind].numbers(tile, count) for tile in self._tiles]
 
     def move(self, gradients: Tensor, numbers: Sequence[Tensor], in_branches: InBranches = in_turn) -> None:
-        """Do the device's part of a step, and no other, along gradients ``[rows, columns]``, which it may write into.
+        """Do only the device's part of a step, along gradients ``[rows, columns]``, which it may overwrite.
 
-        Numbers are by parameter group, each ``[rows, numbers]``.
+        `numbers` has one tensor ``[rows, numbers]`` per parameter group.
         """
         for tile, own in zip(self._tiles, numbers, strict=True):
             RULES[tile.kind].move(tile, gradients[:, tile.columns], own)()
@@ -225,16 +225,16 @@ class Kernel:
 
     @property
     def allocates(self) -> bool:
-        """Whether a step may run out of memory when it has moved some weights."""
+        """Whether a step may run out of memory after it has changed some weights."""
         return any(tile.kind is Muon for tile in self._tiles)
 
     @property
     def moved(self) -> Sequence[Tensor]:
-        """The device tensors that a step moves beside the weights."""
+        """The device tensors that a step changes besides the weights."""
         return [matrix for tile in self._tiles for name, matrix in tile.state.items() if name != "step"]
 
     def dissolve(self) -> None:
-        """Copy the optimizers' state out of the matrices, one after another, so that each is freed before the next is copied."""
+        """Copy the optimizers' state out of the matrices, one matrix at a time, so that each is freed before the next is copied."""
         names = {name: None for tile in self._tiles for name in tile.state}
         self._tiles = ()
         for name in names:
@@ -244,24 +244,24 @@ class Kernel:
 
 
 class Rule(NamedTuple):
-    """The steps of one type of optimizer."""
+    """How one type of optimizer steps."""
 
     numbers: Callable[[Tile, int], Numbers]
-    """Numbers of so many coming steps, by step."""
+    """Returns the numbers of the next steps, ``[count, rows, numbers]``."""
     move: Callable[[Tile, Tensor, Tensor], Move]
-    """Step along gradients, with numbers read when it is made."""
+    """Returns a step along gradients, which reads its numbers from the given tensor when it is made."""
     fused: Callable[[Tile, Tensor], Move] | None = None
-    """Step along gradients on a CPU, by torch's fused kernel, with the coming step's numbers."""
+    """Returns a step along gradients on a CPU, by torch's fused kernel, with the next step's numbers."""
 
     def ready(self, tile: Tile, gradients: Tensor) -> Move:
-        """Return the step along gradients, with the coming step's numbers."""
+        """Return the next step along gradients, with its numbers."""
         if self.fused is not None and gradients.device.type == "cpu":
             return self.fused(tile, gradients)
         return self.move(tile, gradients, tile.placed(self.numbers(tile, 1)[0]))
 
 
 def settings_of(group: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what a parameter group has of `SETTINGS`."""
+    """Return the values of `SETTINGS` in a parameter group; None for those that it lacks."""
     return tuple(group.get(name) for name in SETTINGS)
 
 
@@ -272,7 +272,7 @@ def _sgd_numbers(tile: Tile, count: int) -> Numbers:
 
 
 def _unchanging(rows: Sequence[tuple[float, ...]], count: int) -> Numbers:
-    """Return the numbers of rows that are the same in all steps."""
+    """Return numbers that are equal in all steps."""
     return np.tile(np.array(rows, np.float64), (count, 1, 1))
 
 
@@ -305,7 +305,7 @@ def _adam_numbers(tile: Tile, count: int) -> Numbers:
     ]
     lr, beta1, beta2, eps, *decay = np.array(rows, np.float64).T
     made = []
-    for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # each with the bits that it has by itself
+    for steps in tile.steps + np.arange(1.0, count + 1)[:, np.newaxis]:  # one by one, for the same bits as alone
         root = np.sqrt(1 - beta2**steps)
         made.append([1 - beta1, 1 - beta2, eps * root, -lr / (1 - beta1**steps) * root, *decay])
     return np.array(made, np.float64).swapaxes(1, 2)
@@ -319,8 +319,8 @@ def _adam(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
         _adam_decay(tile, gradients, decay)
         first.lerp_(gradients, fresh)
         second.lerp_(gradients.mul_(gradients), fresh_square)
-        # Intermediate results go into the gradients' memory: allocating that much costs more than all the arithmetic. Both
-        # sides of the quotient are multiplied by the correction of the second moment, which saves a pass.
+        # Intermediate results go into the gradients' memory, because allocating as much costs more than all the arithmetic.
+        # Numerator and denominator are multiplied by the correction of the second moment, which saves a pass.
         torch.sqrt(second, out=gradients).add_(eps)
         tile.weights.addcmul_(torch.div(first, gradients, out=gradients), rate)
 
@@ -347,8 +347,8 @@ def _sgd_fused(tile: Tile, gradients: Tensor) -> Move:
 def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
     """Return the rows of each run of columns that torch's kernels take as one tensor.
 
-    They round the elements behind the last whole vector of a tensor otherwise than those before. So that these are the same as where each
-    weight is a tensor, as alone, a run ends with each weight that is no whole number of vectors.
+    The kernels round elements after the last whole vector of a tensor differently from those before. For a member alone, each weight is one
+    tensor. So that the same elements are affected, a run ends with every weight whose size is no multiple of the vector length.
     """
     if tile.runs is None:
         vector = (64 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 32) // matrix.element_size()
@@ -358,7 +358,7 @@ def _cut(tile: Tile, matrix: Tensor) -> Sequence[Sequence[Tensor]]:
 
 
 def _muon_numbers(tile: Tile, count: int) -> Numbers:
-    """Return each row's own numbers; the last ones are the rates of each weight."""
+    """Return each row's numbers; the last ones are the rates of the weights."""
     own = []
     for group in tile.groups:
         lr, momentum = group["lr"], group["momentum"]
@@ -387,7 +387,7 @@ def _muon(tile: Tile, gradients: Tensor, numbers: Tensor) -> Move:
 
 
 def orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return matrices ``[rows, m, n]`` made orthogonal by Newton-Schulz, in 16 bits, as torch's Muon does it for each by itself."""
+    """Return matrices ``[rows, m, n]`` orthogonalized by Newton-Schulz in bfloat16, each as torch's Muon does it alone."""
     a, b, c = group["ns_coefficients"]
     tall = ways.size(1) > ways.size(2)
     made = ways.bfloat16().mT if tall else ways.bfloat16()
@@ -402,7 +402,7 @@ def orthogonal(ways: Tensor, group: dict[str, Any]) -> Tensor:
 
 
 def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """Return the products of the last two of these ``[rows, m, n]``, each with the bits that it has alone."""
+    """Return the products of the last two of these matrices ``[rows, m, n]``, each with the same bits as alone."""
     left, right = matrices[-2:]
     if left.device.type == "cpu" and left[0].numel() * right.size(2) <= SMALL:
         return torch.stack([one(*of_row) for of_row in zip(*matrices, strict=True)])
@@ -410,21 +410,21 @@ def _product(one: Callable[..., Tensor], all_rows: Callable[..., Tensor], *matri
 
 
 class Alike(NamedTuple):
-    """Rows with equal numbers, and what one call of torch's kernel takes for them."""
+    """Rows with equal numbers, and the arguments of one call of torch's kernel for them."""
 
     rows: Sequence[int]
     numbers: dict[str, Any]
     tensors: Sequence[Sequence[Tensor]]
-    """Of the weights, and of each part of the state."""
+    """Tensors of the weights, and of each part of the state."""
     steps: Sequence[Tensor]
 
     def of(self, cut: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Return what these rows have of each run of columns."""
+        """Return these rows' tensors of each run of columns."""
         return [run[row] for run in cut for row in self.rows]
 
 
 def _alike(tile: Tile, numbers_of: Callable[[dict[str, Any]], dict[str, Any]], names: Sequence[str]) -> Sequence[Alike]:
-    """Divide the rows by their numbers, kept until these change."""
+    """Group the rows by their numbers; the result is cached until these change."""
     numbers = [numbers_of(group) for group in tile.groups]
     if tile.alike is None or tile.alike[0] != numbers:
         rows: dict[Hashable, list[int]] = {}
@@ -443,7 +443,7 @@ def _all(moves: Sequence[Move]) -> None:
 
 
 def adam_numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a step by torch's fused kernels of Adam and AdamW."""
+    """Return the arguments of a step for torch's fused Adam and AdamW kernels."""
     beta1, beta2 = group["betas"]
     return {
         "lr": group["lr"],
@@ -457,7 +457,7 @@ def adam_numbers(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def sgd_numbers(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a step by torch's fused kernel of SGD; momentum begins at zero, not with the first gradients."""
+    """Return the arguments of a step for torch's fused SGD kernel; momentum starts from zero, not from the first gradients."""
     return {
         "weight_decay": group["weight_decay"],
         "momentum": group["momentum"],
@@ -478,7 +478,7 @@ def _adam_decay(tile: Tile, gradients: Tensor, decay: Sequence[Tensor]) -> None:
 
 
 def _decays(tile: Tile, of_group: Callable[[dict[str, Any]], float]) -> Decays:
-    """Return each row's decay; empty tuples where no row decays."""
+    """Return each row's decay; empty tuples if no row decays."""
     if not any(group["weight_decay"] for group in tile.groups):
         return [()] * len(tile.groups)
     return [(of_group(group),) for group in tile.groups]
@@ -493,7 +493,7 @@ RULES: dict[type[Optimizer], Rule] = {
 
 
 def parts_of(optimizer: Any) -> Sequence[Optimizer]:
-    """Return the optimizers of a list, or the single one."""
+    """Return the optimizers of an `OptimizerList`, or the single one."""
     return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
@@ -507,13 +507,13 @@ def _has_momentum(group: dict[str, Any]) -> bool:
 
 
 def _steps_otherwise(optimizer: Optimizer) -> bool:
-    """Whether the object has a `step` of its own that is not the wrapper which torch's schedules put around the class's."""
+    """Return whether the object has its own `step` attribute, other than the wrapper that torch's schedules put around the class's method."""
     own = vars(optimizer).get("step")
     return own is not None and getattr(own, "__wrapped__", None) is not type(optimizer).step
 
 
 def _counts_on_device(group: dict[str, Any]) -> bool:
-    """Whether step counts lie on an accelerator, where the host would have to wait for them."""
+    """Return whether step counts are on an accelerator, where the host would have to wait for them."""
     return bool(group.get("fused")) and any(weight.device.type != "cpu" for weight in group["params"])
 
 
@@ -522,13 +522,13 @@ def _decoupled(kind: type[Optimizer], group: dict[str, Any]) -> bool:
 
 
 def mark_as_called(optimizers: Sequence[Optimizer]) -> None:
-    """Let schedules find that these optimizers make steps, though their own `step` is not called: else they would warn of it."""
+    """Mark optimizers as stepped although their own `step` is not called; otherwise schedules would warn."""
     for optimizer in optimizers:
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def steps_differ(optimizer: Optimizer) -> bool:
-    """Whether some weights of a group have made more steps than others."""
+    """Return whether some weights of a group have made more steps than others."""
     return any(
         len({float(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"] if p.requires_grad}) > 1
         for group in optimizer.param_groups
@@ -542,7 +542,7 @@ def _state(
     pieces: Sequence[Piece],
     weights: Tensor,
 ) -> dict[str, Tensor]:
-    """Return matrices that hold the optimizers' state from here on: existing state is copied in, missing state is zero."""
+    """Return matrices that hold the optimizers' state from now on; existing state is copied in, missing state is zero."""
     state: dict[str, Tensor] = {}
     names = ["momentum_buffer"] if kind is Muon or _has_momentum(groups[0]) else []
     if kind in (Adam, AdamW):
@@ -560,7 +560,7 @@ def _state(
 
 
 def adopt(state: dict[str, Any], name: str, own: Tensor) -> None:
-    """Let a part of an optimizer's state be this tensor from here on; what it is by now is copied in."""
+    """Make this tensor a part of an optimizer's state; the existing value, if any, is copied into it."""
     if state.get(name) is not None:
         own.copy_(state[name])
     state[name] = own

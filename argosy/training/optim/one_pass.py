@@ -1,9 +1,9 @@
 """Single-pass CPU steps of torch's SGD, Adam, AdamW and Adagrad for one member, by torch's fused kernels.
 
-They are the kernels of ``fused=True``, called without the overhead of `Optimizer.step`, which takes a small network longer than its
-backward pass. The arithmetic is the same in another order: weights differ from the optimizer's own by rounding, and are those that
-`argosy.training.optim.kernels` gives the same member in a program of several, to the bit. The state is the optimizer's, which makes the
-step itself where kernels cannot.
+These are the kernels of ``fused=True``, called without the overhead of `Optimizer.step`, which for a small network takes longer than the
+backward pass. The arithmetic is done in another order, so weights differ from the optimizer's own by rounding. They are equal, bit for
+bit, to those of the same member in a program of several (`argosy.training.optim.kernels`). The state is that of the optimizer, which makes
+the step itself if the kernels cannot.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Move = Callable[[], object]
 
 
 def takes_one_pass(optimizer: Any) -> bool:
-    """Whether `one_pass` may make steps of an optimizer, or of some of a list."""
+    """Return whether `one_pass` may make the steps of an optimizer, or of some optimizers of a list."""
     if isinstance(optimizer, OptimizerList):
         of_rules = [part for part in optimizer.parts if type(part) in RULES]
         return bool(of_rules) and not is_unusual(optimizer) and all(map(takes_one_pass, of_rules))
@@ -38,7 +38,7 @@ def takes_one_pass(optimizer: Any) -> bool:
 
 @torch.no_grad()
 def one_pass(optimizer: Optimizer) -> bool:
-    """Make a step; False, with nothing done, where the optimizer has to make it itself."""
+    """Make a step; returns False, with nothing done, if the optimizer must make it itself."""
     if isinstance(optimizer, OptimizerList):
         for part in optimizer.parts:
             if not (type(part) in RULES and one_pass(part)):
@@ -53,9 +53,9 @@ def one_pass(optimizer: Optimizer) -> bool:
 
 
 def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
-    """Return the step along the present gradients, for `move_along`; None where the optimizer has to make it itself.
+    """Return the step along the present gradients, for `move_along`; None if the optimizer must make it itself.
 
-    It may be made again as long as weights, gradients and states are the same tensors; numbers of the groups are read anew.
+    The step may be repeated as long as weights, gradients and states are the same tensors; hyper-parameters are read each time.
     """
     rule, moves = RULES.get(type(optimizer)), list[Move]()
     if rule is None:
@@ -65,7 +65,7 @@ def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
         if not weights:
             continue
         gradients = [weight.grad for weight in weights]
-        # The kernels run through memory in its order.
+        # The kernels process elements in memory order.
         if not all(w.is_contiguous() and _dense(g) for w, g in zip(weights, gradients, strict=True)):
             return None
         moves.append(rule(group, weights, gradients, optimizer.state))
@@ -74,7 +74,7 @@ def moves_of(optimizer: Optimizer) -> Sequence[Move] | None:
 
 @torch.no_grad()
 def move_along(optimizer: Optimizer, moves: Sequence[Move]) -> None:
-    """Make a step of `moves_of`."""
+    """Make a step that `moves_of` returned."""
     for move in moves:
         move()
     mark_as_called([optimizer])
@@ -123,10 +123,10 @@ def _adagrad(group: Group, weights: Weights, gradients: Weights, states: States)
 
 
 def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:
-    """Return the numbers of steps made of some weights, and what adds one to each.
+    """Return the step counts of some weights, and a function that adds one to each.
 
-    They become views of one tensor, unless they are views already, of a program's memory (`argosy.training.optim.kernels`): adding to
-    each of several tensors takes longer than a small network's whole step.
+    The counts become views of one tensor, because adding to several tensors takes longer than a small network's whole step. Counts that are
+    already views of a program's memory (`argosy.training.optim.kernels`) are left as they are.
     """
     steps = [_of(state, "step", None) for state in states]
     if all(step._base is None for step in steps):
@@ -140,9 +140,9 @@ def _counting(states: Sequence[dict[str, Any]]) -> tuple[list[Tensor], Move]:
 
 
 def _of(state: dict[str, Any], name: str, weight: Tensor | None) -> Tensor:
-    """Return a tensor of a weight's state, or a number for no weight; zeros before the first step.
+    """Return a tensor of a weight's state (a scalar without a weight), created as zeros before the first step.
 
-    From zeros kernels make what the optimizer's own first step makes.
+    From zeros the kernels compute the same first step as the optimizer.
     """
     found: Tensor | None = state.get(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""Several optimizers as one, each with weights of its own: Muon for a network's matrices and AdamW for the rest."""
+"""Several optimizers as one, each with its own weights, for example Muon for a network's matrices and AdamW for the rest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["OptimizerList"]
 class OptimizerList(Optimizer):
     """Steps its parts one after another.
 
-    Contract. Parameter groups and state are those of the parts, the same objects: schedules, checkpoints and kernels see one optimizer.
+    Contract. Its parameter groups and state are the same objects as those of the parts, so schedules, checkpoints and kernels see one optimizer.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -33,7 +33,7 @@ class OptimizerList(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Give the parts this state and these groups, which torch replaces where it loads or copies an optimizer."""
+        """Give the parts this state and these groups, which torch replaces when it loads or copies an optimizer."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.state = self.state

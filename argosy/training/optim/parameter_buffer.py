@@ -1,8 +1,8 @@
 """The parameter buffer: the weights of members that run as one program, in one matrix with a row for each member.
 
-Contract. While they are in a parameter buffer, the members' own modules hold views of its rows: writes are seen on both sides, so
-a member's `state_dict`, optimizer, schedule and checkpoint work unchanged. `dissolve` gives each tensor its own memory again. The
-modules' tensors stay the same objects all the time.
+Contract. The modules of members in a parameter buffer hold views of its rows. Writes are seen on both sides, so a member's
+`state_dict`, optimizer, schedule and checkpoint work unchanged. `dissolve` gives each tensor its own memory again. The modules'
+tensors stay the same objects throughout.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 __all__ = ["ParameterBuffer", "Piece", "outside", "stacked"]
 
 ALIGNED = 16
-"""Weights between the beginnings of two rows, or a multiple of that."""
+"""The distance between the starts of two rows is a multiple of this number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +28,11 @@ class Piece:
     stop: int
 
     def of(self, row: Tensor) -> Tensor:
-        """Return the weight's view of a row ``[columns]``."""
+        """Return this weight as a view of a row ``[columns]``."""
         return row[self.start : self.stop].view(self.shape)
 
     def over(self, rows: Tensor) -> Tensor:
-        """Return the weight's view of rows ``[members, columns]``, ``[members, *shape]``."""
+        """Return this weight of all rows ``[members, columns]`` as a view ``[members, *shape]``."""
         return rows[:, self.start : self.stop].view(len(rows), *self.shape)
 
 
@@ -49,20 +49,20 @@ class ParameterBuffer:
     fixed: dict[str, Tensor]
     """Untrained weights, by name."""
     buffers: dict[str, Tensor]
-    """Buffers, stacked likewise."""
+    """Buffers, stacked over members, by name."""
     parameters: Sequence[Sequence[nn.Parameter]]
     """Each member's own trained weights, in the order of the pieces."""
     _tensors: Sequence[Tensor]
     """All tensors of the members that are views of this buffer."""
     named: dict[str, Tensor] = field(init=False)
-    """All weights as autograd sees them, untrained ones included, each ``[members, *shape]``."""
+    """All weights as autograd sees them, including untrained ones, each ``[members, *shape]``."""
 
     def __post_init__(self) -> None:
         self.named = {piece.name: piece.over(self.weights).requires_grad_() for piece in self.pieces} | self.fixed
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> "ParameterBuffer":
-        """Move networks of one fingerprint into a new buffer."""
+        """Move networks with equal fingerprints into a new buffer."""
         named = [dict(model.named_parameters()) for model in models]
         names = {id(parameter): name for name, parameter in named[0].items() if parameter.requires_grad}
         groups: list[list[Piece]] = []
@@ -76,7 +76,7 @@ class ParameterBuffer:
                     start = stop
         pieces = [piece for group in groups for piece in group]
         trained = [[parameters[piece.name] for piece in pieces] for parameters in named]
-        # All rows lie alike in memory, on which the rounding of a product may depend.
+        # All rows have the same alignment, because the rounding of a product may depend on it.
         apart = -(-start // ALIGNED) * ALIGNED
         weights = trained[0][0].detach().new_empty(len(models), apart)[:, :start]
         for row, parameters in zip(weights, trained, strict=True):
@@ -88,7 +88,7 @@ class ParameterBuffer:
         return cls(weights, pieces, groups, fixed, buffers, trained, tensors)
 
     def dissolve(self) -> None:
-        """Give the members' tensors memory of their own; the shared memory is freed with its last view."""
+        """Give the members' tensors their own memory; the shared memory is freed with its last view."""
         self.weights, self.fixed, self.named, self.buffers = self.weights.new_empty(0), {}, {}, {}
         for tensor in self._tensors:
             tensor.data = tensor.data.clone()
@@ -96,7 +96,7 @@ class ParameterBuffer:
 
 @contextlib.contextmanager
 def outside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Give weights that are views of common memory their own inside, where products round as they do alone."""
+    """Give weights that are views of common memory their own memory inside, so that products round as for a member alone."""
     views = [parameter.data for parameter in parameters]
     for parameter in parameters:
         parameter.data = parameter.data.clone()
@@ -108,7 +108,7 @@ def outside(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def stacked(named: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack tensors of one name; the members' own become views of the stack."""
+    """Stack tensors of the same name; the members' own tensors become views of the stack."""
     stacked = {name: torch.stack([tensors[name].detach() for tensors in named]) for name in named[0]}
     for row, tensors in enumerate(named):
         for name, tensor in tensors.items():

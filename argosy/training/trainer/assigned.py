@@ -21,27 +21,27 @@ __all__ = ["AssignedMember"]
 
 @dataclass(slots=True)
 class AssignedMember:
-    """An assigned member. Its epochs are those of its blocks: the driver alone counts them."""
+    """An assigned member. Its epochs are those of its blocks; only the driver counts them."""
 
     live: LiveMember
     files: Files
     orders: Orders
     sections: int
-    """Sections in an epoch."""
+    """Sections per epoch."""
     stream_epoch: int
-    """Stream epoch that its batches are cut from."""
+    """Stream epoch from which its batches are cut."""
     next_section: int
     """First section of the stream that it has not ended."""
     earlier: int
-    """Samples of the sections that it ended since it was assigned, less those before that in its first section."""
+    """Samples of the sections that it has ended since it was assigned, minus those of the first section stepped on before that."""
     leads: bool
-    """Whether this device saves and reports it: its only device, or the first of a split member's."""
+    """Whether this device saves and reports it: it is the member's only device, or the first one of a split member."""
     packed: Packed | None = None
-    """Programs that stepped it and others like it before, to be restored."""
+    """Programs that stepped it and members like it before, to be restored."""
     chosen: tuple[Chosen, ...] = ()
-    """What earlier runs chose for it and others like it."""
+    """Programs that earlier runs chose for it and members like it."""
     careful: tuple[int, int] | None = None
-    """See `StartMember.careful`; None from the end of such a section on."""
+    """See `StartMember.careful`; None after this section has ended."""
 
     @classmethod
     def assign(
@@ -54,11 +54,11 @@ class AssignedMember:
         position = 0
         if start.checkpoint is not None:
             built = [dict(group) for group in live.optimizer.param_groups]
-            # The driver has compared the checksum. The file's tensors are freed again, their copies stay.
+            # The driver has compared the checksum. The tensors of the file are freed afterwards, and their copies stay.
             with large_outside():
                 position = live.load_state_dict(checkpoint.load(files.folder / start.checkpoint.file))
             if start.changes is not None:
-                live.forget_source()  # the file's is the source's
+                live.forget_source()  # the file holds the source's
                 change(live, start.changes, built)
         live.begin_epoch(orders, start.stream_epoch, position)
         first = start.stream_epoch * sections + live.section
@@ -74,7 +74,7 @@ class AssignedMember:
 
     @property
     def stands(self) -> tuple[int, int]:
-        """Position in the stream; members of one instance must have the same."""
+        """Position in the stream; it must be equal for all members of an instance."""
         return self.stream_epoch, self.next_section
 
     @property
@@ -83,7 +83,7 @@ class AssignedMember:
         return self.earlier + self.live.samples
 
     def started(self, start: StartMember, device: str) -> MemberStarted:
-        """Return the event of the start."""
+        """Return the event that reports its start."""
         return MemberStarted(
             member=start.member,
             device=device,
@@ -98,7 +98,7 @@ class AssignedMember:
         )
 
     def follow(self, place: Place) -> bool:
-        """Follow the stream into another epoch; False for a block that this member has finished."""
+        """Follow the stream into another epoch; returns False for a block that this member has finished."""
         if place.epoch < self.stream_epoch or (place.split != "train" and place.section < self.next_section):
             return False
         if place.split == "train" and place.epoch > self.stream_epoch:
@@ -107,7 +107,7 @@ class AssignedMember:
         return True
 
     def ends(self, place: Place) -> bool:
-        """Whether the section that a block ends is one that this member has to end."""
+        """Return whether this member must end the section that a block ends."""
         return place.section >= self.next_section and place.epoch == self.stream_epoch
 
     def wait(self) -> None:

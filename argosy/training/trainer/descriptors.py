@@ -1,4 +1,4 @@
-"""Tracks the open files of a trainer's members, which share their process's limit: only a member that leaks files is ended."""
+"""Tracks open files by member. Members share their process's limit, and only a member that leaks files must end when it is reached."""
 
 import gc
 import os
@@ -8,30 +8,30 @@ from collections import Counter
 __all__ = ["Descriptors", "lowest_free"]
 
 LEAKED = 16
-"""Files that a member must have left open to count as leaking."""
+"""Number of files left open from which a member counts as leaking."""
 MARGIN = 32
-"""Files that the other members must still be able to open."""
+"""Number of files that the other members must still be able to open."""
 ROOM = 256
-"""Files by which the limit is raised where an ended member's files stay open."""
+"""Number of files by which the limit is raised if an ended member's files stay open."""
 
 
 class Descriptors:
-    """Open files of one trainer. The lowest free descriptor approximates their number, and costs a microsecond to get."""
+    """Open files of one trainer. Their number is approximated by the lowest free descriptor, which takes a microsecond to get."""
 
     def __init__(self) -> None:
         self.left: Counter[str] = Counter()
-        """Files that each member's own code has left open."""
+        """Number of files that each member's own code has left open."""
 
     def count(self, name: str, before: int) -> None:
-        """Count files that a member's code has left open, by what `lowest_free` was before it."""
+        """Count files that a member's code has left open; `before` is the value of `lowest_free` before it ran."""
         self.left[name] += lowest_free() - before
 
     def exhausted_by(self, name: str) -> bool:
-        """Whether a member has leaked files, and hardly any more can be opened."""
+        """Return whether a member has leaked files and the limit is almost reached."""
         return self.left[name] >= LEAKED and lowest_free() > _limit() - MARGIN
 
     def make_room(self, name: str) -> None:
-        """Close files of an ended member; where they stay open, raise the soft limit as far as possible."""
+        """Close files of an ended member; if they stay open, raise the soft limit as far as possible, by at most `ROOM`."""
         del self.left[name]
         gc.collect()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,7 +45,7 @@ def _limit() -> int:
 
 
 def lowest_free() -> int:
-    """Return the lowest free descriptor; the limit where none is free."""
+    """Return the lowest free descriptor; the limit if none is free."""
     try:
         descriptor = os.dup(2)
     except OSError:

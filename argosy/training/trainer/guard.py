@@ -1,4 +1,4 @@
-"""The boundary between members' own code and ours: its errors end that member, and no other."""
+"""The boundary to members' own code: an error in a member's code ends this member and no other."""
 
 import gc
 import traceback
@@ -25,16 +25,16 @@ RETURN_SECONDS = 10.0
 
 
 class Poisoned(Exception):  # noqa: N818
-    """This process can no longer use its device: no member's next step can be trusted, whichever caused it."""
+    """This process can no longer use its device: no member's next step can be trusted, whichever member caused it."""
 
     def __init__(self, detail: str, members: tuple[str, ...] = ()) -> None:
         super().__init__(detail)
         self.members = members
-        """Members of which one is certainly the cause; empty where the cause is not known."""
+        """Members of which one is certainly the cause; empty if the cause is unknown."""
 
 
 class Drop(Protocol):
-    """Drops a member; returns it where it was built and not assigned yet."""
+    """Drops a member; returns it if it was built but not assigned yet."""
 
     def __call__(self, name: str, *, failed: bool = False) -> LiveMember | None:
         """Drop the member; `failed` if its own code has raised."""
@@ -53,15 +53,15 @@ class Guard:
     _save_best: Callable[[str], list[Saved]]
     """Writes a member's best weights if they are in no file; returns the events to be journaled."""
     give_back: Callable[[str], bool]
-    """Frees rows that stay on the device after memory ended; returns whether there were any."""
+    """Frees the rows kept on the device after memory ran out; returns whether there were any."""
     _files: Descriptors = field(default_factory=Descriptors, init=False)
     careful: bool = field(default=False, init=False)
-    """Whether the device is waited for after each piece of members' code, so that an error belongs to that piece."""
+    """Whether to wait for the device after each piece of members' code, so that errors can be attributed to it."""
 
     def __call__(self, name: str, action: Callable[[], Any], *, again: bool = False) -> Any:
-        """Run a piece of a member's own code; an error ends that member, and returns None.
+        """Run a piece of a member's own code; if it raises, end the member and return None.
 
-        With `again`, it is retried after running out of memory that a killed process has freed only since.
+        With `again`, retry it after it ran out of memory, if a killed process has freed memory since.
         """
         before = lowest_free()
         try:
@@ -72,7 +72,7 @@ class Guard:
                 self._files.count(name, before)
         except (DiskError, WorkerError):
             raise
-        except Exception as error:  # boundary between a member's code and ours
+        except Exception as error:  # boundary to a member's code
             if not self._files.exhausted_by(name):
                 self.check_process((name,), error)
             if not out_of_memory(error):
@@ -87,7 +87,7 @@ class Guard:
             )
             self._fail(name, leak, leak)
             return None
-        # Outside of the handler: its traceback keeps the action's tensors alive. Frames of torch's hold errors in cycles.
+        # Not in the handler, whose traceback keeps the action's tensors alive. Frames of torch hold errors in reference cycles.
         gc.collect()
         freed = self.give_back(detail)
         if again and (freed or memory_returned(self._backend, patience=RETURN_SECONDS)):
@@ -106,35 +106,35 @@ class Guard:
             self._files.make_room(name)
 
     def crowded_out(self, name: str, detail: str, *, freed: bool = False) -> None:
-        """Drop a member that does not fit; the driver decides where it goes on, or in which micro-batches.
+        """Drop a member that does not fit; the driver decides where it continues, or with which micro-batches.
 
-        `freed` says that rows of samples had a part of the memory, and have it no more.
+        `freed` tells the driver that kept rows of samples used part of the memory and have been freed.
         """
         built = self._drop(name)
         batch_norm = built is not None and has_batch_norm(built.model)
         self._emit(OutOfMemory(member=name, detail=detail, batch_norm=batch_norm, freed=freed))
 
     def begin(self, *, careful: bool) -> None:
-        """Begin pieces of members' code, carefully or not; raises Poisoned where the device is unusable before a careful one."""
+        """Begin pieces of members' code, carefully or not; raises Poisoned if the device is already unusable before a careful one."""
         self.careful = False
         if careful:
             self.check_device("earlier work, which is not known to be one member's")
         self.careful = careful
 
     def wait_if_careful(self) -> None:
-        """Wait for the device, if careful; raises what the piece of a member's code before this call has left there."""
+        """Wait for the device, if careful; raises device errors of the piece of a member's code before this call."""
         if self.careful:
             self._backend.synchronize()
 
     def check_process(self, names: tuple[str, ...], error: Exception) -> None:
-        """Raise WorkerError where files ran out, Poisoned where the device is unusable; `names` are those whose code raised."""
+        """Raise WorkerError if no file can be opened, or Poisoned if the device is unusable; `names` are the members whose code raised."""
         if (refused := files_refused()) is not None:
             raise means_refused(refused, self._device) or error from error  # the limit is shared by all members
         subject = " and ".join(map(repr, names)) or "its trainer"
         self.check_device(f"{subject} raised {error!r}", names)
 
     def check_device(self, since: str, names: tuple[str, ...] = ()) -> None:
-        """Raise Poisoned where the device is unusable; one of `names`, whose error is being handled, is the cause if careful."""
+        """Raise Poisoned if the device is unusable; if careful, one of `names`, whose error is being handled, is the cause."""
         if poisoned(self._backend):
             detail = f"{self._device} is of no more use to this process since {since}"
             certain = names if self.careful else ()
@@ -143,7 +143,7 @@ class Guard:
             raise Poisoned(detail, certain)
 
     def end(self, name: str, status: str, reason: str) -> None:
-        """End a member, after its best weights are in a file."""
+        """End a member after saving its best weights."""
         saved = self._save_best(name)
         self._drop(name, failed=status == "failed")
         self._emit(SectionReport(events=(*saved, MemberEnded(member=name, status=status, reason=reason))))

@@ -1,7 +1,7 @@
-"""Program selection: which members of a device one program steps, and its kind, by cost in steps of training itself.
+"""Program choice: which members of a device are stepped by one program, and by which kind, depending on costs measured in training steps.
 
 Contract. Instances change only here, and only between two steps. Members that change programs are saved first, and the new programs
-are reported after those files and before their first step. So the journal has, for each file, the program that stepped the member
+are reported after these files and before their first step. The journal therefore shows for each file which program stepped the member
 from there on, and a member that is assigned again is stepped as before.
 """
 
@@ -28,7 +28,7 @@ from argosy.training.trainer.program_instances import ProgramInstance, Round
 __all__ = ["ProgramChoice", "weight_bytes"]
 
 PAIRS = 2
-"""Pairs measured at least: if none was faster as one program, later ones are not, which would be costly in a short trial."""
+"""Least number of pairs of members to measure. If none was faster as one program, no more are measured, which would cost a short trial much."""
 TWO = ProgramCandidate(2)
 
 
@@ -42,24 +42,24 @@ class ProgramChoice:
     _save: Callable[[Collection[str]], list[Event]]
     _heartbeat: Heartbeat
     _check_device: Callable[[str], None]
-    """Raises where the device is unusable: errors are then no reason to refuse a program."""
+    """Raises if the device is unusable; an error is then no reason to refuse a program."""
     _: KW_ONLY
     allowed: bool
     kinds: Sequence[Kind] = ("plain",)
-    """Kinds that programs may be of on this device, simplest first."""
+    """Kinds of programs that this device may use, simplest first."""
     _newcomers: bool = field(default=False, init=False)
-    """Whether a member was assigned since the last `look`."""
+    """Whether a member was assigned since the last `form_groups`."""
     _waits: bool = field(default=False, init=False)
     """Whether a group waits for a block on which copies of its members are measured."""
     _admitted: Admitted = field(default_factory=Admitted, init=False)
     _compilations: dict[FusionGroup, Compilation] = field(default_factory=dict, init=False)
-    """Compiled passes of groups that may be compiled."""
+    """Compiled passes, of groups that may be compiled."""
     _pairs: dict[FusionGroup, bool] = field(default_factory=dict, init=False)
     """Whether one program was faster, for groups that were measured in pairs."""
     _alone: dict[str, str] = field(default_factory=dict, init=False)
     """Reported reasons why members do not share a program."""
     _fallen: set[FellBack] = field(default_factory=set, init=False)
-    """Reported programs that were given up."""
+    """Reports of programs that were given up."""
 
     def note_assigned(self) -> None:
         """Note that a member was assigned."""
@@ -68,10 +68,10 @@ class ProgramChoice:
     # ---- which members are a fusion group
 
     def form_groups(self, block: Block) -> None:
-        """Before the steps of a training block, find the assigned members that can be one program, if there are new ones.
+        """Find assigned members that can share a program, if there are new ones; called before the steps of a training block.
 
-        Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch with
-        all steps made before) cannot be used for that.
+        Also choose programs for groups that wait to be measured on copies. A block without sound samples (the end of an epoch whose
+        steps are all made) cannot be used for either.
         """
         if not (self._newcomers or self._waits) or not block.sound.any():
             return
@@ -97,7 +97,7 @@ class ProgramChoice:
             self._emit(SectionReport(events=(StepsAlone(device=self._device, reasons=fresh),)))
 
     def _admit(self, instances: Sequence[ProgramInstance], block: Block) -> Mapping[str, str]:
-        """Form fusion groups of members at one position of the stream; returns the reasons of the others."""
+        """Form fusion groups of members at one position of the stream; returns the reasons why other members step alone."""
         lives = [assigned.live for assigned in _assigned(instances)]
         with unwarned():
             compiles = "compiled" in self.kinds
@@ -131,14 +131,14 @@ class ProgramChoice:
         return admission.alone
 
     def _tell(self, names: Sequence[str], kind: str, reason: str) -> None:
-        """Report that a faster program of these members was given up, once for each reason."""
+        """Report that a faster program of these members was given up; each reason is reported once."""
         event = FellBack(device=self._device, members=tuple(sorted(names)), kind=kind, reason=reason)
         if event not in self._fallen:
             self._fallen.add(event)
             self._emit(SectionReport(events=(event,)))
 
     def _kinds_of(self, instances: Sequence[ProgramInstance], *, alike: bool) -> Sequence[Kind]:
-        """Return the kinds of programs that may step the members of each; `alike` if they passed the equivalence check with others."""
+        """Return the kinds of programs that may step the members of these instances; `alike` if the members passed the check together."""
         may_be: dict[Kind, bool] = {"plain": True, "compiled": alike}
         if "graphed" in self.kinds:
             may_be["graphed"] = all(map(_may_be_captured, instances))
@@ -150,10 +150,10 @@ class ProgramChoice:
         return self._compilations.setdefault(fusion_group, Compilation())
 
     def _take_over(self, fusion_group: FusionGroup) -> None:
-        """Let the group know what earlier runs chose for its members; where they chose unlike, the first by name counts."""
+        """Give the group the choices of earlier runs for its members; if they differ, that of the first member by name is used."""
         members = sorted(_assigned(self._of(fusion_group)), key=lambda one: one.name)
         kinds: Sequence[Kind] = fusion_group.kinds if fusion_group.alike else ("grouped",)
-        # Of unlike members alone it is not known whether their steps were captured.
+        # For unlike members stepped alone, it is unknown whether their steps were captured.
         alone = fusion_group.alike or tuple(fusion_group.kinds) == (ALONE.kind,)
         fusion_group.chosen = {
             found.members: ProgramCandidate(found.size, kind) if found.size > 1 or kind != "grouped" else ALONE
@@ -164,7 +164,7 @@ class ProgramChoice:
         }
 
     def _as_before(self, fusion_group: FusionGroup, instances: Sequence[ProgramInstance]) -> None:
-        """Restore the programs in the journal, where it has the same ones for all of these members."""
+        """Restore the journaled programs, if they are the same for all of these members."""
         assignment = _assigned(instances)
         told = assignment[0].packed
         if told is None or any(assigned.packed != told for assigned in assignment):
@@ -183,9 +183,9 @@ class ProgramChoice:
     # ---- how they are stepped
 
     def settle(self, block: Block | None = None) -> None:
-        """End rounds and change programs, once all instances have had their turn at a block.
+        """End rounds and change programs; called after all instances have had their turn at a block.
 
-        Groups that are to be measured on copies wait until this is called with a `block` of training samples, before its steps.
+        Groups that must be measured on copies wait for a call with a `block` of training samples, before its steps.
         """
         self._waits = False
         for fusion_group in dict.fromkeys(
@@ -205,13 +205,13 @@ class ProgramChoice:
                 self._go_on(fusion_group, count, block)
 
     def broke(self, instance: ProgramInstance, error: str, *, memory: bool) -> None:
-        """Handle an error in a step of several members, which is undone: `settle` finds another program for them."""
+        """Handle an error in a step of several members, after the step was undone; `settle` then chooses another program for them."""
         assert instance.fusion_group is not None
         instance.broke = True
         self._refuse(instance.fusion_group, len(instance.assignment), error, memory=memory)
 
     def _refuse(self, fusion_group: FusionGroup, size: int, error: str, *, memory: bool) -> None:
-        """Rule out a kind of program, or a size of plain ones: all but 1, unless memory ran out."""
+        """Rule out the present kind of program. Of plain programs, rule out all sizes above 1, or above half of `size` if memory ran out."""
         if not memory:
             names = [name for instance in self._of(fusion_group) for name in instance.names]
             self._tell(names, "fused" if fusion_group.now.kind == "plain" else fusion_group.now.kind, error)
@@ -223,7 +223,7 @@ class ProgramChoice:
             instance.round = None
 
     def failed(self, name: str) -> None:
-        """Allow fused programs again: a member that failed alone may have been why its group's program raised."""
+        """Allow fused programs again, because the member that failed alone may have caused the error of its group's program."""
         fusion_group = next((instance.fusion_group for instance in self._instances if name in instance.names), None)
         if fusion_group is not None and fusion_group.fits == 1:
             fusion_group.restrict(FusionGroup().fits, "")
@@ -232,14 +232,14 @@ class ProgramChoice:
         return [instance for instance in self._instances if instance.fusion_group is fusion_group]
 
     def _go_on(self, fusion_group: FusionGroup, count: int, block: Block | None) -> None:
-        """Start the next candidate, timed or for good."""
+        """Switch to the next candidate, for timing or permanently."""
         fusion_group.foresee(count, self._room(fusion_group))
         instances = self._of(fusion_group)
         lives = [assigned.live for assigned in _assigned(instances)]
         if fusion_group.undecided(count) and on_copies(fusion_group, lives):
             if block is not None:
                 self._rehearse(fusion_group, lives, block)
-            elif not any(instance.broke for instance in instances):  # whose steps are left for other programs
+            elif not any(instance.broke for instance in instances):  # a broken instance needs another program at once
                 self._waits = True
                 return
         wanted, events = fusion_group.next(count), list[Event]()
@@ -260,14 +260,14 @@ class ProgramChoice:
             self._emit(SectionReport(events=(*events, self._packed(fusion_group, instances, settled=not measures))))
 
     def _rehearse(self, fusion_group: FusionGroup, lives: Sequence[LiveMember], block: Block) -> None:
-        """Measure the group's candidates on copies; what raises there is ruled out."""
+        """Measure the group's candidates on copies; candidates that raise are ruled out."""
         names = ", ".join(repr(live.member.name) for live in lives)
         while fusion_group.undecided(len(lives)):
             with self._heartbeat.busy(f"measuring programs of copies of {names}", opaque=True), unwarned():
                 try:
                     rehearse(fusion_group, lives, block)
                     return
-                except Exception as raised:  # boundary between members' code and ours
+                except Exception as raised:  # boundary to members' code
                     self._check_device(f"a program of copies raised: {raised!r}")
                     memory, error = out_of_memory(raised), reason_of(raised)
             if fusion_group.now == ALONE:
@@ -276,9 +276,9 @@ class ProgramChoice:
                 self._refuse(fusion_group, fusion_group.now.size, error, memory=memory)
 
     def _room(self, fusion_group: FusionGroup) -> int | None:
-        """Return the bytes left on the device for this group's tensors; None where it does not count them.
+        """Return the bytes left on the device for this group's tensors; None if the device does not count them.
 
-        Memory of other groups' captured steps is not available; that of its own is freed when its programs change.
+        Memory held by captured steps of other groups is not available; that of the group's own is freed when its programs change.
         """
         backend = self._of(fusion_group)[0].assignment[0].live.backend
         in_use = backend.memory_in_use()
@@ -312,7 +312,7 @@ class ProgramChoice:
     def _change(self, fusion_group: FusionGroup, wanted: ProgramCandidate) -> list[Event]:
         """Save the group's members, and put them into other programs."""
         events = self._save([assigned.name for assigned in _assigned(self._of(fusion_group)) if assigned.samples])
-        instances = self._of(fusion_group)  # without those that failed to be saved
+        instances = self._of(fusion_group)  # without members whose saving failed
         # Rounding depends on a member's row, and must not depend on the order of assignment.
         assignment = sorted(_assigned(instances), key=lambda one: one.name)
         fusion_group.go_on_with(wanted)
@@ -322,7 +322,7 @@ class ProgramChoice:
         return events
 
     def let_go(self, names: Collection[str]) -> None:
-        """Remove members from their instances; the rest of a program goes on without them."""
+        """Remove members from their instances; the other members of a program continue without them."""
         for instance in [instance for instance in self._instances if not set(names).isdisjoint(instance.names)]:
             left = [assigned for assigned in instance.assignment if assigned.name not in names]
             self._regroup(instance.fusion_group, [instance], [left] if left else [])
@@ -333,7 +333,7 @@ class ProgramChoice:
         instances: Sequence[ProgramInstance],
         parts: Sequence[Sequence[AssignedMember]],
     ) -> None:
-        """Replace instances by new ones of these parts; by one per member where a program cannot be made."""
+        """Replace instances by new ones of these parts, or by one per member if a program cannot be made."""
         at = self._instances.index(instances[0])
         for instance in instances:
             instance.program.release()
@@ -342,7 +342,7 @@ class ProgramChoice:
         try:
             for part in parts:
                 made.append(ProgramInstance.of(part, fusion_group, self._compilation(fusion_group)))
-        except Exception as raised:  # boundary between members' code and ours
+        except Exception as raised:  # boundary to members' code
             self._check_device(f"a program could not be made: {raised!r}")
             memory, error = out_of_memory(raised), reason_of(raised)
         if fusion_group is not None and error is not None:
@@ -355,7 +355,7 @@ class ProgramChoice:
 
 
 def _assigned(instances: Sequence[ProgramInstance]) -> list[AssignedMember]:
-    """Return the members of some instances, in their order."""
+    """Return the members of these instances, in their order."""
     return [assigned for instance in instances for assigned in instance.assignment]
 
 
@@ -364,7 +364,7 @@ def _may_be_captured(instance: ProgramInstance) -> bool:
 
 
 def _unlike_before(instances: Sequence[ProgramInstance]) -> Mapping[str, bool]:
-    """Return the members that were in a fusion group before, here or as the journal has it, and whether its members were unlike."""
+    """Return the members that were in a fusion group before, here or according to the journal, and whether it was of unlike members."""
     found = {}
     for instance in instances:
         for assigned in instance.assignment:

@@ -1,7 +1,7 @@
 """The program instances of a trainer, each with its assigned members.
 
-An instance follows the stream as one: its members are in the same section of the same epoch, each at its own position within it. Where
-members come or go, or change programs, new instances replace theirs.
+An instance follows the stream as one: its members are in the same section of the same epoch, each at its own position within it. When
+members are added or removed, or change programs, new instances replace the old ones.
 """
 
 import time
@@ -29,13 +29,13 @@ __all__ = ["ProgramInstance", "Round"]
 
 @dataclass(slots=True)
 class Round:
-    """Steps of an instance that are timed, before it waits for the other instances of its fusion group."""
+    """Timed steps of an instance, after which it waits for the other instances of its fusion group."""
 
     steps_left: int = STEPS
     seconds: float = 0.0
     samples: int = 0
     need: int | None = None
-    """Most bytes that a step took per member, beyond the members' states; None where the device does not count them."""
+    """Most bytes that a step took per member, beyond the members' states; None if the device does not count them."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -44,22 +44,22 @@ class ProgramInstance:
 
     program: Program[Any]
     assignment: tuple[AssignedMember, ...]
-    """Its members, in the order in which they were given."""
+    """Members, in the given order."""
     fusion_group: FusionGroup | None = None
     """Group of members that may share a program."""
     kind: Kind = "plain"
-    """Kind of its program."""
+    """Kind of the program."""
     samples: int = 0
-    """Samples stepped on since it was made, summed over its members."""
+    """Samples stepped on since the instance was made, summed over its members."""
     round: Round | None = None
-    """The timed round that it is in; without one, it makes all steps of a block."""
+    """The current timed round; without one, the instance makes all steps of a block."""
     broke: bool = False
-    """Whether its step has raised, and is left to other programs."""
+    """Whether a step has raised, and is left to other programs."""
     through: Place | None = None
-    """Place of the last block of which it has made all steps."""
+    """Place of the last block whose steps are all made."""
     watch: InputWatch = field(default_factory=InputWatch)
     together: bool = field(init=False)
-    """Whether common code steps its members, so that its errors belong to no single one."""
+    """Whether common code steps the members, so that an error cannot be attributed to one of them."""
 
     def __post_init__(self) -> None:
         self.together = isinstance(self.program, Together)
@@ -71,7 +71,7 @@ class ProgramInstance:
         fusion_group: FusionGroup | None = None,
         compilation: Compilation | None = None,
     ) -> "ProgramInstance":
-        """Make an instance of several members, or of one, with the kind of program that their fusion group has."""
+        """Make an instance of one or several members, with the kind of program that their fusion group uses."""
         lives, group = [assigned.live for assigned in assignment], fusion_group or FusionGroup()
         kind = group.now.kind
         program = Fused.of(lives, compilation) if kind == "compiled" else program_of(lives, kind, group.lengths)
@@ -79,7 +79,7 @@ class ProgramInstance:
             try:
                 program = Graphed.of(program)
             except BaseException:
-                program.release()  # whose members are to be in others
+                program.release()  # so that its members can be in other programs
                 raise
         return cls(program=program, assignment=tuple(assignment), fusion_group=fusion_group, kind=kind)
 
@@ -94,31 +94,31 @@ class ProgramInstance:
 
     @property
     def shard(self) -> Shard | None:
-        """Its program, if that is a rank of a split member."""
+        """The program, if it is a rank of a split member."""
         return self.program if isinstance(self.program, Shard) else None
 
     @property
     def rests(self) -> bool:
-        """Whether it makes no further step in this pass."""
+        """Whether the instance makes no further step in this pass."""
         return self.broke or (self.round is not None and not self.round.steps_left)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its members."""
+        """Names of the members."""
         return tuple(assigned.name for assigned in self.assignment)
 
     @property
     def words(self) -> str:
-        """Its members, in the words of a status message."""
+        """Description of the members for status messages."""
         return f"member{'s' * (len(self.assignment) > 1)} {', '.join(map(repr, self.names))}"
 
     def follow(self, place: Place) -> bool:
-        """Follow the stream into another epoch; False for a block that its members have finished."""
+        """Follow the stream into another epoch; returns False for a block that the members have finished."""
         followed = [assigned.follow(place) for assigned in self.assignment]
         return all(followed)
 
     def step(self, block: Block, called: Callable[[], bool]) -> bool:
-        """Run the steps that a training block completes; False where it was `called` after one, or has no steps left."""
+        """Run the steps whose batches a training block completes; returns False if it was `called` after one, or if its round has no steps left."""
         timed = self.round
         if timed is None:
             return self._step(block, called)
@@ -144,7 +144,7 @@ class ProgramInstance:
         return through
 
     def _step(self, block: Block, over: Callable[[], bool]) -> bool:
-        """Run steps until it is `over` after one; returns whether they were all that the block completes."""
+        """Run steps until `over` returns true after one; returns whether all steps of the block are made."""
         with self.program.active():
             for batch in self.program.cut(block):
                 self.program.begin(batch)
@@ -155,11 +155,11 @@ class ProgramInstance:
 
     @property
     def kept_bytes(self) -> int:
-        """Device memory that its captured steps keep."""
+        """Device memory held by captured steps."""
         return self.program.memory_bytes if isinstance(self.program, Graphed) else 0
 
     def evaluate(self, block: Block, called: Callable[[], bool]) -> bool:
-        """Evaluate on the batches of a block of validation samples; False where it was `called` after one."""
+        """Evaluate on the batches of a block of validation samples; returns False if it was `called` after one."""
         with self.program.active(keep=True):
             for _ in self.program.evaluate(block):
                 if called():
@@ -167,6 +167,6 @@ class ProgramInstance:
         return True
 
     def undo(self) -> None:
-        """Undo the step of common code that has raised."""
+        """Undo a step of common code that has raised."""
         assert isinstance(self.program, Together)
         self.program.undo()

@@ -1,4 +1,4 @@
-"""Steps the split members of a trainer: their halves among the steps of whole instances, in the merged order."""
+"""Steps the split members of a trainer: interleaves the halves of their steps with steps of whole instances, in the merged order."""
 
 import time
 from collections import deque
@@ -24,8 +24,8 @@ __all__ = ["Ranks"]
 class Ranks:
     """Steps the split members of one trainer.
 
-    A member stops if its group is broken or a sum hangs, and so does its device where it has no other work, until the driver
-    decides: it will, since it sees that a rank has left the group, or that no rank makes progress.
+    If a member's group is broken or a sum hangs, the member stops, and so does its device if it has no other work, until the driver
+    decides. The driver notices that a rank has left the group, or that no rank makes progress.
     """
 
     _guard: Guard
@@ -37,21 +37,21 @@ class Ranks:
     stepped: Callable[[ProgramInstance, int], None]
     """Records samples that were stepped on."""
     called: Callable[[], bool]
-    """Polled after moves and while waiting: whether a command is pending."""
+    """Returns whether a command is pending; polled after moves and while waiting."""
     waited: float = field(default=0.0, init=False)
     """Seconds spent only waiting for other devices."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Rendezvous of the groups that were reported as broken."""
+    """Rendezvous of groups that were reported as broken."""
 
     def through(self, instances: Sequence[ProgramInstance], assigned: Container[str], block: Block) -> bool:
-        """Run the steps that a training block completes; False where a command interrupted it, to be called again for the rest.
+        """Run the steps whose batches a training block completes. Returns False if a command interrupted it; call it again for the rest.
 
-        Members that end meanwhile are no longer in `assigned`.
+        Members that end meanwhile are removed from `assigned`.
         """
         here = [instance for instance in instances if instance.follow(block.place)]
         split = {instance.names[0]: instance for instance in here if instance.shard is not None}
-        # Copies on the device itself: other members step between two begins, so a changed block would not tell which
-        # member wrote.
+        # The copies are on the device itself, because other members step between two begins, and a changed block would not
+        # show which member wrote.
         shown = {name: instance.watch.shown(block, apart=False) for name, instance in split.items()}
         through = self._moves(
             split, deque(instance for instance in here if instance.shard is None), assigned, block, shown
@@ -84,7 +84,7 @@ class Ranks:
             if self.called():
                 return False
         for name in shards:
-            next(cuts[name], None)  # gathers the start of a batch that a later block completes
+            next(cuts[name], None)  # gathers the first samples of a batch that a later block completes
         return True
 
     def _half(self, instance: ProgramInstance, shard: Shard, cut: Iterator[Batch], move: Move) -> None:

@@ -1,7 +1,7 @@
-"""Steps all instances of a trainer on one block: instance by instance, and beside split members in the merged order.
+"""Steps all instances of a trainer on one block: one instance after another, or in the merged order if there are split members.
 
-A pass gives every instance its turn. Steps that it leaves, for a command or because an instance has no steps left in a timed round, are made
-in the next pass, after instances have changed programs (`ProgramChoice.settle`).
+A pass gives every instance its turn. Some steps may be left, because a command is pending or an instance has completed a timed round. They are
+made in the next pass, after instances have changed programs (`ProgramChoice.settle`).
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Stepping:
         self._ranks = Ranks(*own, step=self._beside, stepped=self._stepped, called=self._called)
 
     def through(self, block: Block) -> bool:
-        """Give every instance its turn; False where steps of the block are left."""
+        """Give every instance its turn; returns False if steps of the block are left."""
         trains = block.place.split == "train"
         if trains and not self._guard.careful:
             self._program_choice.form_groups(block)
@@ -80,7 +80,7 @@ class Stepping:
         return not self._left
 
     def _beside(self, instance: ProgramInstance, block: Block) -> bool:
-        """Make one step of a whole instance; returns whether it has no more to do in this pass."""
+        """Make one step of a whole instance; returns whether it has nothing left to do in this pass."""
         through = self._advance(instance, block, lambda: True)
         over = through or instance.rests or instance not in self._instances
         self._left |= over and not through
@@ -89,14 +89,14 @@ class Stepping:
     # ---- one instance
 
     def _advance(self, instance: ProgramInstance, block: Block, called: Callable[[], bool]) -> bool:
-        """Step an instance on a block; False where batches are left, because it was `called` or other instances come first."""
-        # Of thousands of members a command interrupts many passes: the next one is not to ask again those that have had their turn.
+        """Step an instance on a block; returns False if batches are left, because it was `called` or other instances come first."""
+        # With thousands of members, commands interrupt many passes; instances that have had their turn are skipped cheaply.
         if instance.through is block.place or not instance.follow(block.place):
             return True
         trains = block.place.split == "train"
         shown = instance.watch.shown(block, apart=instance.assignment[0].live.backend.apart)
         steps = partial(self._step, instance, shown, called) if trains else partial(instance.evaluate, shown, called)
-        compiles = instance.kind == "compiled"  # in the middle of a step, if it does
+        compiles = instance.kind == "compiled"  # compilation happens in the middle of a step
         with self._heartbeat.busy(f"training {instance.words}", opaque=compiles), instance.watch.steps():
             if instance.together:
                 through = self._together(instance, steps)
@@ -110,8 +110,10 @@ class Stepping:
         return through
 
     def _together(self, instance: ProgramInstance, steps: Callable[[], bool]) -> bool:
-        """Step several members. A member ends if its code raised; after other errors, other programs repeat the step, or the same one
-        where memory could be freed for it."""
+        """Step several members.
+
+        A member ends if its own code raised. After other errors, other programs repeat the step, or the same one if memory could be freed.
+        """
         faults: Mapping[str, Exception] = {}
         error, memory = None, False
         try:
@@ -120,10 +122,10 @@ class Stepping:
             return through
         except OwnFaults as own:
             faults = own.errors
-        except Exception as raised:  # boundary between members' code and ours
+        except Exception as raised:  # boundary to members' code
             self._guard.check_process(instance.names, raised)
             error, memory = reason_of(raised), out_of_memory(raised)
-        # Outside of the handler: its traceback keeps the step's tensors alive.
+        # Not in the handler, whose traceback keeps the step's tensors alive.
         for name, fault in faults.items():
             self._guard(name, partial(_raise, fault))
         if error is not None:
@@ -140,12 +142,12 @@ class Stepping:
         return through
 
     def _stepped(self, instance: ProgramInstance, samples: int) -> None:
-        """Count samples, and end members with a loss that is not finite."""
+        """Count samples, and end members whose loss is not finite."""
         self._gauge.samples += samples
         for assigned in instance.assignment:
             live = assigned.live
-            # Read once: asked again, it would wait for an asynchronous device to complete this very block. A careful trainer does
-            # wait: the next block may assert for what these steps have left.
+            # Read only once: a second read waits for an asynchronous device to complete this block. A careful trainer does wait,
+            # because the results of these steps may fail an assertion in the next block.
             if not (live.diverged or (self._guard.careful and live.diverged)):
                 continue
             if assigned.leads:
@@ -155,7 +157,7 @@ class Stepping:
                 self.drop(assigned.name)  # its first device ends it
 
     def _called(self) -> bool:
-        """Beat after a step; returns whether to stop before the next."""
+        """Send a heartbeat after a step; returns whether to stop before the next."""
         self._heartbeat.beat()
         return self.wanted()
 

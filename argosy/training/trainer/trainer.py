@@ -1,10 +1,9 @@
 """The trainer of one device: takes blocks, steps the members of its assignment, saves them, and reports each section in one message.
 
-Contract. A trainer knows no study, no sockets and no processes: members come in messages, launchers push blocks and commands in,
-`emit` sends messages out and `listen` returns whether a command is pending; it is polled between steps, so that a command waits for
-one step at most. Members are assigned and unassigned by `Assign`: blocks carry the number of their assignment, and the first block
-of a later assignment is kept until the driver has announced its members. A member's epochs are those of the blocks that it gets:
-the driver alone counts them.
+Contract. A trainer does not use the study, sockets or processes: members arrive in messages, launchers push blocks and commands in,
+`emit` sends messages out, and `listen` returns whether a command is pending. It is polled between steps, so a command waits for at most
+one step. `Assign` assigns and unassigns members. Blocks carry the number of their assignment, and the first block of a later assignment
+is kept until the driver has announced its members. A member's epochs are those of the blocks that it receives; only the driver counts them.
 """
 
 import math
@@ -64,11 +63,11 @@ __all__ = ["Trainer"]
 
 PROGRESS_SECONDS = 0.25
 AHEAD = 2
-"""Blocks on which the device may still have to step when it gets another one; all of them take its memory."""
+"""Most blocks whose steps may be uncompleted when the device gets another one; each of them takes device memory."""
 
 
 class Trainer:
-    """Trains members on one device. It takes a block when it is `ready`, and commands at any time."""
+    """Trains members on one device. It accepts blocks when it is `ready`, and commands at any time."""
 
     def __init__(
         self,
@@ -95,27 +94,27 @@ class Trainer:
         self.known: dict[str, Member] = {}
         self.orders: Orders | None = None
         self.alike: int = 0
-        """Number of validation samples if their layout is that of training samples, else 0."""
+        """Number of validation samples if they have the layout of training samples, else 0."""
         self.assignment: int = -1
         """Number of the latest assignment that the driver has announced."""
         self._shards_read: ShardsRead | None = None
-        """What is to be told of the newest block when members are saved."""
+        """Event for the newest block with shard marks, reported when members are saved."""
         self.kept: list[tuple[Block, int]] = []
-        """Blocks of an assignment that is not announced yet, each with its number; also blocks that were measured on."""
+        """Blocks of assignments that are not announced yet, each with the assignment's number; also blocks used for measurements."""
         self.at_hand: Block | None = None
-        """The block with steps left by an interrupting command."""
+        """The block whose steps a command has interrupted."""
         self.guard: Guard = Guard(
             name, backend, directory / "members", emit, self._drop, self._save_best, self.copies.resident.give_back
         )
         self.trials: Trials = Trials(self._build, self.guard, emit, listen, self.heartbeat)
         self.assigned: dict[str, AssignedMember] = {}
         self.instances: list[ProgramInstance] = []
-        """Instances in the order of their steps; each assigned member is in one of them."""
+        """Instances in the order in which they step; each assigned member is in one of them."""
         self.gauge: TrainerGauge = TrainerGauge()
         self._noted: Place | None = None
-        """The newest block of which rows are counted."""
+        """The newest block whose rows are counted."""
         self._rows, self._seconds = 0, 0.0
-        """Rows of blocks, and seconds on them, since the last step."""
+        """Rows of blocks since the last step, and seconds spent on them."""
         self.blocks: int = 0
         self.last_split = "val" if terms.has_val else "train"
         self._told = 0.0
@@ -136,23 +135,23 @@ class Trainer:
 
     @property
     def ready(self) -> bool:
-        """Whether it can take the next block."""
+        """Whether the trainer can take the next block."""
         return not self.kept and self.at_hand is None and not self.behind
 
     @property
     def behind(self) -> bool:
-        """Whether the device has to complete steps before it gets another block."""
+        """Whether the device must complete steps before it gets another block."""
         return self.copies.ahead > AHEAD
 
     @property
     def turns_left(self) -> int:
-        """Number of members' turns that a device which is behind has to complete; else 0."""
+        """Number of members' turns that the device has not completed, if it is `behind`; else 0."""
         return sum(assigned.live.clock.poll() for assigned in self.assigned.values()) if self.behind else 0
 
     # ---- commands
 
     def know(self, lengths: Mapping[str, int], layouts: Mapping[str, Layout], shards: Sequence[int] = ()) -> None:
-        """Set the number of samples of each split, their layouts, and the shards that decide the order of training samples."""
+        """Set the number of samples and the layout of each split, and the shards that determine the order of training samples."""
         by_length = form_of(layouts["train"].tree) is not None
         self.orders = Orders(self.terms.seed, lengths, shards=shards, by_length=by_length)
         self.alike = lengths["val"] if layouts["train"] == layouts.get("val") else 0
@@ -188,7 +187,7 @@ class Trainer:
             sys.path += [folder for folder in command.path if folder not in sys.path]
             members = cloudpickle.loads(command.definitions)
             if not self.known:
-                # Later a module may have what members of this trainer have set in it.
+                # Checked only the first time, because members of this trainer may change their modules later.
                 check_imported(members, command.imported)
             self.enlist(members)
         elif isinstance(command, Measure):
@@ -209,7 +208,7 @@ class Trainer:
                     self.assigned[name].files.kept.journaled(file)
         elif isinstance(command, Pause):
             self._leave(list(self.assigned))
-            # A leg that is new may have sent its first blocks by now, and will not send them again.
+            # Keep the first blocks of a new leg, which may already have sent them and will not send them again.
             self.kept = [kept for kept in self.kept if kept[1] > self.assignment]
             self.at_hand = None
             self.trials.forget()
@@ -222,7 +221,7 @@ class Trainer:
     # ---- blocks
 
     def take(self, block: Block, assignment: int) -> None:
-        """Run all steps of a block, until a command is pending; blocks of later assignments are kept, of earlier ones dropped."""
+        """Run all steps of a block, until a command is pending; keep blocks of later assignments, and drop those of earlier ones."""
         self.blocks += 1
         if assignment > self.assignment or self.kept:
             self.kept.append((block, assignment))
@@ -230,7 +229,7 @@ class Trainer:
             self._use(block)
 
     def go_on(self) -> bool:
-        """Resume work that a command interrupted; False where there is none."""
+        """Resume work that a command interrupted; returns False if there is none."""
         block, self.at_hand = self.at_hand, None
         if block is None:
             if self.trials.left:
@@ -259,7 +258,7 @@ class Trainer:
         if self.trials.wanted is None or block.place.split != "train":
             self._train_on(self._on_device(block))
             return
-        # The block stays while the members' kernels are made.
+        # Allocated outside the heap, because the block stays while kernels for the members are made.
         with large_outside():
             on_device = self._on_device(block)
         if self.trials.beside:
@@ -281,7 +280,7 @@ class Trainer:
                 if not out_of_memory(error) or (emptied and not self.assigned):
                     raise
                 detail = str(error)
-            # Outside of the handler: its traceback keeps the copies alive.
+            # Not in the handler, whose traceback keeps the copies alive.
             if self.copies.resident.give_back(detail):
                 continue
             if emptied:
@@ -308,7 +307,7 @@ class Trainer:
         self.gauge.busy_seconds += elapsed
         self._rows += 0 if place is self._noted else place.rows
         self._noted, self._seconds = place, self._seconds + elapsed
-        # A step may use rows of several blocks; blocks that no step comes to use say nothing about the speed.
+        # A step may use rows of several blocks. Blocks that no step has used say nothing about the speed.
         if self.gauge.samples > before or place.split != "train":
             self.gauge.rows += self._rows
             self.gauge.training_seconds += self._seconds
@@ -322,7 +321,7 @@ class Trainer:
         self._tell()
 
     def _wanted(self) -> bool:
-        """Whether there is something to do between two steps."""
+        """Return whether there is something to do between two steps."""
         return self.listen() or self._must_save()
 
     # ---- sections
@@ -333,7 +332,7 @@ class Trainer:
         answers: dict[str, tuple[int, bytes]] = {}
         for name, assigned in list(self.assigned.items()):
             if assigned.ends(block.place):
-                # As its sums would, but busy: nothing that is idle is found to hang.
+                # Reading the sums would wait as well, but hangs are only detected while the trainer is marked busy.
                 with self.heartbeat.busy("waiting for its device"):
                     assigned.wait()
                 ended = self.guard(name, partial(assigned.end_section, section, self.name))
@@ -344,7 +343,7 @@ class Trainer:
         if self.orders is not None:
             self.copies.resident.allow(self.orders.lengths)
         due = self.saving.due
-        # A member without a file of its own gets one: without it, its best weights could not be saved if it fails.
+        # A member without its own file gets one, because its best weights could otherwise not be saved if it fails.
         unsaved = [
             name for name, assigned in self.assigned.items() if due or (assigned.leads and not assigned.files.own)
         ]
@@ -353,7 +352,7 @@ class Trainer:
         if due:
             self.saving.wanted = False
         if self.assigned or events:
-            # The driver does not wait for an empty assignment: its late report could be taken for one of the next leg.
+            # An empty assignment does not report: the driver does not wait for it, and could take a late report for one of the next leg.
             self.emit(SectionReport(events=tuple(events), section=section, answers=answers))
 
     # ---- members
@@ -368,7 +367,7 @@ class Trainer:
                 started.append(began)
         self.trials.forget(assignment_of_its_own=True)
         self.copies.member_assigned()
-        # It is of an earlier assignment, which no member has left to step on: a rank does not wait until its first one has saved.
+        # A block at hand is of an earlier assignment, and no member has steps left on it: a rank does not wait until the first rank has saved.
         self.at_hand, self._rows, self._seconds = None, 0, 0.0
         if started:
             self.emit(SectionReport(events=tuple(started)))
@@ -391,7 +390,7 @@ class Trainer:
         return assigned.started(start, self.name)
 
     def _leave(self, names: list[str]) -> None:
-        """Save members where they are, and unassign them."""
+        """Save members at their current position, and unassign them."""
         if not names:
             return
         rested = tuple(MemberRested(member=name, reason="") for name in names if self.assigned[name].leads)
@@ -411,7 +410,7 @@ class Trainer:
     # ---- files
 
     def _save(self, names: Collection[str], *, carried: bool = False) -> list[Event]:
-        """Save these members, with their files flushed to the disk together."""
+        """Save these members, and flush their files to the disk together."""
         all_members = self.assigned.keys() <= set(names)
         with self.heartbeat.busy("saving members", opaque=True), self.saving.timed(all_members=all_members):
             drafts = {}
@@ -441,13 +440,13 @@ class Trainer:
         return [] if saved is None else [Saved(member=name, checkpoint=saved, seconds=seconds)]
 
     def _must_save(self) -> bool:
-        """Whether a crash would repeat more than `checkpoint_seconds`."""
+        """Return whether a crash now would repeat more than `checkpoint_seconds` of training."""
         return bool(self.assigned) and self.saving.overdue
 
     # ---- messages
 
     def waited(self, seconds: float) -> None:
-        """Record time without a block, in which the device may have been busy with earlier ones, and send progress."""
+        """Record time spent without a block, during which the device may have worked on earlier ones, and send progress."""
         if self.copies.ahead:
             self.gauge.busy_seconds += seconds
             self.gauge.training_seconds += seconds

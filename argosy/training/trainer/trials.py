@@ -1,6 +1,6 @@
-"""Builds and measures members before they are assigned, on the first block that comes.
+"""Builds members and measures them on the first available block, before they are assigned.
 
-A pending command interrupts a measurement between two steps; it is resumed afterwards.
+A pending command interrupts a measurement between two steps; the measurement is resumed afterwards.
 """
 
 from collections.abc import Callable, Generator
@@ -22,7 +22,7 @@ __all__ = ["Trials"]
 
 @dataclass(eq=False)
 class Trials:
-    """Members to be measured."""
+    """Members that are measured."""
 
     _build: Callable[[str], LiveMember]
     _guarded: Guard
@@ -39,7 +39,7 @@ class Trials:
     """Steps of the interrupted measurement."""
 
     def want(self, command: Measure) -> None:
-        """Add members to those still to be measured for the same assignment, or replace them."""
+        """Add members to those still to be measured; if these are for another assignment, replace them."""
         earlier = self.wanted
         if earlier is not None and earlier.assignment == command.assignment:
             accumulate = {**earlier.accumulate, **command.accumulate}
@@ -50,7 +50,7 @@ class Trials:
 
     @property
     def beside(self) -> bool:
-        """Whether members are to be measured beside an assignment, on its blocks."""
+        """Whether members are measured beside an assignment, on its blocks."""
         return self.wanted is not None and self.wanted.assignment is None
 
     def replaced(self, name: str) -> None:
@@ -59,14 +59,14 @@ class Trials:
         self._steps = None
 
     def forget(self, *, assignment_of_its_own: bool = False) -> None:
-        """Drop built members and measurements; with `assignment_of_its_own`, keep those wanted beside an assignment."""
+        """Drop built members and measurements; with `assignment_of_its_own`, keep the command for members to measure beside an assignment."""
         self.built.clear()
         self.left, self._steps = False, None
         if not assignment_of_its_own or not self.beside:
             self.wanted = None
 
     def take(self, name: str) -> LiveMember:
-        """Return the built member, or build it."""
+        """Return a built member, or build it."""
         return self.built.pop(name, None) or self.build(name)
 
     def build(self, name: str) -> LiveMember:
@@ -75,15 +75,15 @@ class Trials:
             return self._build(name)
 
     def measure(self, block: Block, *, validated: int) -> bool:
-        """Measure all wanted members; `validated` is the number of validation samples with the layout of these, 0 for none.
+        """Measure all wanted members; `validated` is the number of validation samples with the layout of this block's samples, or 0.
 
-        False where a command is pending: `left` is true then, and the next call goes on.
+        Returns False if a command is pending; `left` is then true, and the next call continues.
         """
         assert self.wanted is not None
         self._guarded.begin(careful=True)
         self.left = True
-        # All are built before the first is measured: else their weights would be scattered over the memory that steps allocate
-        # and free, and fragment it.
+        # All members are built before the first is measured. Otherwise their weights would be scattered over, and fragment, the
+        # memory that steps allocate and free.
         for name in self.wanted.members:
             if name not in self.built:
                 self._prepare(name, self.wanted)
@@ -115,7 +115,7 @@ class Trials:
         self.wanted = replace(self.wanted, members=tuple(other for other in self.wanted.members if other != name))
 
     def _measure(self, name: str, command: Measure, block: Block, *, validated: int) -> Measured | None:
-        """Measure a member; None where it raised, or a command interrupted its `_steps`."""
+        """Measure a member; returns None if it raised, or if a command interrupted its `_steps`."""
 
         def steps() -> Measured | None:
             under_way, self._steps = self._steps, None

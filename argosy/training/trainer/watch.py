@@ -1,9 +1,9 @@
-"""Finds members that write into their input late, and where torch does not count it: through `.data` or a NumPy view.
+"""Finds members that begin to write into their input late, in ways that torch does not count: through `.data` or a NumPy view.
 
-Members share the blocks of the stream. Writes in a member's first batches are found when it is measured, after which it gets private
-copies; writes that torch counts are in `Block.touched`. For the rest, an instance gets a copy in place of a block, as often as that
-costs at most `SHARE` of its steps: every block where steps take long, one in some hundreds where they take no longer than reading
-their samples. If the copy differs from the block afterwards, the instance has written into it.
+Members share the blocks of the stream. Writes during a member's first batches are found when it is measured, and the member then gets
+private copies. Writes that torch counts show in `Block.touched`. To find other writes, an instance sometimes gets a copy instead of the
+block, as often as this costs at most `SHARE` of the time of its steps: for every block if steps take long, and for one in some hundreds if
+they are as fast as reading their samples. If the copy differs from the block afterwards, the instance has written into it.
 """
 
 import time
@@ -22,7 +22,7 @@ __all__ = ["SHARE", "InputWatch"]
 SHARE = 0.005
 """Share of the CPU time of an instance's steps that copies and comparisons may take; wall time would depend on other load."""
 BYTES_PER_SECOND = 1e9
-"""Assumed speed of a copy and a comparison, until some were made."""
+"""Assumed speed of a copy and a comparison, until they were measured."""
 CALL_SECONDS = 5e-5
 
 
@@ -32,9 +32,9 @@ class InputWatch:
 
     stepping_seconds: float = 0.0
     seconds: float = 0.0
-    """CPU time of copies and comparisons."""
+    """CPU time of copies and comparisons so far."""
     bytes: int = 0
-    """Bytes that were copied and compared in that time."""
+    """Bytes copied and compared in that time."""
     shared_from: Place | None = None
     """The first block since the last comparison that was not compared."""
     compared_from: Place | None = None
@@ -42,13 +42,13 @@ class InputWatch:
     _copying: float = 0.0
     """CPU seconds of the last copy."""
     _before: list[Tensor] | None = None
-    """Earlier content of the block, where the instance gets the block itself."""
+    """Earlier content of the block, if the instance gets the block itself."""
 
     def shown(self, block: Block, *, apart: bool) -> Block:
-        """Return the block for an instance's steps: a copy, where the time allows it.
+        """Return the block for an instance's steps: a copy, if time allows.
 
-        On a device with memory `apart`, the copy is on the host and the instance gets the block itself, to leave the device's memory to
-        members. So no other instance may step before `wrote` is called.
+        On a device with its own memory (`apart`), the copy is made on the host and the instance gets the block itself, which saves device
+        memory. No other instance may then step before `wrote` is called.
         """
         self._before = None
         if self.seconds + self._expected(block) > SHARE * self.stepping_seconds:
@@ -72,7 +72,7 @@ class InputWatch:
             self.stepping_seconds += time.thread_time() - started
 
     def wrote(self, shown: Block, block: Block) -> bool:
-        """Whether the instance is known to have written into the block that it was `shown`; if so, the block is restored."""
+        """Return whether the instance has detectably written into the block that it was `shown`; if so, restore the block."""
         before = self._before
         if shown is block and before is None:
             return False
@@ -85,8 +85,8 @@ class InputWatch:
         return wrote
 
     def refuse(self, member: str) -> None:
-        """Raise MemberError for a member that wrote, with what it may have done to others."""
-        # Blocks before these may have been written into as well: a write need not show on every block.
+        """Raise MemberError for a member that wrote, with a description of the possible effect on other members."""
+        # Earlier blocks may have been written into as well, because a write does not have to change every block.
         if self.shared_from is not None:
             neighbours = (
                 "it had a copy this time, but members beside it may have been trained on what it wrote since "
@@ -116,7 +116,7 @@ def _bytes(block: Block) -> int:
 
 
 def _restored(block: Block, before: Sequence[Tensor]) -> bool:
-    """Restore a block's earlier content; returns whether it was unchanged."""
+    """Restore a block's earlier content; returns whether the block was unchanged."""
     same = True
     for leaf, bits in zip(block.leaves, before, strict=True):
         if not torch.equal(bits_of(leaf).cpu(), bits):
