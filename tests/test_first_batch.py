@@ -411,7 +411,7 @@ COUPLED: dict[str, tuple[dict[str, Any], bool]] = {
 def test_a_val_loss_that_depends_on_eval_batch_size_is_noted(tmp_path: Path, rest: dict[str, Any], noted: bool) -> None:
     found = notes(tmp_path, member(**{"eval_batch_size": 20, **rest}))
     assert [note.partition(":")[0] for note in found] == (
-        ["val_loss is no mean over samples, and depends on eval_batch_size"] if noted else []
+        ["val_loss is no mean over samples, so it depends on eval_batch_size"] if noted else []
     )
 
 

@@ -67,9 +67,9 @@ BY_FREQUENCY = single(looked_up, partial(nn.Embedding, 3, 3, scale_grad_by_freq=
 @pytest.mark.parametrize(
     ("check", "module", "model", "passes", "reason"),
     [
-        (fused, fused_check, single(otherwise_in_a_pack), False, "is another than alone"),
-        (split, split_check, BY_FREQUENCY, False, "is another than of the whole batch"),
-        (fused, fused_check, single(sensitive), True, "is another than alone"),
+        (fused, fused_check, single(otherwise_in_a_pack), False, "differs from that of the member alone"),
+        (split, split_check, BY_FREQUENCY, False, "differs from that of the whole batch"),
+        (fused, fused_check, single(sensitive), True, "differs from that of the member alone"),
     ],
     ids=["a pack's own error", "a share's own error", "a sensitive pack"],
 )

@@ -184,7 +184,7 @@ def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(na
     own = getattr(only.member, name)
     assert own.teacher.weight is shared.teacher.weight and own.bank is shared.bank
     assert packs.admission(packs.pack(packs.mlp, metrics={}, **{name: shared})).alone["m0"] == (
-        f"a step changes its {name}, which is no buffer"
+        f"a step changes its {name}, which is not a buffer"
     )
     unlike = [member(f"m{n}", model=partial(packs.mlp, hidden=4 + n), metrics={}, **{name: shared}) for n in range(5)]
     assert not packs.admission(unlike).unlike

@@ -54,15 +54,15 @@ ODD = {
         odd(optimizer=lambda parameters: SGD([{"params": [p]} for p in parameters], lr=0.1)),
         "differs in the weight '0.bias'",
     ),
-    "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is none of torch's"),
+    "a schedule of its own": (odd(schedule=lookahead), "its schedule Unfreezing is not one of torch's"),
     "compiled code": (odd(model=compiled), "'forward' of the network is compiled by torch.compile"),
     "weights in one memory": (
         odd(model=partial(aliased, nn.Parameter)),
-        "'0.weight' and '2.weight' lie in the same memory",
+        "'0.weight' and '2.weight' share memory",
     ),
     "part of the weights": (
         odd(optimizer=lambda parameters: SGD(parameters[:1], lr=0.1)),
-        "the weight '0.bias' wants a gradient and is in no group",
+        "the weight '0.bias' requires a gradient and is in no parameter group",
     ),
 }
 

@@ -336,11 +336,11 @@ REFUSED = {
     "draws in place": (doing(lambda self, x: x * torch.empty_like(x).bernoulli_(0.5)), "as one program it raises"),
     "Python's random": (doing(lambda self, x: x * random.random()), "its steps draw from numpy or random"),
     "NumPy's random": (doing(lambda self, x: x * float(np.random.rand())), "its steps draw from numpy or random"),
-    "a note of a step": (Noting, "a step changes 'last' of the network, which is no buffer"),
-    "a tensor that is no buffer": (Counting, "a step changes 'seen' of the network, which is no buffer"),
+    "a note of a step": (Noting, "a step changes 'last' of the network, which is not a buffer"),
+    "a tensor that is no buffer": (Counting, "a step changes 'seen' of the network, which is not a buffer"),
     "a buffer that a step fills": (
         through(partial(packs.Masked, filled=False)),
-        "as one program other buffers are filled: part.mask",
+        "as one program, other buffers are filled: part.mask",
     ),
     "a hook": (partial(hooked, "layer"), "layer '1' has hooks, which would see all members at once"),
     "a weight's hook": (partial(hooked, "weight"), "the weight '0.weight' has hooks, which would never be called"),
@@ -348,7 +348,7 @@ REFUSED = {
     "a hook of the backward pass": (partial(hooked, "backward"), "layer '1' has hooks, which would see all members"),
     "channels last": (
         lambda: packs.ResNet().to(memory_format=torch.channels_last),
-        "lies in memory in an order of its own",
+        "has a memory format of its own",
     ),
     "writing into the input": (partial(Writing, 16, 4), "it writes into its input"),
     "an error of its own": (partial(nn.Linear, 15, 4), "its own step raises RuntimeError: mat1 and mat2"),

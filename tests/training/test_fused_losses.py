@@ -116,5 +116,5 @@ def test_networks_that_return_no_tensors_are_refused(how: Any) -> None:
         live.begin_epoch(Orders(0, {"train": 24, "val": 24}), 0)
     (block,) = blocks(np.arange(24), 24, arrays=packs.samples(torch.float32)[0])
     found = admit(lives, block)
-    assert all("which is no tensor" in words for words in found.alone.values())
+    assert all("which is not a tensor" in words for words in found.alone.values())
     assert (found.packs, found.failed) == ({}, {})

@@ -314,7 +314,7 @@ UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
     "leaves a weight alone": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
-        "the weight 'idle.bias' gets no gradient, and its optimizer leaves it alone",
+        "the weight 'idle.bias' gets no gradient, and its optimizer skips it",
     ),
 }
 
@@ -333,7 +333,7 @@ def test_a_pack_that_draws_is_made_plainly() -> None:
     members = [member(f"m{n}", model=partial(convnet, dropout=0.2)) for n in range(2)]
     lives = on("cpu:0", members)
     raised = beyond(Graphed.of(Fused.of(lives)), lambda: Fused.of(lives))
-    assert raised == ["its members draw random numbers, each of them from a state of its own"]
+    assert raised == ["its members draw random numbers, each from its own state"]
     single, _ = alone(members, 2)
     for one, other in zip(single, lives, strict=True):
         assert difference(state(one), state(other)) <= 1e-10
@@ -351,7 +351,7 @@ def test_a_schedule_that_changes_what_steps_are_made_of_ends_it() -> None:
     (found,) = on("cpu:0", [one])
     raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found))
     (single,), _ = alone([one], 2)
-    assert raised == ["a schedule has changed what its steps are made of"]
+    assert raised == ["a schedule has changed the form of its steps"]
     assert difference(state(single), state(found)) <= 1e-10
 
 
@@ -367,7 +367,7 @@ def growing(output: Tensor, target: Tensor) -> Tensor:
 def test_a_replay_that_leads_elsewhere_is_found_before_it_counts() -> None:
     (found,) = on("cpu:0", [member("m", loss=growing)])
     raised = beyond(Graphed.of(Solo(found)), lambda: Solo(found), epochs=1)
-    assert raised == ["replayed, its step leads elsewhere"]
+    assert raised == ["replayed, its step has another result"]
     assert len(replays.closed) == 1
 
 

@@ -1201,24 +1201,24 @@ class Tempered(nn.CrossEntropyLoss):
             "steps change 'inner' of its optimizer Around",
         ),
         ({"optimizer": partial(Around, saves=True, lr=0.1, momentum=0.9)}, ""),
-        ({"loss": annealed()}, "steps change 'calls' around a function"),
-        ({"loss": by_global}, "steps change 'CALLS' around a function"),
-        ({"model": hooked}, "steps change 'calls' around a function"),
-        ({"loss": banked}, "steps change 'BANK' around a function"),
-        ({"loss": drawn_from}, "steps change 'OTHERS' around a function"),
-        ({"loss": remembered}, "steps change 'MEMORY' around a function"),
+        ({"loss": annealed()}, "steps change 'calls' outside of a function"),
+        ({"loss": by_global}, "steps change 'CALLS' outside of a function"),
+        ({"model": hooked}, "steps change 'calls' outside of a function"),
+        ({"loss": banked}, "steps change 'BANK' outside of a function"),
+        ({"loss": drawn_from}, "steps change 'OTHERS' outside of a function"),
+        ({"loss": remembered}, "steps change 'MEMORY' outside of a function"),
         ({"step": Noting(), "metrics": {}}, "steps change 'memory' of the step"),
         (
             {"step": partial(noting, np.zeros(100)), "metrics": {}},
             "steps change a tensor",
         ),
-        ({"loss": taught}, "steps change 'TEACHER' around a function"),
-        ({"loss": lagged}, "steps change 'lag' around a function"),
+        ({"loss": taught}, "steps change 'TEACHER' outside of a function"),
+        ({"loss": lagged}, "steps change 'lag' outside of a function"),
         ({"loss": cached}, ""),
         ({"loss": logged}, ""),
         ({"model": partial(Kept, "count")}, ""),
         ({"model": Recurrent}, "steps change 'hidden' of the network"),
-        ({"loss": by_data}, "steps change 'TEACHER' around a function"),
+        ({"loss": by_data}, "steps change 'TEACHER' outside of a function"),
         ({"model": Hiding}, "steps change 'teacher' of the network"),
         ({"model": partial(Hiding, moves=False)}, ""),
         *(
@@ -1252,7 +1252,7 @@ class Tempered(nn.CrossEntropyLoss):
             "steps change 'first' of the network",
         ),
         ({"model": lambda: torch.jit.script(nn.Linear(12, 10))}, ""),
-        ({"loss": Tempered(frozen=False)}, "its loss has weights that want a gradient"),
+        ({"loss": Tempered(frozen=False)}, "its loss has weights that require a gradient"),
         ({"loss": Tempered(frozen=True)}, ""),
         ({"model": lambda: Drawing(torch.Generator())}, "its network draws from a generator of its own"),
         ({"model": lambda: Drawing(np.random.default_rng(0))}, ""),
@@ -1263,7 +1263,7 @@ class Tempered(nn.CrossEntropyLoss):
         ({"model": Showing}, ""),
         (
             {"model": partial(Prepared, decides=True, trains=False)},
-            "a network that is loaded from its file validates otherwise",
+            "a network that is loaded from its file has another validation loss",
         ),
     ],
 )
@@ -1316,12 +1316,14 @@ def several_prepared(*_: int) -> nn.Module:
     [
         (
             CountedCooling,
-            ["a network that is loaded from its file validates otherwise, since steps change 'temperature'"],
+            ["a network that is loaded from its file has another validation loss, since steps change 'temperature'"],
         ),
         (Registering, ["steps change 'steps' of the network"]),
         (
             several_prepared,
-            ["a network that is loaded from its file validates otherwise, since steps change 'seen' of layer '0'"],
+            [
+                "a network that is loaded from its file has another validation loss, since steps change 'seen' of layer '0'"
+            ],
         ),
     ],
 )
@@ -1333,7 +1335,7 @@ def test_what_decides_is_named_and_what_cannot_be_loaded_ends_nothing(model: Any
 
 
 def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> None:
-    said = r"member 'a': a network that is loaded from its file validates otherwise, since steps change 'temperature' of the network"
+    said = r"member 'a': a network that is loaded from its file has another validation loss, since steps change 'temperature' of the network"
     with pytest.warns(UserWarning, match=said) as told:
         argosy.train(
             studies.study(fleet=[studies.member("a", model=partial(Cooling, 12, 10))], epochs=1),
@@ -1347,7 +1349,7 @@ def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> 
 def test_the_caller_is_warned_of_weights_that_nothing_trains(tmp_path: Path) -> None:
     """As those of the uncertainties of several tasks (Kendall et al. 2018), which are the loss's."""
     fleet = [studies.member(name, loss=Tempered(frozen=False)) for name in "ab"]
-    with pytest.warns(UserWarning, match="member '[ab]': its loss has weights .* no optimizer moves them") as told:
+    with pytest.warns(UserWarning, match="member '[ab]': its loss has weights .* no optimizer updates them") as told:
         argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
     (warning,) = told
     assert warning.filename == __file__
@@ -1356,7 +1358,8 @@ def test_the_caller_is_warned_of_weights_that_nothing_trains(tmp_path: Path) -> 
 def test_the_caller_is_warned_of_what_members_change_together(tmp_path: Path) -> None:
     fleet = [studies.member(name, loss=by_global) for name in "ab"]
     with pytest.warns(
-        UserWarning, match=r"member '[ab]': steps change 'CALLS' around a function, which all members .* together"
+        UserWarning,
+        match=r"member '[ab]': steps change 'CALLS' outside of a function, which all members with that function share",
     ) as told:
         argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
     (warning,) = told

@@ -280,7 +280,7 @@ def test_momentum_that_a_schedule_switches_on_is_not_replayed() -> None:
     lives = [live(one), live(packs.member("other", model=partial(mlp, (32,), nn.ReLU()), optimizer=momentum))]
     program = Graphed.of(Grouped.of(lives))
     lives[0].optimizer.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(Uncaptured, match="a schedule has changed what its steps are made of"):
+    with pytest.raises(Uncaptured, match="a schedule has changed the form of its steps"):
         train(program, 1)
 
 

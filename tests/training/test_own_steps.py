@@ -112,7 +112,7 @@ def test_a_step_that_moves_the_weights_trains_as_a_plain_loop_beside_others_and_
         weights, moved = by_hand(member.name, 3)
         assert (found[member.name]["weights"], found[member.name]["optimizer"]) == (weights, moved)
         assert found[member.name]["epochs"][-1][2]["lr"] == 0.01 / 4
-    assert set(report.alone.values()) == {"its own step moves the weights"}
+    assert set(report.alone.values()) == {"its own step updates the weights"}
     best = report.best()
     network = best.load()
     scores = network.discriminator(torch.from_numpy(REAL[:20]))
@@ -124,10 +124,10 @@ def test_members_that_move_their_weights_are_no_program_with_others(tmp_path: Pa
     from argosy.training.programs.fused.fingerprint import obstacle
 
     live = alive(gan())
-    assert obstacle(live) == "its own step moves the weights"
+    assert obstacle(live) == "its own step updates the weights"
     assert "moves the weights" in why_whole(live, (torch.from_numpy(REAL[:8]),), 8)
     beside = studies.member(step=classes, metrics={"accuracy": argosy.accuracy})
-    assert obstacle(alive(beside)) == "its own step says what is validated"
+    assert obstacle(alive(beside)) == "its own step decides what is validated"
 
 
 def alive(member: argosy.Member) -> LiveMember:

@@ -193,7 +193,7 @@ def _check_behaviour(
         copied.model.train()
         changed = [where for where, value in behaviour(copied, layers=alike).items() if held.get(where) != value]
         if changed:
-            raise UnfitProgram(f"a step changes {changed[0]}, which is no buffer")
+            raise UnfitProgram(f"a step changes {changed[0]}, which is not a buffer")
 
 
 def _together(fused: ProgramOfSeveral, block: Block, *, train: bool) -> list[FusedTrial]:
@@ -240,16 +240,16 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
     """Yield a description of each difference, those closest to the cause first."""
     mine, theirs = alone.live, fused.live
     if not torch.equal(mine.randomness.torch_state, theirs.randomness.torch_state):
-        yield "as one program it draws other random numbers"
+        yield "as one program, it draws other random numbers"
     if not mine.randomness.others_equal(theirs.randomness):
-        yield "its steps draw from numpy or random, which would draw once for all members"
+        yield "its steps draw from numpy or random, which would be drawn once for all members"
     if alone.gradients.keys() != fused.gradients.keys():
         names = ", ".join(sorted(alone.gradients.keys() ^ fused.gradients.keys()))
-        yield f"as one program other weights get a gradient: {names}"
+        yield f"as one program, other weights get a gradient: {names}"
         return
     filled_now = {name for name, _ in mine.model.named_buffers()} ^ {name for name, _ in theirs.model.named_buffers()}
     if filled_now:
-        yield f"as one program other buffers are filled: {', '.join(sorted(filled_now))}"
+        yield f"as one program, other buffers are filled: {', '.join(sorted(filled_now))}"
         return
     values: list[tuple[str, Tensor, Tensor]] = []
     if not share:
@@ -262,4 +262,4 @@ def _differences(alone: FusedTrial, fused: FusedTrial, share: float) -> Iterator
         values += [(f"the {split} {n}", torch.tensor(v), torch.tensor(other[n])) for n, v in one.items()]
     what = difference([*_derived(alone, fused), *(Compared(*value, size_of(value[1])) for value in values)], share)
     if what is not None:
-        yield f"as one program {what} is another than alone"
+        yield f"as one program, {what} differs from that of the member alone"

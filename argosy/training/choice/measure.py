@@ -41,11 +41,11 @@ STEPS = 5
 SECONDS = 0.030
 PRIVATE = "writes into its input: gets private copies"
 NUMPY_RANDOM = "draws from numpy or random: their states are swapped"
-COUPLED = "val_loss is no mean over samples, and depends on eval_batch_size: give one loss per sample, or validate all in one batch"
-LATE = "its average waits an epoch for its statistics of BatchNorm: the weights of the last epoch are in none"
-UNMOVED = "no optimizer moves them"
+COUPLED = "val_loss is no mean over samples, so it depends on eval_batch_size: give one loss per sample, or validate all in one batch"
+LATE = "its average is an epoch late, because its BatchNorm statistics are recomputed: it lacks the weights of the last epoch"
+UNMOVED = "no optimizer updates them"
 UNTRAINED = (
-    f"its {{}} has weights that want a gradient, and {UNMOVED}: let them be a part of the network, or freeze them"
+    f"its {{}} has weights that require a gradient, and {UNMOVED}: make them part of the network, or freeze them"
 )
 
 

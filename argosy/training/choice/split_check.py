@@ -94,24 +94,24 @@ def _differences(
     """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
-        yield "its step draws random numbers, of which every share would draw its own"
+        yield "its step draws random numbers, which every shard would draw for itself"
     if not drawn.others_equal(before):
-        yield "its step draws from numpy or random, of which every share would draw its own"
+        yield "its step draws from numpy or random, which every shard would draw for itself"
     if whole.changed:
-        yield f"a step changes {whole.changed}, which every share would do for itself"
+        yield f"a step changes {whole.changed}, which every shard would change for itself"
     if any(gradient.is_sparse for gradient in whole.gradients.values()):
         yield "its gradients are sparse"
         return
     if whole.gradients.keys() != shared.gradients.keys():
         names = ", ".join(sorted(whole.gradients.keys() ^ shared.gradients.keys()))
-        yield f"in shares other weights get a gradient: {names}"
+        yield f"when split, other weights get a gradient: {names}"
         return
     share = DOUBLE if moved is None else rounding(_derived(whole, moved), samples)
     name = difference(_derived(whole, shared), share)
     if name is not None:
-        yield f"in shares the gradient of {name!r} is another than of the whole batch: its loss is no mean over samples"
+        yield f"when split, the gradient of {name!r} differs from that of the whole batch: its loss is no mean over samples"
     if difference([Compared("", whole.loss, shared.loss, size_of(whole.loss))], share) is not None:
-        yield "in shares its loss is another than of the whole batch"
+        yield "when split, its loss differs from that of the whole batch"
 
 
 def _derived(one: Tried, other: Tried) -> Iterator[Compared]:

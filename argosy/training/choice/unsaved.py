@@ -36,19 +36,17 @@ NUMBERS = (bool, int, float)
 MOST = 2000
 """Most values inspected in one attribute."""
 MOVING = (
-    "steps change {}, which is in no file and begins anew behind one: keep it in a buffer, by register_buffer, a network in a layer, or in an optimizer's "
-    "state; give a schedule by schedule="
+    "steps change {}, which is in no checkpoint and is reset by a resume: keep it in a buffer (register_buffer), a network in a layer, or in an "
+    "optimizer's state; give a schedule by schedule="
 )
-TOGETHER = "which all members with that function change together"
+TOGETHER = "which all members with that function share"
 AROUND = (
-    f"steps change {{}} around a function, {TOGETHER}, and no file has: keep it in the network, or, but for weights, in an object with __call__, of which "
-    "each member has its own"
+    f"steps change {{}} outside of a function, {TOGETHER} and no checkpoint holds: keep it in the network or, unless it holds weights, in an object with "
+    "__call__, of which each member gets a copy"
 )
-LOADED = "a network that is loaded from its file validates otherwise"
-BOUND = (
-    f"steps change a tensor, array or network that its {{}} holds, {TOGETHER}, and no file has: keep it in the network"
-)
-DRAWING = "{} draws from a generator of its own, whose state is in no file and begins anew behind one: draw from torch's default generator"
+LOADED = "a network that is loaded from its file has another validation loss"
+BOUND = f"steps change a tensor, array or network that its {{}} holds, {TOGETHER} and no checkpoint holds: keep it in the network"
+DRAWING = "{} draws from a generator of its own, whose state is in no checkpoint and is reset by a resume: draw from torch's default generator"
 
 
 def in_no_file(live: LiveMember, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,16 +83,16 @@ def obstacle(live: LiveMember) -> str | None:
 def _obstacles(live: LiveMember) -> Iterator[str]:
     model, optimizer, schedule = live.model, live.optimizer, live.schedule
     if live.member.optimizers is not None:
-        yield "its own step moves the weights"
+        yield "its own step updates the weights"
     if live.member.validate is not None or (live.member.step is not None and live.member.metrics):
-        yield "its own step says what is validated"
+        yield "its own step decides what is validated"
     for name, module in model.named_modules():
         if any(getattr(module, hooks) for hooks in HOOKS):
             yield f"layer {name!r} has hooks, which would see all members at once"
         # A copy of a module that was compiled in place is not compiled.
         for key in vars(module).keys() - {"_compiled_call_impl"}:
             if hasattr(vars(module)[key], "_torchdynamo_orig_callable"):
-                yield f"{key!r} of {f'layer {name!r}' if name else 'the network'} is compiled by torch.compile, for itself"
+                yield f"{key!r} of {f'layer {name!r}' if name else 'the network'} is compiled by torch.compile"
     stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = set(map(id, stepped))
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -100,16 +100,16 @@ def _obstacles(live: LiveMember) -> Iterator[str]:
         if has_hooks(parameter):
             yield f"the weight {name!r} has hooks, which would never be called"
         elif id(parameter) not in numbers:
-            yield f"the weight {name!r} wants a gradient and is in no group of the optimizer"
+            yield f"the weight {name!r} requires a gradient and is in no parameter group of the optimizer"
         elif not parameter.is_contiguous():
-            yield f"the weight {name!r} lies in memory in an order of its own (channels_last?)"
+            yield f"the weight {name!r} has a memory format of its own (channels_last?)"
     yield from _overlaps(model)
     if len({parameter.dtype for parameter in trained.values()}) != 1:
-        yield "its trained weights are not of one dtype"
+        yield "its trained weights have several dtypes"
     if schedule is not None and not (
         isinstance(schedule, LRScheduler) and type(schedule).__module__ == LRScheduler.__module__
     ):
-        yield f"its schedule {type(schedule).__name__} is none of torch's, and could change more than learning rates"
+        yield f"its schedule {type(schedule).__name__} is not one of torch's, and could change more than learning rates"
     if live.private:
         yield "it writes into its input"
 
@@ -121,7 +121,7 @@ def _overlaps(model: nn.Module) -> Iterator[str]:
     last = (0, 0, "", False)
     for span in spans:
         if span[0] < last[1] and (span[3] or last[3]):
-            yield f"{last[2]!r} and {span[2]!r} lie in the same memory"
+            yield f"{last[2]!r} and {span[2]!r} share memory"
         last = max(last, span, key=lambda one: one[1])
 
 

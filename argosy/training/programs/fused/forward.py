@@ -128,7 +128,7 @@ class Forward:
             parts, tree = flatten(output)
             for part in parts:
                 if not isinstance(part, Tensor):  # such as a distribution: it would hold all members' tensors
-                    raise UnfitProgram(f"its network returns {type(part).__name__}, which is no tensor")
+                    raise UnfitProgram(f"its network returns {type(part).__name__}, which is not a tensor")
             made_as[:] = [tree]
             return (*losses, *parts, *(found[name] for name in moved))
 

@@ -32,7 +32,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
         if program.waves.memory is None:
             yield "its device has no kernel that steps unlike members"
         if {weight.dtype for live in lives for weight in live.model.parameters()} - {torch.float32, torch.float64}:
-            yield "unlike members are stepped in 32 or 64 bits alone"
+            yield "unlike members are stepped in 32 or 64 bits only"
         if any(live.member.clip_grad_norm is not None for live in lives):
             yield "gradients of unlike members are clipped one after another"
         if any(kind_of(live.optimizer) is None for live in lives):
@@ -45,7 +45,7 @@ def _obstacles(program: Program[Any]) -> Iterator[str]:
     else:
         yield "it is on several devices"
     if any(live.member.precision not in ("float32", "bfloat16") for live in lives):
-        yield "the host has to see whether gradients have overflowed"
+        yield "the host has to check whether gradients have overflowed"
     if any(live.randomness.uses_others for live in lives):
         yield "its steps draw from numpy or random, on the host"
     if len({live.member.batch_size for live in lives}) > 1:

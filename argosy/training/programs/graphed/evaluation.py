@@ -113,7 +113,7 @@ class Evaluation:
             self._recorder.join()
             self._program.go_back(marks)
         if drawn:
-            raise Uncaptured("its members draw random numbers in evaluation, each of them from a state of its own")
+            raise Uncaptured("its members draw random numbers in evaluation, each from its own state")
 
     def _made(self, data: PackInputs) -> tuple[Tensor, Any]:
         return self._program.evaluated(data, self._recorder.in_branches)

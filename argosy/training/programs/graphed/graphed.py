@@ -251,7 +251,7 @@ class Graphed:
             totals = self._operators(data)
             ends = zip([totals, *moving], there, [torch.zeros_like(totals), *before], strict=True)
             if any(leads_elsewhere(plain, replay, start, ALIKE) for plain, replay, start in ends):
-                raise Uncaptured("replayed, its step leads elsewhere")
+                raise Uncaptured("replayed, its step has another result")
         except BaseException:
             put(before, moving)
             replayed.close(self.members[0].backend)

@@ -56,7 +56,7 @@ class OfSeveral:
         def again() -> None:
             # Each member draws from its own state, which the host copies into the generator; a replay does not repeat that.
             if self._program.drew_since(before):
-                raise Uncaptured("its members draw random numbers, each of them from a state of its own")
+                raise Uncaptured("its members draw random numbers, each from its own state")
 
         return again
 

@@ -85,7 +85,7 @@ class StaticInputs:
     def _look_ahead(self, settings: Settings, steps: Steps, count: int) -> None:
         numbers = self._numbers(count)
         if [own.shape[1:] for own in numbers] != self._shapes:
-            raise Uncaptured("a schedule has changed what its steps are made of")
+            raise Uncaptured("a schedule has changed the form of its steps")
         coming = torch.from_numpy(np.concatenate([own.reshape(count, -1) for own in numbers], 1))
         self._coming = sent(coming.to(self._all.dtype), self._all.device)
         self._settings, self._first, self._shown = settings, steps, None
@@ -94,5 +94,5 @@ class StaticInputs:
         found = [kernel.numbers(count) for kernel in self._kernels]
         there = [own for own in found if own is not None]
         if len(there) < len(found):
-            raise Uncaptured("a schedule has changed what its steps are made of")
+            raise Uncaptured("a schedule has changed the form of its steps")
         return [own for of_kernel in there for own in of_kernel]
