@@ -9,29 +9,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from argosy.disk.files import make_folder, own_text, replacing
+from argosy.disk.files import check_directory, make_folder, own_text, replacing
 from argosy.disk.json_values import conforming, parsed
-from argosy.errors import ArgosyError
+from argosy.errors import ArgosyError, RunError
 
-__all__ = ["Cached", "cache_folder", "choices_folder"]
+__all__ = ["NOWHERE", "Cached", "cache_folder", "choices_folder"]
 
 Value = TypeVar("Value")
+NOWHERE = Path(os.devnull)
+"""In which nothing can be made, nor be left by another user."""
 
 
 def cache_folder() -> Path:
     """Return the folder of files that can be made again: below XDG_CACHE_HOME or the home directory.
 
-    Where neither can be written, it is a folder of this user's among the temporary files.
+    Where neither can be written, it is a folder of this user's among the temporary files; where another user has that, `NOWHERE`.
     """
-    homes = [os.environ.get("XDG_CACHE_HOME") or "~/.cache", f"{tempfile.gettempdir()}/argosy-{os.geteuid()}"]
-    for home in homes:
-        folder = Path(home, "argosy")
-        with contextlib.suppress(OSError, RuntimeError):
-            folder = folder.expanduser()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "argosy")
+    for place in (home, Path(tempfile.gettempdir(), f"argosy-{os.geteuid()}")):
+        with contextlib.suppress(OSError, RuntimeError, RunError):
+            folder = place.expanduser()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder.stat().st_uid == os.geteuid() and os.access(folder, os.W_OK):
-                break
-    return folder
+            check_directory(folder)
+            if os.access(folder, os.W_OK):
+                return folder
+    return NOWHERE
 
 
 def choices_folder() -> Path:

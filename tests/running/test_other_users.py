@@ -15,6 +15,7 @@ from strangers import STRANGER, as_stranger, public  # noqa: F401
 
 import argosy
 from argosy.cli import report as reporting_cli
+from argosy.disk.cached import NOWHERE, cache_folder
 from argosy.disk.files import appending, check_directory, make_folder, replacing
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
@@ -24,6 +25,7 @@ from argosy.running.hosts.agent import serve
 from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.settings import Settings
+from argosy.stream.kept.cache import RowCache
 
 ONE = [studies.member("one")]
 NOTICE = Notice(job="test", hosts=("127.0.0.1",), port=9, key="ab" * 32)
@@ -135,6 +137,38 @@ def test_a_directory_that_is_put_in_the_place_of_the_runs_gives_no_commands(publ
     as_stranger(lambda: (mine.mkdir(), leave(mine, {"command": "stop", "member": "two"})))
     inbox._looked = 0.0
     assert inbox.new() == []
+
+
+def test_what_later_runs_take_over_is_in_no_folder_of_another_user(
+    public: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no home can be written, as that of a service: the name among the temporary files may be foreseen."""
+    hidden, theirs = tmp_path / ".ssh", public / f"argosy-{os.geteuid()}"
+    hidden.mkdir()
+    os.utime(hidden, (1, 1))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(public))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.delenv("ARGOSY_CACHE")
+
+    def plant() -> None:
+        theirs.mkdir()
+        (theirs / "rows").symlink_to(tmp_path)
+
+    as_stranger(plant)
+    with pytest.raises(NotADirectoryError):
+        RowCache().room(1)
+    assert RowCache().entries() == []
+    monkeypatch.setenv("ARGOSY_CACHE", str(theirs))
+    for use in (lambda cache: cache.room(1), lambda cache: cache.entries()):
+        with pytest.raises(RunError, match=rf"rows belongs to user {STRANGER}"):
+            use(RowCache())
+    assert hidden.exists()
+    assert cache_folder() == NOWHERE
+    shutil.rmtree(theirs)
+    assert cache_folder() == theirs
+    assert theirs.stat().st_mode & 0o777 == 0o700
 
 
 # ---- files

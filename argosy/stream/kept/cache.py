@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from argosy.disk.cached import cache_folder
-from argosy.disk.files import check_own, replacing
+from argosy.disk.files import check_directory, replacing
 from argosy.disk.json_values import conforming, parsed
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
@@ -109,9 +109,10 @@ class RowCache:
         """Names of rows that were found or placed by this object, which the caller is about to open."""
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        """Return the rows whose names begin with `prefix`, the least recently used first."""
+        """Return the rows whose names begin with `prefix`, the least recently used first. Raises OSError, and RunError for another user's folder."""
         found = []
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            check_directory(self.folder)
             for folder in self.folder.iterdir():
                 header = _header(folder) if folder.name.startswith(prefix) and not folder.name.startswith(".") else None
                 if header is not None:
@@ -174,7 +175,7 @@ class RowCache:
     def new(self) -> Iterator[Path]:
         """Create a temporary folder that no process finds until it is placed; otherwise it is deleted at exit. Raises OSError, RunError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_own(self.folder, self.folder.stat())
+        check_directory(self.folder)
         new = self.folder / f".{secrets.token_hex(8)}"
         new.mkdir(mode=0o700)
         lock = os.open(new, os.O_RDONLY | os.O_CLOEXEC)
@@ -203,8 +204,8 @@ class RowCache:
         With a budget of 0 bytes nothing is added and no rows are deleted.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._sweep()
         entries = self.entries()
+        self._sweep()
         taken = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(self.folder).free
         most = self.most_bytes if self.most_bytes is not None else (free + taken) // SHARE
