@@ -431,11 +431,13 @@ def _name(sampler: Callable[..., Any]) -> str:
 
 
 def _file(path: Path) -> JournalFileBackend:
-    """Return a journal of Optuna's without what a killed driver left there: its lock, and a part of its last line."""
+    """Return a journal of Optuna's without what a killed driver left there: its lock, and a part of its last line.
+
+    It is made here: Optuna would make one that whoever the umask lets may write, also at the end of a link.
+    """
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
-    if path.exists():
-        with appending(path) as file:
-            os.ftruncate(file.fileno(), sum(len(line) + 1 for line in lines_of(path)))
+    with appending(path) as file:
+        os.ftruncate(file.fileno(), sum(len(line) + 1 for line in lines_of(path)))
     return JournalFileBackend(str(path.resolve()))
 
 

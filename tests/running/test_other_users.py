@@ -26,6 +26,7 @@ from argosy.running.hosts.agents import Agents
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.settings import Settings
 from argosy.stream.kept.cache import RowCache
+from argosy.tuning import sampling
 
 ONE = [studies.member("one")]
 NOTICE = Notice(job="test", hosts=("127.0.0.1",), port=9, key="ab" * 32)
@@ -114,6 +115,20 @@ def test_whatever_the_umask_no_other_user_may_write_what_a_run_makes(tmp_path: P
     assert (tmp_path / "runs" / "a").stat().st_mode & 0o777 == 0o700
     for path in [*(tmp_path / "runs" / "a").rglob("*"), tmp_path / "b", tmp_path / "b" / "c" / "d"]:
         assert path.is_symlink() or not path.stat().st_mode & 0o022, path
+
+
+def test_nor_what_optuna_writes_there_through_no_link(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        sampling._file(tmp_path / "optuna.log")
+    finally:
+        os.umask(before)
+    assert not (tmp_path / "optuna.log").stat().st_mode & 0o022
+    (tmp_path / "optuna.log").unlink()
+    (tmp_path / "optuna.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"optuna\.log is a symbolic link"):
+        sampling._file(tmp_path / "optuna.log")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_link_that_another_user_has_left_is_no_directory(public: Path) -> None:  # noqa: F811
