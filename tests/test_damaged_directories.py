@@ -1,16 +1,19 @@
 """Run directories that are damaged, foreign, of a later version, or none: one sentence each, and nothing in them is touched."""
 
 import json
+import shlex
 import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import studies
 
 import argosy
 from argosy.cli.app import main
+from argosy.cli.runs import runs
 from argosy.errors import RunError
 from argosy.running.directory.audit import audit
 from argosy.running.directory.inbox import tell
@@ -50,6 +53,10 @@ def a_folder_for_a_journal(directory: Path) -> None:
     (directory / "journal.jsonl").mkdir()
 
 
+def a_folder_for_newcomers(directory: Path) -> None:
+    (directory / "newcomers.jsonl").mkdir()
+
+
 def without_a_key(directory: Path) -> None:
     found = json.loads((directory / "study.json").read_text())
     del found["members"]
@@ -66,6 +73,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder for a journal": (
         a_folder_for_a_journal,
         "Is a directory. Give the directory of a run that you may read.",
+    ),
+    "a folder for newcomers": (
+        a_folder_for_newcomers,
+        "newcomers.jsonl: Is a directory. Give the directory of a run that you may read.",
     ),
     "torn in the middle": (changed_line(1, '{"event": "Sav'), "line 2 is no event: Unterminated string"),
     "zeros": (changed_line(1, "\0" * 40), "line 2 is no event: Expecting value"),
@@ -176,3 +187,26 @@ def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) 
         report.member("one").load()
     with pytest.raises(RunError, match="the network that the study builds for member 'two' is not the one"):
         report.member("two").load()
+
+
+class Careful(studies.Mlp):
+    """Says in a line of its own that it takes no weights, as a disk or a machine that has no room does."""
+
+    def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no room for them")
+
+
+def test_a_network_that_takes_no_weights_says_why(whole: Path) -> None:
+    study = studies.study(90, fleet=[studies.member("two", model=Careful)])
+    with pytest.raises(RunError, match=r"is not the one that was trained: no room for them\. Give"):
+        argosy.load(whole, study=study).member("two").load()
+
+
+def test_a_command_that_is_shown_can_be_typed_whatever_the_folder_is_called(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "$(touch owned); x" / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    runs(run.parent)
+    typed = capsys.readouterr().out.splitlines()[-1].partition("argosy report ")[2]
+    assert shlex.split(typed) == [str(run)]

@@ -215,6 +215,9 @@ def test_figures_for_a_paper_are_the_same_files_again(report: argosy.Report, tmp
         for kind in ("png", "svg", "pdf")
     ]
     files, before = {}, pyplot.get_fignums()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "a" / names[0]).symlink_to(tmp_path / "mine")
     for folder in ("a", "b/c"):
         written = report.write_figures(tmp_path / folder)
         assert written == [tmp_path / folder / name for name in names]
@@ -222,6 +225,7 @@ def test_figures_for_a_paper_are_the_same_files_again(report: argosy.Report, tmp
         begins = [content[:5] for content in files[folder]]
         assert begins == [b"\x89PNG\r", b"<?xml", b"%PDF-"] * 3
     assert files["a"] == files["b/c"]
+    assert (tmp_path / "mine").read_text() == "mine", "a link under a figure's name is replaced, not followed"
     assert pyplot.get_fignums() == before, "figures that nobody will look at are closed"
 
 

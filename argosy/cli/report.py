@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from argosy.cli.options import Verbose
 from argosy.cli.steer import RunDirectory
+from argosy.disk.files import replacing
 from argosy.results.ending import size_of_output
 from argosy.views.output import All, Json, show, to_be_written, write
 
@@ -149,7 +150,8 @@ def _exported(directory: Path, csv_file: str | None, figures: Path | None, *, as
         table.writerows(found.curve_rows())
         if csv_file:
             file = to_be_written(Path(csv_file))
-            file.write_text(text.getvalue(), encoding="utf-8")
+            with replacing(file) as new:
+                new.write(text.getvalue().encode(errors="backslashreplace"))
             written["csv"] = str(file)
         else:
             write(text.getvalue().removesuffix("\n"))

@@ -1,5 +1,6 @@
 """``argosy runs``: the runs below a folder, with their states and best members."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +36,7 @@ def runs(
         table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])
         lines = [f"{line}  {best}" for line, best in zip(table, ("best", *(row["best"] for row in rows)), strict=True)]
         more = [f"and {left} more: --all lists them"] if left else []
-        write("\n".join([*lines, *more, "", f"Look at one:     argosy report {journals[0].parent}"]))
+        write("\n".join([*lines, *more, "", f"Look at one:     argosy report {shlex.quote(str(journals[0].parent))}"]))
 
 
 def _row(journal: Path) -> dict[str, Any]:

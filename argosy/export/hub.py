@@ -20,7 +20,7 @@ def write(exported: Exported, folder: Path) -> None:
     else:
         safetensors.write(exported, folder)
     text = "\n\n".join(_card(exported.about, pretrained=pretrained))
-    (folder / "README.md").write_text(f"{text}\n", encoding="utf-8")
+    (folder / "README.md").write_bytes(f"{text}\n".encode(errors="backslashreplace"))
 
 
 def push(folder: Path, repository: str) -> None:

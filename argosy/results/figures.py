@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from argosy.disk.files import replacing
 from argosy.errors import RunError
+from argosy.errors.wording import visible
 from argosy.results.bands import Band, Curve
 
 try:
@@ -60,7 +62,11 @@ def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | Non
     """Draw one line for each member, best first: the first in colour under this name, if there is one, the others in grey."""
     for number, curve in reversed([*enumerate(curves)]):
         first = best is not None and number == 0
-        style = {"color": COLOURS[0], "label": f"best: {best}"} if first else {"color": GREY, "linewidth": 0.8}
+        style = (
+            {"color": COLOURS[0], "label": f"best: {_text(best).strip()}"}
+            if first
+            else {"color": GREY, "linewidth": 0.8}
+        )
         axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **style)
     _finish(axes, metric, named=best is not None)
 
@@ -69,7 +75,7 @@ def draw_bands(axes: Any, bands: Sequence[Band], metric: str) -> None:
     """Draw the mean of each group of members and the band around it."""
     for number, band in enumerate(bands):
         style = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[number // len(COLOURS) % len(STYLES)]}
-        label = f"{band.name} (n = {band.count})"
+        label = f"{_text(band.name)} (n = {band.count})"
         axes.plot(band.epochs, band.means, marker=_marker(len(band.epochs)), label=label, **style)
         if band.bounds:
             low, high = zip(*band.bounds, strict=True)
@@ -88,11 +94,11 @@ def draw_parameters(
         xs, words = given, sorted({*map(str, given)})
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in given):
             xs = [words.index(str(value)) for value in given]
-            one.set_xticks(range(len(words)), words)
+            one.set_xticks(range(len(words)), [*map(_text, words)])
         elif xs and min(xs) > 0 and max(xs) / min(xs) >= LOG_RATIO:
             one.set_xscale("log")
         one.scatter(xs, [value for _, value in found], s=12, c=[COLOURS[0] if row is best else GREY for row in found])
-        one.set(xlabel=name, ylabel=metric)
+        one.set(xlabel=_text(name), ylabel=_text(metric))
 
 
 def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
@@ -106,9 +112,9 @@ def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
         for kind in KINDS:
             files.append(folder / f"{name}.{kind}")
             # Without a date, and with identifiers that are not drawn, equal results are equal files.
-            axes.figure.savefig(
-                files[-1], metadata={"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-            )
+            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+            with replacing(files[-1]) as file:
+                axes.figure.savefig(file, format=kind, metadata=metadata)
         pyplot.close(axes.figure)
     return files
 
@@ -118,13 +124,19 @@ def for_paper() -> Any:
     return matplotlib.rc_context(dict(PAPER))
 
 
+def _text(name: str) -> str:
+    """Return a name as matplotlib shows it as it is: ``$`` begins a formula there, and what begins with ``_`` is in no legend."""
+    told = visible(name, lines=False).replace("$", r"\$")
+    return f" {told}" if told.startswith("_") else told
+
+
 def _marker(points: int) -> str:
     """A single point gives no line."""
     return "o" if points == 1 else ""
 
 
 def _finish(axes: Any, metric: str, *, named: bool) -> None:
-    axes.set(xlabel="epoch", ylabel=metric)
+    axes.set(xlabel="epoch", ylabel=_text(metric))
     locator = axes.xaxis.get_major_locator()
     if isinstance(locator, AutoLocator) and axes.dataLim.x1 >= 2:  # within one epoch no whole number may be in sight
         locator.set_params(integer=True)

@@ -109,7 +109,7 @@ class Report:
         if row is None:
             raise RunError(
                 f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
-                f"diverged, or reached no number. See `argosy status {self.directory}`; report.member(name) has what one reached."
+                f"diverged, or reached no number. See `argosy status {shlex.quote(str(self.directory))}`; report.member(name) has what one reached."
             )
         return row
 

@@ -184,7 +184,7 @@ class SearchReport:
             folder = self.run.directory
             raise RunError(
                 f"no trial of {folder} has a {self.run.objective} that counts: each has finished no epoch, has failed, diverged or "
-                f"been stopped, breaks a constraint, or reached no number. See `argosy status {folder}`."
+                f"been stopped, breaks a constraint, or reached no number. See `argosy status {shlex.quote(str(folder))}`."
             )
         return found
 

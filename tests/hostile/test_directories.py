@@ -28,6 +28,7 @@ from argosy.running.control.resume import resume_points, settle_files
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.inbox import Inbox
 from argosy.running.directory.journal import Journal, Lock, read_journal
+from argosy.running.directory.query import query
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.hosts.notices import FileBoard, Notice
 from argosy.training.device.process_state import ProcessState
@@ -126,6 +127,29 @@ def test_a_study_whose_objective_no_member_has_reached(run: Path) -> None:
         with changed(run / "study.json", json.dumps({**found, "objective": objective}).encode()):
             said = [one_sentence(read, run) for read in READERS]
         assert "Best: none yet" in said[0]
+
+
+def test_names_that_are_no_text_or_a_formula_of_matplotlib(run: Path, tmp_path: Path) -> None:
+    """As a path is, the bytes of which are in another encoding."""
+    name = "a\udce9\0$\\frac{$"
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.get("metrics", {})[name] = 0.5
+    found = json.loads((run / "study.json").read_text())
+    for number, described in enumerate(found["members"].values()):
+        described["hyperparameters"][f"of {name}"] = f"{number}{name}"
+    with (
+        changed(run / "journal.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()),
+        changed(run / "study.json", json.dumps(found).encode()),
+    ):
+        told = query(run, "SELECT * FROM members")
+        one_sentence(lambda _: reporting_cli.report(run, csv_file=f"{tmp_path}/curves.csv"), run)
+        report = argosy.load(run)
+    assert {r"a\udce9\x00$\frac{$", r"of a\udce9\x00$\frac{$"} < set(told.columns)
+    assert r"a\udce9" in (tmp_path / "curves.csv").read_text()
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib, the extra report")
+    assert report.plot(name).figure.canvas.draw() is None
+    assert all(axes.figure.canvas.draw() is None for axes in report.plot_hyperparameters(name))
 
 
 @given(data=st.data())

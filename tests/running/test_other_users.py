@@ -254,8 +254,9 @@ PLANTED = (
     "members/one/metrics.csv",
     "members/one/metrics.jsonl",
     "members/one/e0002-s0000000.pt",
+    "curves.csv",
 )
-"""Names that a run writes anew, and those under which it wrote before it renamed."""
+"""Names that a run or its report writes anew, and those under which it wrote before it renamed."""
 
 
 def test_nothing_is_written_through_a_link_that_was_planted(tmp_path: Path) -> None:
@@ -268,8 +269,9 @@ def test_nothing_is_written_through_a_link_that_was_planted(tmp_path: Path) -> N
         (run / name).symlink_to(treasure)
     (run / "study.json").unlink()
     train(run, epochs=2)
-    reporting_cli.report(run, html=True)
+    reporting_cli.report(run, html=True, csv_file=f"{run}/curves.csv")
     assert treasure.read_text() == "mine"
+    assert (run / "curves.csv").read_text().startswith("member,")
     assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert not (run / "report.html").is_symlink()
     assert not (run / "members" / "one" / "metrics.csv").is_symlink()

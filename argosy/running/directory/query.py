@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from argosy.errors import RunError
+from argosy.errors.wording import visible
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
 from argosy.running.directory.lines import to_line
@@ -128,7 +129,7 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
     for name in (name for row in rows for name in row):
         columns.setdefault(name.casefold(), name)
     names = [*columns.values()] or ["member"]
-    quoted = ", ".join('"{}"'.format(name.replace('"', '""')) for name in names)
+    quoted = ", ".join('"{}"'.format(visible(name).replace('"', '""')) for name in names)
     database.execute(f"CREATE TABLE {table} ({quoted})")
     values = ", ".join("?" * len(names))
     database.executemany(

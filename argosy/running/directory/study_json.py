@@ -112,13 +112,13 @@ def found_study(directory: Path) -> dict[str, Any] | None:
     try:
         with opened(path) as file:
             found: dict[str, Any] = _checked(file.read(), DescribedStudy, path)
+        return _with_newcomers(found, directory / NEWCOMERS)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RunError(
-            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+            f"cannot read {error.filename}: {error.strerror}. Give the directory of a run that you may read."
         ) from error
-    return _with_newcomers(found, directory / NEWCOMERS)
 
 
 def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
