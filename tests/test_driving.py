@@ -212,6 +212,7 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
     words = ("run", "study.py", "--dir", "x", "--launcher", "inline", "--devices", "cpu:1")
     argosy(tmp_path, *words, "--on-end", HOOK, "--on-diverged", HOOK, code=1)
     assert (tmp_path / "told.txt").read_text().splitlines() == ["diverged diverged wild", "end done wide"]
+    assert "told.txt" not in (tmp_path / "x" / "journal.jsonl").read_text(), "a command may hold a token"
     diverged, end = (json.loads((tmp_path / f"{event}.json").read_text()) for event in ("diverged", "end"))
     assert re.fullmatch(
         r"its training loss is not a number after \d+ steps", diverged["reason"]

@@ -19,6 +19,9 @@ from argosy.settings import Settings
 
 __all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
 
+HOOKS = ("on_end", "on_diverged")
+"""Settings that are in no file: a command may hold what lets in, as the address of a chat's webhook, and directories are passed on."""
+
 
 def run_started(
     settings: Settings,
@@ -33,7 +36,7 @@ def run_started(
         host=socket.gethostname(),
         pid=os.getpid(),
         versions=versions(),
-        settings=asdict(settings),
+        settings={name: value for name, value in asdict(settings).items() if name not in HOOKS},
         lengths=dict(lengths),
         validations_per_epoch=validations_per_epoch,
         devices=tuple(map(asdict, devices)),
