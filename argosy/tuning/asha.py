@@ -6,8 +6,10 @@ in the order in which they came to the rung, not in which they reach its end: so
 reached.
 """
 
+from functools import partial
+
 from argosy.tuning.hyperband import rungs
-from argosy.tuning.objectives import ranked
+from argosy.tuning.objectives import Cost, inserted
 from argosy.tuning.scheduler import EventDriven, sections_of
 
 __all__ = ["Asha"]
@@ -65,9 +67,15 @@ class Asha(EventDriven):
         for rung, budget in list(enumerate(self.budgets))[lowest:]:
             came = self._came[rung]
             while (count := len(self._compared[rung])) < len(came) and self.results.at(came[count], budget) is not None:
-                self._compared[rung] = ranked(self.results.all_at(came[: count + 1], budget))
+                cost_of = partial(self._reached, budget=budget)
+                self._compared[rung] = inserted(came[count], self._compared[rung], cost_of)
                 if rung + 1 < len(self.budgets):
                     self._let_go_on(rung, budget)
+
+    def _reached(self, trial: int, budget: int) -> Cost:
+        cost = self.results.at(trial, budget)
+        assert cost is not None
+        return cost
 
     def _let_go_on(self, rung: int, budget: int) -> None:
         """Promote the best of the compared trials; one that fails later is the worst of the next rung, whenever that is known."""

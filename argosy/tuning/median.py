@@ -5,6 +5,8 @@ sections, those with fewer over the ones that they have. What a trial had after 
 """
 
 import statistics
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
 
 from argosy.tuning.scheduler import EventDriven
 
@@ -12,6 +14,22 @@ __all__ = ["Median"]
 
 LEAST_TRIALS = 5
 """Trials that must have been seen before any ends."""
+
+
+@dataclass(slots=True)
+class RunningMeans:
+    """The means of trials over the same sections, of which one changes with each report: thousands are not to be sorted each time."""
+
+    ascending: list[float] = field(default_factory=list)
+    _of_trial: dict[int, float] = field(default_factory=dict)
+
+    def note(self, trial: int, costs: list[float]) -> None:
+        """Note what a trial has reached by now."""
+        if trial in self._of_trial:
+            del self.ascending[bisect_left(self.ascending, self._of_trial.pop(trial))]
+        if costs:
+            self._of_trial[trial] = statistics.fmean(costs)
+            insort(self.ascending, self._of_trial[trial])
 
 
 class Median(EventDriven):
@@ -23,8 +41,8 @@ class Median(EventDriven):
         self.grace = grace
         """No trial ends before more than `grace` sections."""
         super().__init__()
-        self._medians: dict[int, tuple[int, float]] = {}
-        """(trials, median of their means) by section, until the next result."""
+        self._means: dict[int, RunningMeans] = {}
+        """By section, as far as it was asked for."""
 
     def wanted(self, begun: int) -> int:
         """Return the number of trials that have not begun."""
@@ -41,22 +59,25 @@ class Median(EventDriven):
         if reached <= self.grace or reached >= self.most:
             return None
         best = min(self.results.until(trial, reached))
-        count, median = self._median(reached)
-        if count < LEAST_TRIALS or best <= median:
+        means = self._means_until(reached).ascending
+        if len(means) < LEAST_TRIALS or best <= statistics.median(means):
             return None
-        return f"worse than the median of {count} trials after section {reached}"
+        return f"worse than the median of {len(means)} trials after section {reached}"
 
     def foreseen(self, *, again: bool) -> int:
         """Return the sections as if no more trials went out, as it is not known which will."""
         return sum(self.results.sections(trial) if self.out(trial) else self.most for trial in range(self.trials))
 
     def _reconsider(self, trial: int) -> None:
-        """Let medians be computed again; what a failed trial had reached still counts in them."""
-        self._medians.clear()
+        """Note its newest section, which counts in the means up to that and later ones; what a failed trial had reached still does."""
+        newest = self.results.sections(trial)
+        for sections, means in self._means.items():
+            if sections >= newest:
+                means.note(trial, self.results.until(trial, sections))
 
-    def _median(self, sections: int) -> tuple[int, float]:
-        if sections not in self._medians:
-            costs = (self.results.until(trial, sections) for trial in range(self.trials))
-            means = [statistics.fmean(of_one) for of_one in costs if of_one]
-            self._medians[sections] = len(means), statistics.median(means)
-        return self._medians[sections]
+    def _means_until(self, sections: int) -> RunningMeans:
+        if sections not in self._means:
+            means = self._means[sections] = RunningMeans()
+            for trial in range(self.trials):
+                means.note(trial, self.results.until(trial, sections))
+        return self._means[sections]

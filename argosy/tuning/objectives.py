@@ -6,7 +6,7 @@ al., A fast and elitist multiobjective genetic algorithm: NSGA-II, 2002). With o
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from argosy.errors.checks import shown
 from argosy.protocol.events import SectionEnded
 from argosy.stopping import Mode
 
-__all__ = ["TOTALS", "Cost", "Objectives", "levels", "ranked", "reached"]
+__all__ = ["TOTALS", "Cost", "Objectives", "inserted", "levels", "ranked", "reached"]
 
 TOTALS = ("seconds", "samples", "parameters")
 """What is known of a trial beside the metrics of its members: seconds of its own training and validation and samples that it trained
@@ -128,6 +128,20 @@ def ranked(costs: Iterable[tuple[Cost, int]]) -> list[int]:
     known = _levels([cost for cost, _ in found], fronts)
     keys = ((level, -room.get(cost.values, 0.0), trial) for level, (cost, trial) in zip(known, found, strict=True))
     return [trial for _, _, trial in sorted(keys)]
+
+
+def inserted(trial: int, order: Sequence[int], cost_of: Callable[[int], Cost]) -> list[int]:
+    """Return an order of `ranked` with one trial more. Of one objective the others keep their order, so thousands need not be ranked anew."""
+    if len(cost_of(trial).values) > 1:
+        return ranked((cost_of(one), one) for one in (*order, trial))
+    found = [*order]
+    insort(found, trial, key=lambda one: (*_of_one(cost_of(one)), one))
+    return found
+
+
+def _of_one(cost: Cost) -> tuple[int, float]:
+    """Return the level of a cost of one objective: its kind, and its place in that."""
+    return (2, 0.0) if not cost.counts else (1, cost.excess) if cost.excess else (0, cost.values[0])
 
 
 def _levels(costs: Sequence[Cost], fronts: Sequence[Sequence[Costs]]) -> list[int]:

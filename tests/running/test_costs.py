@@ -141,6 +141,20 @@ def test_one_is_measured_for_all_that_surely_do_the_same_work(
     assert measuring.representatives == measured
 
 
+def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]
+    study, measuring = studies.study(fleet=fleet), Measuring(device_kind="cpu")
+    measuring.want(fleet[:3])
+    measuring.handle(replace(MEASURED, member="a"))
+    assert len(measuring.profiles("abc", study)) == 3
+    made, stepped = [], measuring._as_stepped
+    monkeypatch.setattr(measuring, "_as_stepped", lambda profile: made.append(profile.member) or stepped(profile))
+    measuring.want(fleet[3:])
+    assert [profile.member for profile in measuring.profiles("d", study)] == made == ["d"]
+
+
 def test_in_one_program_a_member_costs_its_part_of_it_and_that_is_not_remembered() -> None:
     """The load of the device is then what was measured of the program, not a sum of what members cost alone."""
     fleet = [studies.member(name, lr=0.1 * number) for number, name in enumerate("abcd", start=1)]

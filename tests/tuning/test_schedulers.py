@@ -1,8 +1,10 @@
 """Schedulers as state machines: reference tables, and whatever the order in which results come."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from argosy.tuning.asha import Asha
 from argosy.tuning.hyperband import Hyperband, brackets, rungs
 from argosy.tuning.in_full import InFull
 from argosy.tuning.median import Median
-from argosy.tuning.scheduler import Scheduler
+from argosy.tuning.scheduler import EventDriven, Results, Scheduler
 
 MOST = 27
 
@@ -242,6 +244,31 @@ def test_who_ended_by_its_own_rule_keeps_its_place() -> None:
 def test_all_trials_begin_at_once(scheduler: Scheduler) -> None:
     assert [scheduler.wanted(begun) for begun in range(5)] == [3, 2, 1, 0, 0]
     assert scheduler.out(0) is None
+
+
+class Asked(Results):
+    """Results that count how often one was looked up."""
+
+    count = 0
+
+    def at(self, trial: int, sections: int) -> Any:
+        self.count += 1
+        return super().at(trial, sections)
+
+    def until(self, trial: int, sections: int) -> list[float]:
+        self.count += 1
+        return super().until(trial, sections)
+
+
+@pytest.mark.parametrize("scheduler", [partial(Asha, eta=3), Median])
+def test_what_thousands_of_trials_ask_for_grows_as_their_number_does(scheduler: Callable[..., EventDriven]) -> None:
+    counts = []
+    for trials in (100, 400):
+        world = World(scheduler(most=MOST, trials=trials), {t: [Random(t).random()] * 28 for t in range(trials)}, {})
+        world.scheduler.results = asked = Asked()
+        world.play(Random(0))
+        counts.append(asked.count)
+    assert counts[1] < 8 * counts[0], "sixteen times as much, where each report has all trials compared anew"
 
 
 def test_what_is_foreseen_is_what_the_table_says() -> None:

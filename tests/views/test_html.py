@@ -19,7 +19,7 @@ import voyages
 
 import argosy
 from argosy.cli import report as reporting_cli
-from argosy.protocol.events import SectionEnded
+from argosy.protocol.events import MemberStarted, SectionEnded
 from argosy.results.bands import Band
 from argosy.running.directory import journal
 from argosy.running.directory.journal import timeline
@@ -63,6 +63,22 @@ def test_a_chronicle_has_who_was_where_when() -> None:
     assert found.marks == [Mark(seconds=10.0, kind="fault", device="cpu:0", text=text)]
     assert found.seconds == 32.0
     assert found.state.members[first].status == "done"
+
+
+def test_a_chronicle_of_thousands_of_members_takes_a_moment() -> None:
+    of_all = {
+        "device": "cpu:0",
+        "epoch": 0,
+        "section": 0,
+        "stream_epoch": 0,
+        "position": 0,
+        "threads": 1,
+        "mkldnn": True,
+    }
+    started = [(0.0, MemberStarted(member=f"m{number}", **of_all)) for number in range(5000)]
+    began = time.process_time()
+    assert len(Chronicle.of([*started, *started]).spans) == 10_000
+    assert time.process_time() - began < 1.0, "it grew with the square of their number"
 
 
 def test_after_a_driver_that_was_killed_no_member_is_assigned_twice() -> None:

@@ -54,8 +54,8 @@ class Measuring:
     """By member of a program: its share of the program's seconds per sample."""
     _needs: dict[str, int] = field(default_factory=dict, init=False)
     """By member of a program: its share of the bytes of a step."""
-    _profiles: dict[str, Profile] = field(default_factory=dict, init=False)
-    """Cache of the profiles of all known members; cleared when another becomes known."""
+    _profiles: dict[object, Profile] = field(default_factory=dict, init=False)
+    """Cache of the profiles of all known kinds of work; cleared when another member becomes known."""
     _trained: dict[object, tuple[int, float]] = field(default_factory=dict, init=False)
     """Samples and seconds trained in this run, by kind of work."""
     _rates: dict[object, float] = field(default_factory=dict, init=False)
@@ -215,14 +215,12 @@ class Measuring:
         if not self._profiles:
             first = self.firsts(study)
             evened = even_out([self.profile(member) for member in first.values()], first.values(), self.measured)
-            of_work = dict(zip(first, evened, strict=True))
-            self._profiles = {
-                name: self._as_stepped(replace(of_work[self._works[name]], member=name))
-                for name in self.measured
-                if name in study.names
-            }
-        known = [self._as_trained(self._profiles[name]) for name in names if name in self._profiles]
+            self._profiles = dict(zip(first, evened, strict=True))
+        known = [self._as_trained(self._of(name)) for name in names if self._works.get(name) in self._profiles]
         return [self._over_the_stream(profile, study.member(profile.member)) for profile in known]
+
+    def _of(self, name: str) -> Profile:
+        return self._as_stepped(replace(self._profiles[self._works[name]], member=name))
 
     def _over_the_stream(self, profile: Profile, member: Member) -> Profile:
         if member.subset is None or self.samples_per_epoch is None:
@@ -243,8 +241,8 @@ class Measuring:
         samples, seconds = samples + ended.samples, seconds + ended.seconds
         if samples and seconds:
             self._trained[work] = samples, seconds
-            rate, known = samples / seconds, self._profiles.get(ended.member)
-            before = self._rates.get(work, known.rate(1) if known else rate)
+            rate = samples / seconds
+            before = self._rates.get(work, self._of(ended.member).rate(1) if work in self._profiles else rate)
             if abs(rate / before - 1.0) > WORTH_A_CORRECTION:
                 self._rates[work] = rate
                 self.revision += 1

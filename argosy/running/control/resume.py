@@ -130,9 +130,10 @@ def _stream_position(study: Study, point: Resume, length: int, shards: Sequence[
     start = section_start(point.section, length, study.validations_per_epoch)
     if point.checkpoint is None or point.at_an_epochs_end:
         return start
-    order = split_order(study.seed, "train", point.stream_epoch, length, shards)
-    positions = Selection.of(study.member(point.member).subset, length).positions(order)
-    if positions is None:
+    selection = Selection.of(study.member(point.member).subset, length)
+    if selection.multiplicity is None:
         return point.elements
+    positions = selection.positions(split_order(study.seed, "train", point.stream_epoch, length, shards))
+    assert positions is not None
     # A member at the end of its sequence needs nothing more of the epoch.
     return int(positions[point.elements]) if point.elements < len(positions) else length

@@ -307,16 +307,14 @@ class Tuner:
         count = self.scheduler.wanted(begun)
         wave = next((wave for wave in self.waves if begun in wave), None)
         if count and wave is not None:
-            settled = all(self._is_settled(trial, state) for trial in self.trials[: wave.start])
+            settled = all(self._is_settled(trial, state) for trial in self._open.values() if trial.number < wave.start)
             count = min(count, wave.stop - begun) if settled else 0
         if count and self.search.at_once is not None and not self.learns:
             count = min(count, max(self.search.at_once - self._training(state), 0))
         return count
 
     def _is_settled(self, trial: Trial, state: RunState) -> bool:
-        """Whether a trial is over, or rests until other trials have reached its rung."""
-        if trial.number not in self._open:
-            return True
+        """Whether an open trial rests until other trials have reached its rung."""
         if trial.told < self.scheduler.budget(trial.number) or self.scheduler.out(trial.number) is not None:
             return False
         here = trial.here(state)

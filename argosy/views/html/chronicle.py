@@ -124,7 +124,8 @@ class Chronicle:
         self._mark(seconds, "fault", device, f"{event.worker} is lost: {event.detail}")
 
     def _of_member(self, member: str) -> list[Span]:
-        return [span for (name, _), span in self._open.items() if name == member]
+        devices = self._last.get(member, ())
+        return [self._open[member, device] for device in devices if (member, device) in self._open]
 
     def _leave(self, spans: Iterable[Span], seconds: float) -> None:
         for span in spans:
