@@ -1,5 +1,6 @@
 """Folds and bootstraps: each sample where it belongs, one stream for all of them, and what each says of what it has not seen."""
 
+import itertools
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from argosy.results.fold import RunState
 from argosy.results.intervals import Interval, t_quantile
 from argosy.results.repetitions import Repetitions
 from argosy.running.directory.journal import read_journal
+from argosy.running.directory.study_json import describe
 from argosy.stream.sources import open_sources
 from argosy.study import Repetition
 
@@ -43,6 +45,19 @@ def test_every_sample_is_held_out_once(folds: int, samples: int, seed: int) -> N
     assert sizes.max() - sizes.min() <= 1
     again = argosy.kfold(studies.member("a"), folds, samples=samples, seed=seed)
     assert [member.subset for member in again] == [member.subset for member in members]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [argosy.kfold(studies.member("a"), 4, samples=4000), argosy.bootstrap(studies.member("a"), 4, samples=4000)],
+    ids=["folds", "bootstraps"],
+)
+def test_millions_of_indices_are_there_once_for_all_members_and_their_description(members: list[argosy.Member]) -> None:
+    described = [describe(member, None) for member in members]
+    every = [[*member.subset, *member.val_subset] for member in members]
+    told = [[*one["subset"], *one["val_subset"]] for one in described]
+    assert told == every
+    assert len({id(index) for index in itertools.chain(*every, *told)}) == 4000
 
 
 @given(st.integers(2, 5), st.lists(st.integers(5, 12), min_size=1, max_size=6))

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -147,18 +147,24 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a small file atomically: after a crash the old or the new content is there, on the disk."""
+    """Replace a file atomically: after a crash the old or the new content is there, on the disk."""
     with replacing(path, durable=True) as file:
-        file.write(f"{_spelled(value)}\n".encode())
+        file.writelines(part.encode() for part in _spelled(value))
+        file.write(b"\n")
 
 
-def _spelled(value: Any, depth: int = 0) -> str:
-    """Return JSON with one line for each key of the outer dictionaries: a subset of a million indices is one line."""
+def _spelled(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield JSON with one line for each key of the outer dictionaries: a subset of a million indices is one line, and of many members they are
+    not in memory as text together."""
     if not isinstance(value, dict) or not value or depth == LINES_DEEP:
-        return json.dumps(value)
-    margin = "  " * depth
-    lines = (f"{margin}  {json.dumps(key)}: {_spelled(item, depth + 1)}" for key, item in value.items())
-    return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
+        yield json.dumps(value)
+        return
+    margin, opening = "  " * depth, "{"
+    for key, item in value.items():
+        yield f"{opening}\n{margin}  {json.dumps(key)}: "
+        yield from _spelled(item, depth + 1)
+        opening = ","
+    yield f"\n{margin}}}"
 
 
 def describe(member: Member, shapes: str | None) -> dict[str, Any]:
@@ -196,8 +202,8 @@ def spell(factory: Any) -> str:
 
 
 def _spell_subset(subset: Any) -> list[int] | None:
-    if subset is None:
-        return None
+    if isinstance(subset, list | None):
+        return subset and [*map(int, subset)]  # the same numbers, and no copies of millions
     import numpy as np  # which a reader does not need
 
     indices: list[int] = np.asarray(subset, dtype=np.int64).tolist()
