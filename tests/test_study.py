@@ -69,7 +69,7 @@ MEMBERS = {
     "negative": (given(subset=torch.tensor([3, -1])), "subset has the index -1; give indices from 0"),
     "nested": (given(subset=np.zeros((2, 2), int)), "subset has shape (2, 2); indices come in one dimension"),
     "set": (given(subset={1, 2}), "subset is an instance of set; it must be a list, an array or a tensor of indices."),
-    "long name": (lambda: studies.member("ä" * 128), "has 256 bytes; at most 255 are possible. Shorten it"),
+    "long name": (lambda: studies.member("ä" * 128), "has 256 bytes; at most 250 are possible. Shorten it"),
     "no name": (lambda: studies.member(3), "member name 3 becomes a folder"),
     "a network": (given(model=nn.Linear(12, 10)), "model must be a factory (a class, a function, a functools.partial)"),
     "an optimizer": (

@@ -32,8 +32,8 @@ __all__ = [
     "shown",
 ]
 
-LONGEST_NAME = 255
-"""Bytes of a file's name on the usual file systems."""
+LONGEST_NAME = 250
+"""Bytes of a member's name: those of a file's on the usual file systems, 255, with room for the number behind it where a member begins anew."""
 
 
 def check_name(name: Any) -> None:

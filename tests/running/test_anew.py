@@ -15,6 +15,7 @@ import torch
 
 import argosy
 from argosy.errors import RunError
+from argosy.errors.checks import LONGEST_NAME
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import RunState
 from argosy.running.control import driver
@@ -53,6 +54,13 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("wanted")
     train(asked(*CHANGED), directory)
     return table(directory)
+
+
+def test_a_member_of_the_longest_name_begins_anew(tmp_path: Path) -> None:
+    name = "n" * LONGEST_NAME
+    for hidden in (8, 12, 16):
+        assert train(asked(member(name, hidden=hidden), epochs=1), tmp_path, fresh=[name]).status == "done"
+    assert len([*(tmp_path / "members.old").iterdir()]) == 2
 
 
 def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> None:
