@@ -22,7 +22,8 @@ from argosy.results.report import Report
 from argosy.running.directory.attached import AttachedRun
 from argosy.settings import Settings
 from argosy.stopping import EnsemblePlateau, MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
-from argosy.tuning.report import SearchReport, TrialResult
+from argosy.tuning.report import SearchReport
+from argosy.tuning.trials import TrialResult
 
 __all__ = ["FOLDER", "NAMES", "pages"]
 

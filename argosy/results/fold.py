@@ -93,8 +93,9 @@ class MemberState:
 
     @property
     def epochs(self) -> float:
-        """Finished epochs; a finished part of one counts."""
-        return self.sections[-1].epochs if self.sections else 0.0
+        """Finished epochs: a whole number, or with several validations an epoch also a fraction."""
+        epochs = self.sections[-1].epochs if self.sections else 0
+        return int(epochs) if epochs == int(epochs) else epochs
 
     @property
     def own_epochs(self) -> float:

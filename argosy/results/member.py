@@ -96,7 +96,7 @@ class MemberResult:
             name=state.name,
             status=LEFT_OUT if described.get("left_out") else state.status,
             reason=state.reason,
-            epochs=int(state.epochs) if state.epochs == int(state.epochs) else state.epochs,
+            epochs=state.epochs,
             metrics=dict(best.metrics) if best else {},
             best_epoch=best.epoch + 1 if best else None,
             hyperparameters=described["hyperparameters"],

@@ -1,12 +1,5 @@
-"""Results of a search: its trials, the best of them, and how soon it was known.
+"""Results of a search: its trials, the best of them by the rule of `argosy.tuning.trials`, and how soon it was known."""
 
-The best trial, here and in Optuna's study, has the best objective in any of its sections among the complete trials, which have trained to
-their end; while there are none, among the trials that have neither failed nor been stopped. Trials that failed, diverged or were stopped do
-not count. A trial that violates a constraint ranks behind all that violate none and is never the best, nor is one whose objective is not a
-number. With several objectives, the best trial is the one in the Pareto set with the best first objective.
-"""
-
-import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,128 +10,23 @@ from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.spelling import known_names
 from argosy.errors.wording import last_line, lasting, told
-from argosy.protocol.events import (
-    Cloned,
-    Constrained,
-    Event,
-    MemberEnded,
-    Proposed,
-    RunStarted,
-    SearchBegan,
-    SectionEnded,
-)
+from argosy.protocol.events import Event, MemberEnded, Proposed, RunStarted, SectionEnded
 from argosy.protocol.packs import Packed
 from argosy.results.bands import Spread
 from argosy.results.ending import Ending, counted, size_of_output
-from argosy.results.fold import OVER, WRONG, MemberState, RunState
+from argosy.results.fold import OVER, RunState
 from argosy.results.frames import frame_of
-from argosy.results.intervals import Interval
 from argosy.results.member import MemberResult
 from argosy.results.repetitions import Leader
-from argosy.results.report import Format, Report, best_epochs
-from argosy.stopping import Mode, better, sections_in
-from argosy.tuning.objectives import TOTALS, Objectives, levels, reached
-from argosy.tuning.scheduler import is_out
+from argosy.results.report import Format, Report
+from argosy.stopping import Mode
+from argosy.tuning.objectives import Objectives
+from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult, TrialsSoFar, leader_of, statuses
 
-__all__ = [
-    "PRUNED",
-    "WORTHLESS",
-    "Ends",
-    "Packs",
-    "SearchReport",
-    "TrialResult",
-    "leader_of",
-    "ordered",
-    "statuses",
-    "totals_of",
-]
+__all__ = ["Packs", "SearchReport"]
 
-WORTHLESS = ("stopped", *WRONG)
-"""Statuses of trials that do not count."""
-PRUNED = "pruned"
-"""Status of a trial that the scheduler has stopped early; its members are done."""
 COLUMNS = ("trial", "status", "epochs", "source", "pareto", "constraints", "reason")
 """Columns of the table, beside parameters and metrics."""
-
-
-@known_names("TrialResult")
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialResult:
-    """Result of one trial: of its member, or of the mean of several."""
-
-    name: str
-    members: tuple[str, ...]
-    status: str
-    """Status of its members, or pruned if the scheduler has stopped it after these epochs."""
-    reason: str
-    epochs: float
-    """Epochs of each of its members."""
-    metrics: Mapping[str, float]
-    """Metrics of the section with the best objective, averaged over the members; empty if a member has failed."""
-    totals: Mapping[str, float]
-    """Other possible objectives, up to that section: `argosy.tuning.objectives.TOTALS`."""
-    constraints: tuple[float, ...] = ()
-    """Constraints of the search in that section; values above 0 are violations."""
-    best_epochs: float | None = None
-    """Finished epochs of each member at that section."""
-
-    @classmethod
-    def of(cls, row: MemberResult) -> "TrialResult":
-        """Return the trial that is one member."""
-        values = {name: getattr(row, name) for name in ("name", "status", "reason", "epochs", "metrics")}
-        totals = totals_of(row.sections, row.parameters)
-        return cls(members=(row.name,), totals=totals, best_epochs=best_epochs(row), **values)
-
-    @classmethod
-    def mean(cls, name: str, members: Sequence[MemberState], objectives: Objectives) -> "TrialResult":
-        """Return the trial that is the mean of several members."""
-        wrong = next((one for one in members if one.status in OVER and one.status != "done"), None)
-        last = wrong or next((one for one in members if one.status != "done"), members[0])
-        by_all = [*zip(*(one.sections for one in members), strict=False)]
-        values = [sum(each.metrics[objectives.first] for each in ended) / len(members) for ended in by_all]
-        best = None
-        for number, value in enumerate(() if wrong else values):
-            if best is None or better(value, values[best], objectives.mode):
-                best = number
-        found = {} if best is None else reached((one.sections[: best + 1], one.parameters) for one in members)
-        epochs = by_all[-1][0].epochs if by_all else 0
-        return cls(
-            name=name,
-            members=tuple(one.name for one in members),
-            status=last.status,
-            reason=f"{last.name}: {last.reason}" if wrong else last.reason,
-            epochs=int(epochs) if epochs == int(epochs) else epochs,
-            metrics={name: value for name, value in found.items() if name not in TOTALS},
-            totals=_totals(found),
-            best_epochs=None if best is None else by_all[best][0].epochs,
-        )
-
-    @property
-    def verdict(self) -> str:
-        """Whether it violates constraints, in a word."""
-        return "" if not self.constraints else "broken" if max(self.constraints) > 0 else "kept"
-
-    @property
-    def reached(self) -> dict[str, float]:
-        """Everything that objectives and constraints may use."""
-        return {**self.metrics, **self.totals}
-
-
-def leader_of(best: TrialResult | None, objective: str) -> Leader | None:
-    """Return the headline about the best trial; None before there is one."""
-    if best is None:
-        return None
-    return Leader(name=best.name, metric=objective, value=Interval.of([best.metrics[objective]]))
-
-
-def totals_of(sections: Sequence[SectionEnded], parameters: int) -> dict[str, float]:
-    """Return the totals of a member up to its best section; none before there is one."""
-    best = max((number for number, ended in enumerate(sections, start=1) if ended.best), default=0)
-    return _totals(reached([(sections[:best], parameters)])) if best else {}
-
-
-def _totals(found: Mapping[str, float]) -> dict[str, float]:
-    return {name: found[name] for name in TOTALS if name in found}
 
 
 @known_names("report")
@@ -178,7 +66,7 @@ class SearchReport:
 
     @property
     def best_trial(self) -> TrialResult:
-        """The best trial by the rule of `argosy.tuning.report`; raises RunError if no trial has a result that counts."""
+        """The best trial by the rule of `argosy.tuning.trials`; raises RunError if no trial has a result that counts."""
         found = self._best
         if found is None:
             folder = self.run.directory
@@ -449,29 +337,23 @@ class SearchReport:
     def of(cls, run: Report, timeline: Iterable[tuple[float, Event]], study: Any) -> "SearchReport":
         """Build it from a run's report, (seconds of the search, event) of all that was journaled, and Optuna's study of it."""
         told = list(timeline)
-        cloned = {
-            event.member: event for _, event in told if isinstance(event, Cloned) and event.checkpoint is not None
-        }
-        proposed = {event.member: event for _, event in told if isinstance(event, Proposed)}
-        terms = next(event.terms for _, event in reversed(told) if isinstance(event, SearchBegan))
-        objectives, ends = Objectives.of(terms), Ends.of(event for _, event in told)
-        rows, pareto = ordered(_rows(run, proposed, told, ends, objectives), proposed, ends, objectives)
-        best = next(iter(pareto), None)
-        packs = Packs()
+        state = RunState.of(event for _, event in told)
+        members = {row.name: replace(state.member(row.name), status=row.status) for row in run.rows}
+        trials, packs = TrialsSoFar.of(state, members, over=run.status == "done"), Packs()
         return cls(
             run=run,
-            rows=rows,
-            parameters={name: event.parameters for name, event in proposed.items()},
-            trials={name: event.trial for name, event in proposed.items()},
-            sources={name: event.source for name, event in cloned.items()},
+            rows=trials.rows,
+            parameters=trials.parameters,
+            trials=trials.numbers,
+            sources={name: one.source for name, one in state.members.items() if one.source and one.inherited},
             seconds=told[-1][0] if told else 0.0,
             epochs=run.epochs,
             packed_seconds=sum(packs.saved_by(event) for _, event in told),
             first_comparison_seconds=_first_comparison(told),
-            best_seconds=None if best is None else _found(best, told),
-            scheduler=terms["scheduler"],
-            objectives=objectives.modes,
-            pareto=pareto,
+            best_seconds=None if trials.best is None else _found(trials.best, told),
+            scheduler=trials.terms["scheduler"],
+            objectives=Objectives.of(trials.terms).modes,
+            pareto=trials.pareto,
             study=study,
         )
 
@@ -482,98 +364,6 @@ def _beside(taken: Collection[str], kind: str, values: Mapping[str, Any]) -> dic
 
 
 Told = Sequence[tuple[float, Event]]
-
-
-def _rows(
-    run: Report, trials: Mapping[str, Proposed], told: Told, ends: "Ends", objectives: Objectives
-) -> list[TrialResult]:
-    """Return the rows in the order of the run's, with what constraints say of them; those of several members last."""
-    several = [event for event in trials.values() if event.members]
-    parts = {name for event in several for name in event.members}
-    rows = [TrialResult.of(row) for row in run.rows if row.name not in parts]
-    if several:
-        state = RunState.of(event for _, event in told)
-        rows += [TrialResult.mean(event.member, [*map(state.member, event.members)], objectives) for event in several]
-    said = {event.member: event.values for _, event in told if isinstance(event, Constrained)}
-    last = {event.trial: event.member for event in trials.values()}
-
-    def status(row: TrialResult) -> str:
-        event = trials.get(row.name)
-        if event is None or row.status != "done" or ends.reached_by(row, event):
-            return row.status
-        return PRUNED if is_out(row.reason) or (run.status == "done" and last[event.trial] == row.name) else row.status
-
-    return [replace(row, status=status(row), constraints=said.get(row.name, ())) for row in rows]
-
-
-def ordered(
-    rows: Sequence[TrialResult], trials: Mapping[str, Proposed], ends: "Ends", objectives: Objectives
-) -> tuple[tuple[TrialResult, ...], tuple[TrialResult, ...]]:
-    """Return the rows, best first, equals by number, and those of the Pareto set; `trials` has what was proposed by the name of a row."""
-    costs = {row.name: objectives.cost(row.reached, row.constraints) for row in rows}
-
-    def kind(row: TrialResult) -> tuple[bool, ...]:
-        broken = costs[row.name].excess > 0
-        return not row.metrics, row.status in WORTHLESS, broken, not ends.reached_by(row, trials.get(row.name))
-
-    kinds = {row.name: kind(row) for row in rows}
-    places: dict[str, tuple[Any, ...]] = {}
-    for one in {*kinds.values()}:
-        alike = [name for name, its in kinds.items() if its == one]
-        for name, level in zip(alike, levels([costs[name] for name in alike]), strict=True):
-            event, value = trials.get(name), costs[name].values[0]
-            number = math.inf if event is None else event.trial
-            places[name] = (one, level, math.inf if math.isnan(value) else value, number)
-    found = sorted(rows, key=lambda row: places[row.name])
-    compared = [row for row in found if row.name in trials and not any(kinds[row.name][:3])]
-    compared = [row for row in compared if kinds[row.name] == kinds[compared[0].name] and costs[row.name].counts]
-    level_of = levels([costs[row.name] for row in compared])
-    return tuple(found), tuple(row for row, level in zip(compared, level_of, strict=True) if not level)
-
-
-def statuses(rows: Iterable[TrialResult], trials: Mapping[str, int]) -> list[str]:
-    """Return the status of each trial, by the names of rows: one that begins anew at each rung has that of its last row."""
-    last = {*{number: name for name, number in trials.items()}.values()}
-    return [row.status for row in rows if row.name in last]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ends:
-    """The end of those trials of a search that are never out."""
-
-    epochs: float
-    per_epoch: int
-    """Sections of an epoch."""
-    earlier: frozenset[str]
-    """Reasons of members that ended under earlier terms, and may go on under these."""
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> "Ends":
-        """Read it from a journal, of which the last terms count."""
-        limits, per_epoch = [0.0], 1
-        for event in events:
-            if isinstance(event, SearchBegan):
-                limits.append(event.terms["max_epochs"])
-            elif isinstance(event, RunStarted):
-                per_epoch = event.validations_per_epoch
-        most = limits[-1]
-        earlier = frozenset(f"{limit:g} epochs" for limit in limits if limit < most)
-        return cls(epochs=most, per_epoch=per_epoch, earlier=earlier)
-
-    def reached_by(self, row: TrialResult, event: Proposed | None) -> bool:
-        """Return whether a trial has trained to its end: to the last section, or until its own rule ended it."""
-        if row.status != "done" or is_out(row.reason) or self._may_go_on(row, event):
-            return False
-        if event is None or event.sections is None or event.sections >= sections_in(self.epochs, self.per_epoch):
-            return True
-        # For a trial that begins anew at each rung, this may be no more than its rung.
-        return row.reason != f"{event.sections / self.per_epoch:g} epochs"
-
-    def _may_go_on(self, row: TrialResult, event: Proposed | None) -> bool:
-        """Return whether a trial came to the end of a shorter search, and not to that of its own rule as well."""
-        own = None if event is None else event.own_epochs
-        ended = own is not None and sections_in(own, self.per_epoch) <= sections_in(row.epochs, self.per_epoch)
-        return row.epochs < self.epochs and row.reason in self.earlier and not ended
 
 
 def _first_comparison(told: Told) -> float | None:

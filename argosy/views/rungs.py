@@ -7,8 +7,10 @@ from typing import Any
 from argosy.stopping import sections_in
 from argosy.tuning.hyperband import Brackets, Hyperband
 from argosy.tuning.hyperband import rungs as rungs_of
+from argosy.tuning.search import RUNGS
+from argosy.tuning.trials import TrialResult, TrialsSoFar
 
-__all__ = ["FilledBracket", "Rung", "filled"]
+__all__ = ["FilledBracket", "Rung", "filled", "rungs_of_all"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,14 +32,18 @@ class FilledBracket:
     rungs: tuple[Rung, ...]
 
 
-def filled(terms: Mapping[str, Any], per_epoch: int, reached: Iterable[tuple[int, float]]) -> list[FilledBracket]:
-    """Return the brackets of a search under these terms; `reached` has (trial's number, epochs), several of one that begins anew.
+def filled(
+    terms: Mapping[str, Any], per_epoch: int, rows: Iterable[TrialResult], numbers: Mapping[str, int]
+) -> list[FilledBracket]:
+    """Return the brackets of a search under these terms; `numbers` are those of the trials by the name of a row.
 
     Of schedulers without rungs, the page tells how many trials have come as far as twice the epochs before.
     """
     epochs: dict[int, float] = {}
-    for trial, so_far in reached:
-        epochs[trial] = max(epochs.get(trial, 0.0), so_far)
+    for row in rows:
+        if row.name in numbers:
+            trial = numbers[row.name]
+            epochs[trial] = max(epochs.get(trial, 0.0), row.epochs)
     most = sections_in(terms["max_epochs"], per_epoch)
     scheduler, eta, count = terms["scheduler"], terms["eta"], terms["n_trials"]
     found: list[tuple[range, Iterable[tuple[int | None, int]]]]
@@ -62,3 +68,21 @@ def filled(terms: Mapping[str, Any], per_epoch: int, reached: Iterable[tuple[int
         )
         for trials, counts in found
     ]
+
+
+def rungs_of_all(trials: TrialsSoFar) -> tuple[Rung, ...]:
+    """Return the rungs of all brackets together, one for those of equal epochs; none where the scheduler has no rungs."""
+    if trials.terms["scheduler"] not in RUNGS:
+        return ()
+    brackets = filled(trials.terms, trials.per_epoch, trials.rows, trials.numbers)
+    alike: dict[float, list[Rung]] = {}
+    for rung in sorted((rung for one in brackets for rung in one.rungs), key=lambda rung: rung.epochs):
+        alike.setdefault(rung.epochs, []).append(rung)
+    return tuple(
+        Rung(
+            epochs=epochs,
+            reached=sum(rung.reached for rung in its),
+            of=None if its[0].of is None else sum(rung.of or 0 for rung in its),
+        )
+        for epochs, its in alike.items()
+    )

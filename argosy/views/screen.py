@@ -16,11 +16,10 @@ from argosy.results.ranking import rank
 from argosy.results.repetitions import Leader, Repetitions
 from argosy.stopping import mode_of
 from argosy.study import Study
-from argosy.tuning.report import TrialResult, leader_of
+from argosy.tuning.trials import TrialResult, TrialsSoFar, leader_of, statuses
 from argosy.views.news import News
 from argosy.views.notices import lost
-from argosy.views.rungs import Rung
-from argosy.views.trials import TrialsSoFar
+from argosy.views.rungs import Rung, rungs_of_all
 
 __all__ = ["DeviceRow", "Question", "Row", "Screen", "Searching", "screen_of"]
 
@@ -140,7 +139,7 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
     left_seconds = _by_plan(state, news, left, to_come)
     if left_seconds is None and epochs > question.done_before:
         left_seconds = seconds / (epochs - question.done_before) * to_come
-    trials = TrialsSoFar.of(study, state, states) if state.searches else None
+    trials = TrialsSoFar.of(state, states) if state.searches else None
     return Screen(
         directory=question.directory,
         phase=phase,
@@ -148,7 +147,9 @@ def screen_of(question: Question, state: RunState, news: News, *, phase: str, no
         epochs=epochs,
         to_come=to_come,
         seconds_left=left_seconds,
-        counts=Counter(member.status for member in states.values()) if trials is None else trials.counts,
+        counts=Counter(
+            (member.status for member in states.values()) if trials is None else statuses(trials.rows, trials.numbers)
+        ),
         search=None if trials is None else _searching(trials),
         bottleneck=limit if limit is not None and limit.stage != "training" else None,
         devices=_device_rows(states, news),
@@ -267,7 +268,7 @@ def _rows(
 
 
 def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mapping[str, float]) -> tuple[Row, ...]:
-    found = {name: one.parameters for name, one in trials.proposed.items()}
+    found = trials.parameters
     names = differing(found)
 
     def row(of: TrialResult) -> Row:
@@ -288,12 +289,13 @@ def _rows_of_trials(trials: TrialsSoFar, study: Study, news: News, begun: Mappin
 
 
 def _searching(trials: TrialsSoFar) -> Searching:
-    found = {name: one.parameters for name, one in trials.proposed.items()}
+    found = trials.parameters
     return Searching(
-        begun=len({one.trial for one in trials.proposed.values()}),
-        of=trials.in_all,
+        begun=len({*trials.numbers.values()}),
+        # A population begins clones as long as it lasts.
+        of=None if trials.terms["scheduler"] == "pbt" else trials.terms["n_trials"],
         best="" if trials.best is None else spelled(found[trials.best.name], differing(found)),
-        rungs=trials.rungs,
+        rungs=rungs_of_all(trials),
     )
 
 

@@ -20,7 +20,8 @@ from argosy.errors.wording import lasting
 from argosy.results.ending import size_of_output
 from argosy.results.report import Report
 from argosy.running.directory.journal import timeline
-from argosy.tuning.report import SearchReport, TrialResult
+from argosy.tuning.report import SearchReport
+from argosy.tuning.trials import TrialResult
 from argosy.views.html.report import values_of
 from argosy.views.output import show
 from argosy.views.tables import report_table, search_table
@@ -88,7 +89,11 @@ def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
 
 def searched(report: Report) -> SearchReport:
     """A search of which this is the run."""
-    rows = tuple(map(TrialResult.of, report.rows))
+    same = ("name", "status", "reason", "epochs", "metrics")
+    rows = tuple(
+        TrialResult(members=(row.name,), totals={}, best_epochs=1.0, **{name: getattr(row, name) for name in same})
+        for row in report.rows
+    )
     return SearchReport(
         run=report,
         rows=rows,

@@ -22,11 +22,12 @@ from argosy.protocol.trainer import Progress
 from argosy.results.fold import RunState
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
+from argosy.tuning.trials import TrialsSoFar, statuses
 from argosy.views.drawing import draw, in_a_line
 from argosy.views.html.report import values_of
 from argosy.views.news import News
+from argosy.views.rungs import rungs_of_all
 from argosy.views.screen import Question, Screen, screen_of
-from argosy.views.trials import TrialsSoFar
 
 
 def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> Question:
@@ -246,7 +247,7 @@ def folds(parameters: dict[str, Any]) -> list[argosy.Member]:
 )
 def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, rest: dict[str, Any]) -> None:
     report = searches.tune(tmp_path / "run", quiet=True, **rest)
-    lines, study = (tmp_path / "run" / "journal.jsonl").read_text().splitlines(keepends=True), studies.study()
+    lines = (tmp_path / "run" / "journal.jsonl").read_text().splitlines(keepends=True)
     for count in range(len(lines), 0, -len(lines) // 9):
         folder = tmp_path / f"{count}"
         folder.mkdir()
@@ -255,15 +256,16 @@ def test_trials_are_ranked_at_any_moment_as_the_report_would(tmp_path: Path, res
         run = argosy.load(folder)
         expected = SearchReport.of(run, timeline(folder), None)
         state = RunState.of(event for _, event in timeline(folder))
-        found = TrialsSoFar.of(study, state, {row.name: state.member(row.name) for row in run.rows})
+        found = TrialsSoFar.of(state, {row.name: state.member(row.name) for row in run.rows})
         assert [(row.name, row.epochs, row.metrics) for row in found.rows] == [
             (row.name, row.epochs, row.metrics) for row in expected.rows
         ]
         assert (None if found.best is None else found.best.name) == expected.to_json()["best"]
-        assert sum(found.counts.values()) == len({*expected.trials.values()})
+        counts = Counter(statuses(found.rows, found.numbers))
+        assert counts.total() == len({*expected.trials.values()})
         page = values_of(run, timeline(folder))
         rungs = [rung for bracket in page["search"]["brackets"] for rung in bracket["rungs"]]
-        assert sum(rung.reached for rung in found.rungs) == sum(reached for _, reached, _ in rungs)
+        assert sum(rung.reached for rung in rungs_of_all(found)) == sum(reached for _, reached, _ in rungs)
         if rest.get("warm", True):
-            assert found.counts == Counter(row["status"] for row in page["rows"] if row["name"] in expected.trials)
+            assert counts == Counter(row["status"] for row in page["rows"] if row["name"] in expected.trials)
     assert len({*report.trials.values()}) > 4

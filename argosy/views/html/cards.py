@@ -6,7 +6,8 @@ from typing import Any
 
 from argosy.errors.wording import lasting
 from argosy.results.report import Report
-from argosy.tuning.report import SearchReport, statuses
+from argosy.tuning.report import SearchReport
+from argosy.tuning.trials import statuses
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.rows import PageRow
 

@@ -10,7 +10,8 @@ from argosy.results.bands import Band, Spread
 from argosy.results.member import MemberResult
 from argosy.results.report import Report, best_epochs
 from argosy.tuning.objectives import TOTALS
-from argosy.tuning.report import PRUNED, WORTHLESS, SearchReport, TrialResult
+from argosy.tuning.report import SearchReport
+from argosy.tuning.trials import PRUNED, WORTHLESS, TrialResult
 from argosy.views.html.importance import importance
 
 __all__ = ["Moments", "PageRow", "bands_of", "rows_of_members", "rows_of_trials", "table_of"]

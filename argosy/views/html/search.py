@@ -12,7 +12,6 @@ __all__ = ["search_of"]
 def search_of(search: SearchReport, state: RunState) -> dict[str, Any]:
     """Return what the page of a search has beside its rows; rungs are (epochs, trials that trained so far, trials that are to)."""
     terms = state.searches[-1].terms
-    reached = [(search.trials[row.name], row.epochs) for row in search.rows if row.name in search.trials]
     per_epoch = 1 if state.started is None else state.started.validations_per_epoch
     return {
         "scheduler": terms["scheduler"],
@@ -22,7 +21,7 @@ def search_of(search: SearchReport, state: RunState) -> dict[str, Any]:
                 "trials": [one.trials.start, one.trials.stop],
                 "rungs": [[rung.epochs, rung.reached, rung.of] for rung in one.rungs],
             }
-            for one in filled(terms, per_epoch, reached)
+            for one in filled(terms, per_epoch, search.rows, search.trials)
         ],
         "objectives": [[name, mode] for name, mode in search.objectives.items()],
         "pareto": [place for place, row in enumerate(search.rows) if row in search.pareto],
