@@ -38,26 +38,25 @@ __all__ = ["FACTORIES", "Data", "Member", "Repetition", "Study", "Terms", "accur
 OTHER_COLUMNS = frozenset({"lr", "seconds", "epochs", "steps", "samples"})
 """Columns of a history row other than a member's losses and metrics."""
 LARGEST_SEED = 2**63
-FORMS = {
-    "loss": "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours",
-    "schedule": "a factory: optimizer -> scheduler, as functools.partial(StepLR, step_size=10)",
-    "augment": "a function: batch -> batch",
-    "step": "a function: (model, batch) -> loss",
-    "validate": "a function: (model, batch) -> loss",
-}
 CALLS = {
     "model": (0, "a factory without arguments, as functools.partial(Class, width=64)"),
     "optimizer": (1, "a factory: parameters -> optimizer, as functools.partial(SGD, lr=0.1)"),
     "optimizers": (1, "a factory: network -> optimizers by name"),
-    "schedule": (1, FORMS["schedule"]),
-    "augment": (1, FORMS["augment"]),
-    "loss": (2, FORMS["loss"]),
-    "step": (2, FORMS["step"]),
-    "validate": (2, FORMS["validate"]),
+    "loss": (2, "a function: (output, target) -> losses, as nn.CrossEntropyLoss() or a function of yours"),
+    "schedule": (1, "a factory: optimizer -> scheduler, as functools.partial(StepLR, step_size=10)"),
+    "augment": (1, "a function: batch -> batch"),
+    "step": (2, "a function: (model, batch) -> loss"),
+    "validate": (2, "a function: (model, batch) -> loss"),
 }
 """For each field, how many arguments it is called with and what it must be; a step that updates the weights itself takes one more."""
-FACTORIES = ("model", "optimizer", "optimizers", "loss", "schedule", "augment", "step", "validate")
+FACTORIES = tuple(CALLS)
 """Fields whose bound arguments are hyper-parameters."""
+BUILT = {
+    "model": "the network",
+    "optimizer": "the optimizer of the parameters that it is given",
+    "optimizers": "the optimizers of the network that it is given",
+}
+"""What those fields build that make a member's own objects, for messages."""
 MOVES_ITSELF: Mapping[str, Any] = {"clip_grad_norm": None, "accumulate": 1, "precision": "float32"}
 """Fields that a step which updates the weights has to take care of itself, with the values that switch them off."""
 IGNORED = -100
@@ -555,20 +554,16 @@ def _check_numbers(member: Member) -> None:
 
 
 def _check_functions(member: Member) -> None:
-    check_factory(f"member {member.name!r}: model", member.model, "the network")
-    built = {
-        "optimizer": "the optimizer of the parameters that it is given",
-        "optimizers": "the optimizers of the network that it is given",
-    }
-    for name, what in built.items():
-        if getattr(member, name) is not None:
-            check_factory(f"member {member.name!r}: {name}", getattr(member, name), what)
-    for name, form in FORMS.items():
-        value = getattr(member, name)
-        if value is not None:
-            check_callable(f"member {member.name!r}: {name}", value, form)
-            if name != "schedule":
-                check_built(f"member {member.name!r}: {name}", value)
+    for name, (_, form) in CALLS.items():
+        what, value = f"member {member.name!r}: {name}", getattr(member, name)
+        if value is None and name != "model":
+            continue
+        if name in BUILT:
+            check_factory(what, value, BUILT[name])
+            continue
+        check_callable(what, value, form)
+        if name != "schedule":
+            check_built(what, value)
 
 
 def _check_steps(member: Member) -> None:
