@@ -23,9 +23,9 @@ from claims import Target, report
 
 from argosy.cli.plan import cluster_of, read_networks, read_scaling
 from argosy.planning.balanced import Balanced
-from argosy.planning.outcomes import Simulation
+from argosy.planning.outcomes import Charges, Simulation
 from argosy.planning.policy import Moving
-from argosy.planning.replay import ReplayCharges, replay, workload_of
+from argosy.planning.replay import charges_of, replay, workload_of
 from argosy.planning.simulate import simulate
 
 HERE = Path(__file__).parent
@@ -113,10 +113,10 @@ def run_row(row: Row, data: Path) -> dict[int, Simulation]:
         profiles = tuple(replace(profile, activation_bytes=0) for profile in workload.profiles)
         workload = replace(workload, profiles=profiles)
     moving = Moving(rebalance_seconds=2.0, bytes_per_second=1e9, one_link=row.one_link)
-    charges = ReplayCharges(slowdown=SLOWDOWN, flotilla_seconds=FLOTILLA_SECONDS, moving=moving, one_pace=row.one_pace)
+    charges = Charges(slowdown=SLOWDOWN, flotilla_seconds=FLOTILLA_SECONDS, moving=moving, one_pace=row.one_pace)
     clusters = {size: cluster_of(size, NODE_DEVICES, MEMORY_GB).devices for size in SIZES}
     if row.even_shares:
-        even, paid = Balanced(even_shares=True), charges.of(row.policy)
+        even, paid = Balanced(even_shares=True), charges_of(row.policy, charges)
         return {
             size: simulate(even, workload, devices, charges=paid, name=row.policy) for size, devices in clusters.items()
         }

@@ -63,11 +63,12 @@ def simulate(
     if table.is_dir():
         _simulate_run(table, policy, as_json=as_json, every=every)
         return
-    from argosy.planning.policy import Moving  # no other command plans
-    from argosy.planning.replay import ReplayCharges, replay, workload_of
+    from argosy.planning.outcomes import Charges  # no other command plans
+    from argosy.planning.policy import Moving
+    from argosy.planning.replay import replay, workload_of
 
     moving = Moving(rebalance_seconds=rebalance_seconds, bytes_per_second=gb_per_second * 1e9, one_link=one_link)
-    charges = ReplayCharges(
+    charges = Charges(
         slowdown=slowdown,
         flotilla_seconds=flotilla_seconds,
         moving=moving,

@@ -1,7 +1,7 @@
 """A table of networks (rate, epochs, size) replayed under any policy: how FLEET's published workload is compared."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 from argosy.cluster import Device
@@ -15,7 +15,7 @@ from argosy.planning.policy import Moving
 from argosy.planning.simulate import simulate
 from argosy.profiles import Profile
 
-__all__ = ["Network", "ReplayCharges", "replay", "workload_of"]
+__all__ = ["Network", "charges_of", "replay", "workload_of"]
 
 DRAWN_AT_RANDOM = ("rounds", "solo")
 """Policies that take the members in random order in the published runs."""
@@ -31,30 +31,19 @@ class Network:
     model_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayCharges:
-    """Costs of the replayed policies, each as its authors or this package would have it."""
+def charges_of(policy: str, charges: Charges) -> Charges:
+    """Return the costs of one policy by name, as its authors or this package would have it.
 
-    slowdown: float = 1.0
-    flotilla_seconds: float = 0.0
-    """Time that FLEET's policies take to stop, save, load and start again."""
-    moving: Moving = field(default_factory=Moving)
-    """Costs of every other policy that moves members."""
-    preparation_samples_per_second: float | None = None
-    """What the cluster prepares in all, which every policy pays; None: as much as is asked for."""
-    one_pace: bool = False
-    """Whether the published policies, too, wait for the slowest of a flotilla; their published figures say that they did not."""
-
-    def of(self, policy: str) -> Charges:
-        """Return the charges of one policy by name."""
-        published = policy.startswith("fleet") or policy in DRAWN_AT_RANDOM
-        return Charges(
-            slowdown=self.slowdown,
-            flotilla_seconds=self.flotilla_seconds if policy.startswith("fleet") else 0.0,
-            moving=Moving() if published else self.moving,
-            preparation_samples_per_second=self.preparation_samples_per_second,
-            one_pace=self.one_pace or not published,
-        )
+    FLEET's policies alone stop, save, load and start again at each flotilla. Moves cost every other policy that moves members. With
+    `one_pace` the published policies wait for the slowest of a flotilla as well; their published figures say that they did not.
+    """
+    published = policy.startswith("fleet") or policy in DRAWN_AT_RANDOM
+    return replace(
+        charges,
+        flotilla_seconds=charges.flotilla_seconds if policy.startswith("fleet") else 0.0,
+        moving=Moving() if published else charges.moving,
+        one_pace=charges.one_pace or not published,
+    )
 
 
 def workload_of(
@@ -107,7 +96,7 @@ def replay(
     workload: Workload,
     devices: Sequence[Device],
     *,
-    charges: ReplayCharges,
+    charges: Charges,
     draws: int = 21,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Simulation:
@@ -117,11 +106,11 @@ def replay(
     """
     check_whole("draws", draws, least=1)
     if policy == "balanced" and workload.epochs_known:
-        best = simulate_best(WITH_KNOWN_EPOCHS, workload, devices, charges=charges.of(policy), clock=clock)
+        best = simulate_best(WITH_KNOWN_EPOCHS, workload, devices, charges=charges_of(policy, charges), clock=clock)
         return replace(best, policy=policy)
     orders = [workload] if policy not in DRAWN_AT_RANDOM else [_shuffled(workload, seed) for seed in range(draws)]
     runs = [
-        simulate(POLICIES[policy], order, devices, charges=charges.of(policy), name=policy, clock=clock)
+        simulate(POLICIES[policy], order, devices, charges=charges_of(policy, charges), name=policy, clock=clock)
         for order in orders
     ]
     return sorted(runs, key=lambda run: run.makespan_seconds)[len(runs) // 2]

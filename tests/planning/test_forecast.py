@@ -9,7 +9,8 @@ import pytest
 
 from argosy.errors import PlanError
 from argosy.planning.forecast import forecast
-from argosy.planning.replay import Network, ReplayCharges, replay, workload_of
+from argosy.planning.outcomes import Charges
+from argosy.planning.replay import Network, replay, workload_of
 from argosy.profiles import PreparationRates
 from argosy.views.timeline import write_timeline
 from planning.cases import GB, devices, profile
@@ -240,5 +241,8 @@ def test_without_curves_nothing_is_split() -> None:
 def test_a_random_order_is_replayed_as_the_median_of_its_draws() -> None:
     networks = [Network(name=f"n{i}", samples_per_second=10.0 + i, epochs=1 + i % 4, model_bytes=GB) for i in range(9)]
     sizes = {"samples_per_epoch": 100, "device_memory_bytes": 16 * GB, "activation_bytes": GB}
-    runs = [replay("solo", workload_of(networks, **sizes), devices(2), charges=ReplayCharges(), draws=9) for _ in "ab"]
+    runs = [
+        replay("solo", workload_of(networks, **sizes), devices(2), charges=Charges(one_pace=False), draws=9)
+        for _ in "ab"
+    ]
     assert runs[0] == runs[1]
