@@ -431,12 +431,7 @@ def _only_measured(
     """What there is to measure members with, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="argosy-profile-") as folder:
         directory = Path(folder)
-        with (
-            contextlib.closing(launcher),
-            refusals_told(directory),
-            Lock(directory / "run.lock") as lock,
-            Journal(directory / "journal.jsonl") as journal,
-        ):
+        with _claimed(directory, settings, launcher) as (lock, journal):
             job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
             yield job, launcher.discover(settings), launcher.open(job), journal
 

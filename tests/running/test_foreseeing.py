@@ -15,6 +15,7 @@ from argosy.planning import FILES, POLICIES, Situation
 from argosy.plans import Plan
 from argosy.running.control.launching import Launching
 from argosy.running.launch.inline import Inline, InlineWorkers
+from argosy.running.launch.limits import usable_cores
 from argosy.settings import Settings
 
 
@@ -58,6 +59,13 @@ def test_only_epochs_that_are_sure_are_known(
     assert seen == foreseen
     argosy.plan(study, settings=Settings(devices="cpu:2", numerics="exact"), launcher=Inline())
     assert seen == 2 * foreseen, "a plan is made as a run makes it"
+
+
+def test_a_plan_is_measured_on_the_cores_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, discover = [], Inline.discover
+    monkeypatch.setattr(Inline, "discover", lambda *given: (seen.append(usable_cores()), discover(*given))[1])
+    argosy.plan(studies.study(fleet=[studies.member("a")]), settings=Settings(cores=1), launcher=Inline())
+    assert seen == [1]
 
 
 @pytest.mark.parametrize(("numerics", "splittable"), [("equivalent", True), ("exact", False)])
