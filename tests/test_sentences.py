@@ -159,7 +159,7 @@ def leg(report: Report, *, seconds: float, predicted: float) -> Report:
 
 def pages(report: Report) -> str:
     """The words of the page on predictions and on what was saved."""
-    return " ".join(block.text for section in (predictions(report), savings(report)) for block in section.blocks)
+    return " ".join(text for blocks in (predictions(report), savings(report)) for text, _ in blocks)
 
 
 OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]]] = [

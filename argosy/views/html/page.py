@@ -7,7 +7,7 @@ script beside it, which has its values anew. A policy in the page's head keeps a
 import importlib.resources
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
@@ -17,7 +17,7 @@ from argosy.disk.files import replacing
 from argosy.disk.json_values import finite
 from argosy.errors.wording import as_html, visible
 
-__all__ = ["LIVE_SECONDS", "Bars", "Passage", "Lines", "Section", "Sheet", "news_of", "page", "write_page"]
+__all__ = ["LIVE_SECONDS", "Bars", "Block", "Lines", "Sheet", "news_of", "page", "section", "write_page"]
 
 LIVE_SECONDS = 5.0
 """Seconds between two polls of a live page for news."""
@@ -57,28 +57,14 @@ class Sheet:
     rows: Sequence[Sequence[Any]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """A sentence, and the figure or the table that it is about, if it is about one."""
-
-    text: str
-    shown: Bars | Lines | Sheet | None = None
+Block = tuple[str, Bars | Lines | Sheet | None]
+"""A sentence, and the figure or the table that it is about, if it is about one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
-    """A part of a page with its own title."""
-
-    title: str
-    blocks: Sequence[Passage]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain value; what a block shows is named by its kind."""
-        blocks = [
-            {"text": block.text, **({type(block.shown).__name__.lower(): asdict(block.shown)} if block.shown else {})}
-            for block in self.blocks
-        ]
-        return {"title": self.title, "blocks": blocks}
+def section(title: str, blocks: Iterable[Block]) -> dict[str, Any]:
+    """Return a part of a page with its own title, as a plain value; what a block shows is named by its kind."""
+    told = [{"text": text, **({type(it).__name__.lower(): asdict(it)} if it else {})} for text, it in blocks]
+    return {"title": title, "blocks": told}
 
 
 def page(values: Mapping[str, Any], *, without_script: str = "", news: str = "") -> str:

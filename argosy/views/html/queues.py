@@ -1,48 +1,44 @@
 """How full the queues between the stages were, how each stage spent its time, and which one limited the run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from argosy.results.report import Report
-from argosy.views.html.page import Bars, Lines, Passage, Section
+from argosy.views.html.page import Bars, Block, Lines
 
 __all__ = ["queues"]
 
 BEFORE = {"to_prepare": "preparation", "to_exchange": "exchange", "to_train": "training"}
 
 
-def queues(report: Report) -> Section:
-    """Return the fill over time of each feeder's queues, and busy and waiting time of each worker."""
-    title = "Stages and queues"
+def queues(report: Report) -> Iterator[Block]:
+    """Yield the fill over time of each feeder's queues, and busy and waiting time of each worker."""
     if not report.gauges:
-        said = "Workers tell at their end what they did." if report.status == "running" else "No worker has told."
-        return Section(title=title, blocks=[Passage(text=said)])
+        running = report.status == "running"
+        yield "Workers tell at their end what they did." if running else "No worker has told.", None
+        return
+    if report.diagnosis is not None:
+        yield f"Bottleneck: {report.diagnosis.verdict}.", None
     lines = [
         _line(f"{worker}, before {stage}", gauge[queue])
         for worker, gauge in report.gauges.items()
         for queue, stage in BEFORE.items()
         if queue in gauge and gauge[queue]["history"]
     ]
-    verdict = [] if report.diagnosis is None else [Passage(text=f"Bottleneck: {report.diagnosis.verdict}.")]
-    said = "How full the queues were (1 is full): the stage between a full queue and an empty one is the bottleneck."
-    fill = [Passage(text=said, shown=Lines(across="seconds of feeding", series=lines))] if lines else []
-    stages = Passage(text="How workers spent their time.", shown=_stages(report.gauges))
-    return Section(title=title, blocks=[*verdict, *fill, stages])
+    if lines:
+        said = (
+            "How full the queues were (1 is full): the stage between a full queue and an empty one is the bottleneck."
+        )
+        yield said, Lines(across="seconds of feeding", series=lines)
+    # A feeder is busy while it has a block in preparation.
+    busy = {worker: gauge for worker, gauge in report.gauges.items() if "busy_seconds" in gauge}
+    rows = [(worker, (float(gauge["busy_seconds"]), _idle(gauge))) for worker, gauge in busy.items()]
+    yield "How workers spent their time.", Bars(unit="seconds", parts=["busy", "waiting"], rows=rows)
 
 
 def _line(name: str, queue: Mapping[str, Any]) -> tuple[str, list[float], list[float]]:
     history, step = queue["history"], queue["step_seconds"]
     return name, [step * (number + 0.5) for number in range(len(history))], [*history]
-
-
-def _stages(gauges: Mapping[str, Mapping[str, Any]]) -> Bars:
-    """Return the bars of workers' time; a feeder is busy while it has a block in preparation."""
-    rows = [
-        (worker, (float(gauge["busy_seconds"]), _idle(gauge)))
-        for worker, gauge in gauges.items()
-        if "busy_seconds" in gauge
-    ]
-    return Bars(unit="seconds", parts=["busy", "waiting"], rows=rows)
 
 
 def _idle(gauge: Mapping[str, Any]) -> float:

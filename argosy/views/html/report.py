@@ -12,7 +12,7 @@ from argosy.views.html.cards import cards
 from argosy.views.html.chronicle import Chronicle
 from argosy.views.html.costs import costs
 from argosy.views.html.devices import devices_of
-from argosy.views.html.page import Passage, Section, Sheet, news_of, page, write_page
+from argosy.views.html.page import Sheet, news_of, page, section, write_page
 from argosy.views.html.predictions import predictions
 from argosy.views.html.queues import queues
 from argosy.views.html.rows import bands_of, rows_of_members, rows_of_trials, table_of
@@ -24,6 +24,13 @@ __all__ = ["values_of", "write_news", "write_report"]
 
 NEWS = "report.live.js"
 """File beside a live page that the page polls."""
+SECTIONS = {
+    "Stages and queues": queues,
+    "Predicted and actual": predictions,
+    "What was saved": savings,
+    "What it took": costs,
+}
+"""Parts at the end of the page, by their titles."""
 
 
 def write_report(report: Report, timeline: Iterable[tuple[float, Event]], *, live: bool = False) -> Path:
@@ -75,13 +82,10 @@ def values_of(report: Report, timeline: Iterable[tuple[float, Event]]) -> dict[s
         ),
         **table,
         "bands": bands_of(report, table["metrics"], moments) if search is None else [],
-        "means": _means(means).to_json() if means else None,
+        "means": section("Repetitions", [(means.text, Sheet(columns=means.columns, rows=means.rows))])
+        if means
+        else None,
         "search": None if search is None else search_of(search, chronicle.state),
         "devices": devices,
-        "sections": [one(report).to_json() for one in (queues, predictions, savings, costs)],
+        "sections": [section(title, blocks_of(report)) for title, blocks_of in SECTIONS.items()],
     }
-
-
-def _means(means: Means) -> Section:
-    sheet = Sheet(columns=means.columns, rows=means.rows)
-    return Section(title="Repetitions", blocks=[Passage(text=means.text, shown=sheet)])

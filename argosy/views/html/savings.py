@@ -1,12 +1,12 @@
 """What sharing the stream and packing members saved, and how that was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from argosy.errors.wording import lasting
 from argosy.protocol.packs import Packed
 from argosy.results.report import Report
-from argosy.views.html.page import Bars, Passage, Section, Sheet
+from argosy.views.html.page import Bars, Block, Sheet
 
 __all__ = ["savings"]
 
@@ -23,33 +23,28 @@ COLUMNS = (
 )
 
 
-def savings(report: Report) -> Section:
+def savings(report: Report) -> Iterator[Block]:
     """Compare CPU time of preparation with one script a member, and time of a sample in a program with alone."""
-    blocks = _sharing(report)
-    rows = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
-    if rows:
-        said = "Members alike, alone and as one program, by what was measured while they trained:"
-        blocks.append(Passage(text=said, shown=Sheet(columns=COLUMNS, rows=rows)))
-    return Section(title="What was saved", blocks=blocks)
-
-
-def _sharing(report: Report) -> list[Passage]:
     times = f"{report.preparations:.2f} times per epoch of the stream, with one script a member {report.preparations_alone:.2f} times"
-    blocks = [Passage(text=f"Each training sample was prepared {times}.")]
-    blocks += [Passage(text=f"Samples ({split}): {words}.") for split, words in report.keeping.items()]
+    yield f"Each training sample was prepared {times}.", None
+    for split, words in report.keeping.items():
+        yield f"Samples ({split}): {words}.", None
     gauges = report.gauges.values()
     prepared = sum(gauge.get("prepared", 0) for gauge in gauges)
     measured = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in gauges)
-    if not prepared or not measured or not report.preparations:
-        return blocks
-    each = measured / prepared * 1e6
-    alone = measured * report.preparations_alone / report.preparations
-    said = (
-        f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {each:,.{0 if each >= 10 else 2}f} µs a sample; "
-        f"one script a member would have taken {alone:,.2f} at that cost: {lasting(max(alone - measured, 0.0))} saved."
-    )
-    rows = [("one script a member (computed)", [alone]), ("this run (measured)", [measured])]
-    return [*blocks, Passage(text=said, shown=Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows))]
+    if prepared and measured and report.preparations:
+        each = measured / prepared * 1e6
+        alone = measured * report.preparations_alone / report.preparations
+        said = (
+            f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {each:,.{0 if each >= 10 else 2}f} µs a sample; "
+            f"one script a member would have taken {alone:,.2f} at that cost: {lasting(max(alone - measured, 0.0))} saved."
+        )
+        rows = [("one script a member (computed)", [alone]), ("this run (measured)", [measured])]
+        yield said, Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows)
+    packs = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
+    if packs:
+        said = "Members alike, alone and as one program, by what was measured while they trained:"
+        yield said, Sheet(columns=COLUMNS, rows=packs)
 
 
 def _pack(pack: Packed) -> Sequence[list[Any]]:
