@@ -10,29 +10,24 @@ from functools import partial
 
 from argosy.tuning.hyperband import rungs
 from argosy.tuning.objectives import Cost, inserted
-from argosy.tuning.scheduler import EventDriven, sections_of
+from argosy.tuning.scheduler import Scheduler, sections_of
 
 __all__ = ["Asha"]
 
 
-class Asha(EventDriven):
+class Asha(Scheduler):
     """One bracket of so many trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int) -> None:
         self.eta = eta
-        self.trials = trials
         self.budgets: tuple[int, ...] = rungs(most, eta)
-        super().__init__()
+        super().__init__(trials)
         self.rung: list[int] = [0] * trials
         """Rung that each trial trains for, or rests at."""
         self._came: list[list[int]] = [list(range(trials)), *([] for _ in self.budgets[1:])]
         """Trials by rung, in the order in which they came to it."""
         self._compared: list[list[int]] = [[] for _ in self.budgets]
         """By rung, the first of these trials, as far as all of them have reached its end; best first."""
-
-    def wanted(self, begun: int) -> int:
-        """Return the number of trials that have not begun."""
-        return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
         """Return the budget of the trial's rung."""

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal
 
 from argosy.tuning.objectives import ranked
-from argosy.tuning.scheduler import EventDriven, sections_of
+from argosy.tuning.scheduler import Scheduler, sections_of
 
 __all__ = ["Brackets", "Hyperband", "brackets", "rungs"]
 
@@ -43,23 +43,18 @@ class Bracket:
         return self.rung == len(self.budgets)
 
 
-class Hyperband(EventDriven):
+class Hyperband(Scheduler):
     """Rounds of brackets, repeated until there are enough trials."""
 
     def __init__(self, *, most: int, eta: int, trials: int, order: Brackets = "together") -> None:
         self.eta = eta
-        self.trials = trials
-        super().__init__()
+        super().__init__(trials)
         table = brackets(most, eta)
         self.brackets: list[Bracket] = _dealt(table if order == "together" else table[::-1], trials)
         self._ends = list(accumulate(len(bracket.trials) for bracket in self.brackets))
         for bracket in self.brackets:
             bracket.racing = list(bracket.trials)
             bracket.missing = set(bracket.trials)
-
-    def wanted(self, begun: int) -> int:
-        """Return the number of trials, of every bracket, that have not begun."""
-        return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
         """Return the budget of the bracket's current rung; of a trial that is out, what it has trained."""

@@ -8,7 +8,7 @@ import statistics
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from argosy.tuning.scheduler import EventDriven
+from argosy.tuning.scheduler import Scheduler
 
 __all__ = ["Median"]
 
@@ -32,21 +32,16 @@ class RunningMeans:
             insort(self.ascending, self._of_trial[trial])
 
 
-class Median(EventDriven):
+class Median(Scheduler):
     """All trials at once, each watched after every section."""
 
     def __init__(self, *, most: int, trials: int, grace: int = 1) -> None:
         self.most = most
-        self.trials = trials
         self.grace = grace
         """No trial ends before more than `grace` sections."""
-        super().__init__()
+        super().__init__(trials)
         self._means: dict[int, RunningMeans] = {}
         """By section, as far as it was asked for."""
-
-    def wanted(self, begun: int) -> int:
-        """Return the number of trials that have not begun."""
-        return max(self.trials - begun, 0)
 
     def budget(self, trial: int) -> int:
         """Return one more section than the trial has trained, where it is not out."""

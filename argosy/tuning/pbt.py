@@ -8,24 +8,21 @@ begins when all clones are there, so that the outcome depends on nothing but wha
 from random import Random
 
 from argosy.tuning.objectives import ranked
-from argosy.tuning.scheduler import EventDriven
+from argosy.tuning.scheduler import Scheduler
 
 __all__ = ["Pbt"]
 
 
-class Pbt(EventDriven):
+class Pbt(Scheduler):
     """One population of so many trials; clones reached what their sources had, and take the places of those that failed."""
 
     def __init__(self, *, most: int, every: int, eta: int, trials: int, seed: int) -> None:
         self.most = most
         self.every = every
-        self.trials = trials
         self.seed = seed
         """A generation trains for `every` sections."""
         self.replaced: int = max(trials // eta, 1) if trials > 1 else 0
-        super().__init__()
-        self.sources: dict[int, int] = {}
-        """By clone: the trial that it takes its weights from, as it was at the end of the generation before."""
+        super().__init__(trials)
         self.racing: list[int] = list(range(trials))
         """The population."""
         self._mark = min(every, most)
@@ -35,10 +32,6 @@ class Pbt(EventDriven):
         self._whole = True
         """Whether all clones have begun, so that the mark is the end of the generation, and not its beginning."""
         self._out: dict[int, str] = {}
-
-    def wanted(self, begun: int) -> int:
-        """Return the number of trials to begin: the population at first, and clones as they are decided."""
-        return max(self.trials + len(self.sources) - begun, 0)
 
     def budget(self, trial: int) -> int:
         """Return the sections that the population reaches next; of a trial that is out, what it has trained."""

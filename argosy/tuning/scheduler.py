@@ -9,46 +9,14 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
 
 from argosy.tuning.objectives import Cost
 
-__all__ = ["EventDriven", "Results", "Scheduler", "is_out", "sections_of"]
+__all__ = ["Results", "Scheduler", "is_out", "sections_of"]
 
 OUT = re.compile(r"(number \d+ of \d+|worse than the median of \d+ trials) after section \d+")
 """Beginning of what schedulers answer to `Scheduler.out`."""
 NO_NUMBER = Cost((math.nan,))
-
-
-class Scheduler(Protocol):
-    """Decisions for one search. Its answers are functions of what it was told, and of nothing else."""
-
-    trials: int
-    """Number of trials; of a population, without clones."""
-
-    def wanted(self, begun: int) -> int:
-        """Return how many trials are to begin beside so many that have."""
-
-    def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
-        """Note what a trial reached in so many sections, as `Cost` has it; the first report counts."""
-
-    def close(self, trial: int) -> None:
-        """Note that a trial ended by its own rule: what it reached stands for every longer budget."""
-
-    def fail(self, trial: int) -> None:
-        """Note that a trial ended without being worth anything: it failed, diverged, or was stopped."""
-
-    def budget(self, trial: int) -> int:
-        """Return the sections up to which a trial may train now; never fewer than before."""
-
-    def out(self, trial: int) -> str | None:
-        """Return why a trial that has used its budget ends there; None while it has not, or waits for others."""
-
-    def foreseen(self, *, again: bool) -> int:
-        """Return the sections of all trials together, from the first to the last, as far as it is known which will go on.
-
-        With `again`, a trial begins anew with each of its budgets.
-        """
 
 
 class Results:
@@ -95,26 +63,49 @@ class Results:
         return [math.inf if math.isnan(cost) else cost for number, cost in costs if number <= sections]
 
 
-class EventDriven(ABC):
-    """Base of schedulers that may decide something with every report."""
+class Scheduler(ABC):
+    """Decisions for one search, which it may make with every report. Its answers are functions of what it was told, and of nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, trials: int) -> None:
+        self.trials = trials
+        """Number of trials; of a population, without clones."""
+        self.sources: dict[int, int] = {}
+        """Of a population, by clone: the trial that it takes its weights from, as it was at the end of the generation before."""
         self.results: Results = Results()
 
+    def wanted(self, begun: int) -> int:
+        """Return how many trials are to begin beside so many that have; clones, as they are decided."""
+        return max(self.trials + len(self.sources) - begun, 0)
+
     def tell(self, trial: int, sections: int, *costs: float, excess: float = 0.0) -> None:
-        """Note what a trial reached, and decide what follows."""
+        """Note what a trial reached in so many sections, as `Cost` has it; the first report counts."""
         self.results.tell(trial, sections, Cost(costs, excess))
         self._reconsider(trial)
 
     def close(self, trial: int) -> None:
-        """Note that a trial ended by its own rule, and decide what follows."""
+        """Note that a trial ended by its own rule: what it reached stands for every longer budget."""
         self.results.close(trial)
         self._reconsider(trial)
 
     def fail(self, trial: int) -> None:
-        """Note that a trial failed, and decide what follows."""
+        """Note that a trial ended without being worth anything: it failed, diverged, or was stopped."""
         self.results.fail(trial)
         self._reconsider(trial)
+
+    @abstractmethod
+    def budget(self, trial: int) -> int:
+        """Return the sections up to which a trial may train now; never fewer than before."""
+
+    @abstractmethod
+    def out(self, trial: int) -> str | None:
+        """Return why a trial that has used its budget ends there; None while it has not, or waits for others."""
+
+    @abstractmethod
+    def foreseen(self, *, again: bool) -> int:
+        """Return the sections of all trials together, from the first to the last, as far as it is known which will go on.
+
+        With `again`, a trial begins anew with each of its budgets.
+        """
 
     @abstractmethod
     def _reconsider(self, trial: int) -> None:
