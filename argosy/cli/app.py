@@ -33,7 +33,7 @@ from argosy.cli.options import (
     takes_settings,
 )
 from argosy.cli.query import compare, query
-from argosy.cli.report import ReportCommand, RunCommand, brief, print_report, print_search, typed, write_report
+from argosy.cli.report import ReportCommand, RunCommand, brief, print_results, typed
 from argosy.cli.schema import guide, schema
 from argosy.cli.steer import StudyFile
 from argosy.disk.files import user_path
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from argosy.running.hosts.place import JobPlace
     from argosy.running.launch.launcher import Launcher
     from argosy.running.watch.view import View
+    from argosy.tuning.report import SearchReport
 
 
 @takes_settings()
@@ -119,10 +120,7 @@ def tune(
         store = Store(url=storage, name=study_name)
         watching: dict[str, Any] = {"view": _view(quiet=as_json), "trackers": track or ()}
         report = api.run_search(search, chosen, directory, store=store, launcher=opened, **watching)
-    if as_json:
-        write_report(report, verbose=verbose)
-    else:
-        print_search(report, typed(), verbose=verbose)
+    _finish(report, as_json=as_json, verbose=verbose)
     raise typer.Exit(_exit_code(report.run) if report.run.status == "paused" else 0)
 
 
@@ -402,11 +400,8 @@ def _view(*, quiet: bool) -> "View | None":
     return Terminal(console())
 
 
-def _finish(report: "Report", *, as_json: bool, verbose: bool) -> None:
-    if as_json:
-        write_report(report, verbose=verbose)
-    else:
-        print_report(report, typed(), f"{typed()} --retry-failed", verbose=verbose)
+def _finish(report: "Report | SearchReport", *, as_json: bool, verbose: bool) -> None:
+    print_results(report, typed(), f"{typed()} --retry-failed", as_json=as_json, verbose=verbose)
 
 
 def _exit_code(report: "Report") -> int:

@@ -28,12 +28,10 @@ __all__ = [
     "RunCommand",
     "audit",
     "brief",
-    "print_report",
-    "print_search",
+    "print_results",
     "report",
     "status",
     "typed",
-    "write_report",
 ]
 
 SHARE = 0.05
@@ -57,7 +55,7 @@ def status(
         wait_for_section(directory)
     found = load(directory)
     if not as_json:
-        _print(found, verbose=verbose)
+        _print_found(found, as_json=False, verbose=verbose)
         return
     rows = [
         {"member": row.name, "status": row.status, "epochs": row.epochs, "best_epoch": row.best_epoch, **row.metrics}
@@ -92,15 +90,11 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the results of a run, from its journal alone, or write them as a self-contained HTML page."""
-    from argosy.running.directory.loading import load, search_of
+    from argosy.running.directory.loading import load
 
     page_wanted = html or open_ or live
     if not page_wanted and csv_file is None and figures is None:
-        found = load(directory)
-        if not as_json:
-            _print(found, verbose=verbose)
-        else:
-            write_report(search_of(found) or found, verbose=verbose)
+        _print_found(load(directory), as_json=as_json, verbose=verbose)
         return
     if live:
         from argosy.running.directory.journal import wait_for_data
@@ -171,17 +165,14 @@ def _tell(written: dict[str, Any], *, as_json: bool, every: bool) -> None:
             write(f"Written: {file}")
 
 
-def _print(found: "Report", *, verbose: bool) -> None:
-    """Print a run for a person: a search as trials, any other run as members."""
+def _print_found(found: "Report", *, as_json: bool, verbose: bool) -> None:
+    """Print the results of a run that was found in a directory: a search as trials, any other run as members."""
     from argosy.running.directory.loading import search_of
 
-    search = search_of(found)
-    if search is None:
-        print_report(found, BEGUN_BY, f"{BEGUN_BY}, with --retry-failed", verbose=verbose)
-    else:
-        folder = shlex.quote(str(found.directory))
+    search, again, folder = search_of(found), BEGUN_BY, shlex.quote(str(found.directory))
+    if search is not None:
         again = f"argosy tune FILE --dir {folder}   (FILE: the search's; or call argosy.tune again)"
-        print_search(search, again, verbose=verbose)
+    print_results(search or found, again, f"{BEGUN_BY}, with --retry-failed", as_json=as_json, verbose=verbose)
 
 
 def brief(found: "Report | SearchReport") -> dict[str, Any]:
@@ -189,30 +180,26 @@ def brief(found: "Report | SearchReport") -> dict[str, Any]:
     return {key: value for key, value in found.to_json().items() if key not in DETAILS}
 
 
-def write_report(found: "Report | SearchReport", *, verbose: bool) -> None:
-    """Print the results for a program; everything if `verbose`."""
-    write(found.to_json() if verbose else brief(found), every=verbose)
+def print_results(found: "Report | SearchReport", again: str, mended: str, *, as_json: bool, verbose: bool) -> None:
+    """Print the results of a run or a search for a program, or the ending for a person; if `verbose` everything, with the costs.
 
+    `again` resumes it, and `mended` continues failed members, which a search does not.
+    """
+    if as_json:
+        write(found.to_json() if verbose else brief(found), every=verbose)
+        return
+    from argosy.results.report import Report
 
-def print_search(found: "SearchReport", command: str, *, verbose: bool) -> None:
-    """Print a search for a person."""
     if verbose:
         from argosy.views.tables import report_table, search_table
 
-        show(search_table(found))
-        show(report_table(found.run))
+        for table in (
+            [report_table(found)] if isinstance(found, Report) else [search_table(found), report_table(found.run)]
+        ):
+            show(table)
         write("")
-    write(found.ending(again=command).text(*size_of_output()))
-
-
-def print_report(found: "Report", again: str, mended: str, *, verbose: bool) -> None:
-    """Print the ending of a run for a person, if `verbose` after its costs."""
-    if verbose:
-        from argosy.views.tables import report_table
-
-        show(report_table(found))
-        write("")
-    write(found.ending(again=again, mended=mended).text(*size_of_output()))
+    ending = found.ending(again=again, mended=mended) if isinstance(found, Report) else found.ending(again=again)
+    write(ending.text(*size_of_output()))
 
 
 class RunCommand(TyperCommand):
