@@ -83,10 +83,9 @@ def draw_bands(axes: Any, bands: Sequence[Band], metric: str) -> None:
     _finish(axes, metric, named=bool(bands))
 
 
-def draw_parameters(
-    axes: Sequence[Any], names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float]], metric: str
-) -> None:
-    """Draw the metric over each of these parameters; rows of (parameters, value) are best first, and the best is in colour."""
+def draw_parameters(names: Sequence[str], rows: Sequence[tuple[Mapping[str, Any], float]], metric: str) -> list[Any]:
+    """Draw the metric over each of these parameters, and return the axes; rows of (parameters, value) are best first, and the best is in colour."""
+    axes = new_axes(len(names)) if names else []
     best = rows[0] if rows else None
     for one, name in zip(axes, names, strict=True):
         found = [row for row in reversed(rows) if name in row[0]]  # the best is drawn last, on top
@@ -99,6 +98,7 @@ def draw_parameters(
             one.set_xscale("log")
         one.scatter(xs, [value for _, value in found], s=12, c=[COLOURS[0] if row is best else GREY for row in found])
         one.set(xlabel=_text(name), ylabel=_text(metric))
+    return axes
 
 
 def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:

@@ -9,11 +9,11 @@ from argosy.disk.json_values import conforming
 from argosy.errors.spelling import known_names
 from argosy.errors.wording import cause
 from argosy.protocol.events import SectionEnded
-from argosy.results.bands import Curve
+from argosy.results.bands import Band, Curve, Spread
 from argosy.results.fold import WRONG, MemberState
 from argosy.study import Repetition
 
-__all__ = ["LEFT_OUT", "MemberResult", "Networks"]
+__all__ = ["LEFT_OUT", "MemberResult", "Networks", "band_of"]
 
 LEFT_OUT = "left out"
 """Status of a member that has trained, and is no longer in the study."""
@@ -153,3 +153,11 @@ class MemberResult:
         does that step itself, also when it is exported.
         """
         return self.networks().load(self.name, preprocess=preprocess)
+
+
+def band_of(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread | None) -> Band:
+    """Return the band of a metric of several members, under a name."""
+    overlap = max((row.repetition.overlap for row in rows if row.repetition is not None), default=0.0)
+    # By a hyper-parameter, members of several configurations are in one band.
+    draws = [row.name if row.repetition is None else (row.repetition.of, row.repetition.draw) for row in rows]
+    return Band.of(name, [row.curve(metric) for row in rows], spread, overlap=overlap, draws=draws)

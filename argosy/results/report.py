@@ -16,14 +16,14 @@ from argosy.errors.warned import warn_caller
 from argosy.errors.wording import differing, last_line, lasting
 from argosy.protocol.events import EnsembleChosen, SharingChosen
 from argosy.protocol.packs import Packed
-from argosy.results.bands import BANDS, Band, Spread
+from argosy.results.bands import BANDS, Spread
 from argosy.results.diagnosis import Diagnosis, diagnose
 from argosy.results.ending import Ending, counted, size_of_output
 from argosy.results.fold import MemberState, RunState
 from argosy.results.frames import frame_of
 from argosy.results.legs import LegResult, gauges_of, legs_of, waiting_share
 from argosy.results.means import Means
-from argosy.results.member import LEFT_OUT, MemberResult, Networks
+from argosy.results.member import LEFT_OUT, MemberResult, Networks, band_of
 from argosy.results.ranking import rank
 from argosy.results.repetitions import Comparison, Leader, Repetitions
 
@@ -326,7 +326,7 @@ class Report:
             best = rows[0].name if rows and rows[0].counts else None
             figures.draw_curves(axes, [row.curve(metric) for row in rows], metric, best)
         else:
-            bands = [_band(name, rows, metric, band) for name, rows in groups.items()]
+            bands = [band_of(name, [row for row in rows if row.counts], metric, band) for name, rows in groups.items()]
             figures.draw_bands(axes, [found for found in bands if found.count], metric)
         return axes
 
@@ -340,10 +340,8 @@ class Report:
 
         metric, counted = self._known_metric(metric), [row for row in self.rows if row.counts]
         names = differing({row.name: row.hyperparameters for row in counted})
-        axes = figures.new_axes(len(names)) if names else []
         points = [(row.hyperparameters, row.metrics[metric]) for row in counted if metric in row.metrics]
-        figures.draw_parameters(axes, names, points, metric)
-        return axes
+        return figures.draw_parameters(names, points, metric)
 
     def write_figures(self, folder: str | Path) -> list[Path]:
         """Write figures for a paper into a folder, each as PNG, SVG and PDF, and return the files.
@@ -620,15 +618,6 @@ class Report:
             validations_per_epoch=summary["validations_per_epoch"],
             is_search=bool(state.searches),
         )
-
-
-def _band(name: str, rows: Sequence[MemberResult], metric: str, spread: Spread | None) -> Band:
-    """Return the band of the members that count."""
-    counted = [row for row in rows if row.counts]
-    overlap = max((row.repetition.overlap for row in counted if row.repetition is not None), default=0.0)
-    # By a hyper-parameter, members of several configurations are in one band.
-    draws = [row.name if row.repetition is None else (row.repetition.of, row.repetition.draw) for row in counted]
-    return Band.of(name, [row.curve(metric) for row in counted], spread, overlap=overlap, draws=draws)
 
 
 def best_epochs(row: MemberResult) -> float | None:

@@ -279,9 +279,7 @@ class SearchReport:
             if row.name in self.parameters and row.metrics and row.status not in WORTHLESS
         ]
         names = [*dict.fromkeys(name for parameters, _ in points for name in parameters)]
-        axes = figures.new_axes(len(names)) if names else []
-        figures.draw_parameters(axes, names, points, self.run.objective)
-        return axes
+        return figures.draw_parameters(names, points, self.run.objective)
 
     def write_figures(self, folder: str | Path) -> list[Path]:
         """Write the objective over the epochs and against the parameters as figures for a paper; see `Report.write_figures`."""

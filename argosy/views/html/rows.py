@@ -7,7 +7,7 @@ from typing import Any
 from argosy.errors.wording import cause, shortened
 from argosy.errors.wording import told as spelled
 from argosy.results.bands import Band, Spread
-from argosy.results.member import MemberResult
+from argosy.results.member import MemberResult, band_of
 from argosy.results.report import Report, best_epochs
 from argosy.tuning.objectives import TOTALS
 from argosy.tuning.report import SearchReport
@@ -193,12 +193,9 @@ def _curves(
     steps = Band.of("", [{ended.epochs: ended.steps for ended in one.sections} for one in members], None)
     times = [{ended.epochs: moments[one.name, ended.epochs] for ended in one.sections} for one in members]
     kept = range(len(steps.epochs))[:: -max(-(-len(steps.epochs) // MOST_POINTS), 1)][::-1]
-    repetitions = [one.repetition for one in members if one.repetition is not None]
-    overlap = max((repetition.overlap for repetition in repetitions), default=0.0)
-    draws = [repetition.draw for repetition in repetitions]
     found = {}
     for name in metrics:
-        band = Band.of("", [one.curve(name) for one in members], spread, overlap=overlap, draws=draws)
+        band = band_of("", members, name, spread)
         if band.epochs:
             at = {epoch: place for place, epoch in enumerate(band.epochs)}
             drawn = [at.get(steps.epochs[place]) for place in kept]
