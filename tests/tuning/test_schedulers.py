@@ -14,7 +14,7 @@ from argosy.tuning.asha import Asha
 from argosy.tuning.hyperband import Hyperband, brackets, rungs
 from argosy.tuning.in_full import InFull
 from argosy.tuning.median import Median
-from argosy.tuning.scheduler import EventDriven, Results, Scheduler
+from argosy.tuning.scheduler import Results, Scheduler
 
 MOST = 27
 
@@ -261,7 +261,7 @@ class Asked(Results):
 
 
 @pytest.mark.parametrize("scheduler", [partial(Asha, eta=3), Median])
-def test_what_thousands_of_trials_ask_for_grows_as_their_number_does(scheduler: Callable[..., EventDriven]) -> None:
+def test_what_thousands_of_trials_ask_for_grows_as_their_number_does(scheduler: Callable[..., Scheduler]) -> None:
     counts = []
     for trials in (100, 400):
         world = World(scheduler(most=MOST, trials=trials), {t: [Random(t).random()] * 28 for t in range(trials)}, {})
