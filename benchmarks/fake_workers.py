@@ -313,14 +313,12 @@ class Alone:
         self._question: Question | None = None
         self._rendezvous = 0
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
-        self.node_of[name] = node
-        self.feeders[name] = FakeFeeder(name)
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
-        self.trainers[name] = FakeTrainer(name=name, directory=self.directory)
+    def start(self, name: str, role: str, node: str) -> None:
+        """See `Workers.start`."""
+        if role == "feeder":
+            self.node_of[name], self.feeders[name] = node, FakeFeeder(name)
+        else:
+            self.trainers[name] = FakeTrainer(name=name, directory=self.directory)
 
     def send(self, worker: str, command: Any) -> None:
         """See `Workers.send`."""

@@ -184,14 +184,12 @@ class Vanishing(Alone):
         self.saving: list[str] = []
         """Those that were told to save their members at the end of the next section."""
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
-        self.node_of[name] = node
-        self.feeders[name] = Probing(name)
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
-        self.trainers[name] = Unsaving(name=name, directory=self.directory)
+    def start(self, name: str, role: str, node: str) -> None:
+        """See `Workers.start`."""
+        if role == "feeder":
+            self.node_of[name], self.feeders[name] = node, Probing(name)
+        else:
+            self.trainers[name] = Unsaving(name=name, directory=self.directory)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
         """See `Workers.receive`."""

@@ -76,7 +76,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 def workers(tmp_path: Path, servers: list[Server]) -> Iterator[ProcessWorkers]:
     blobs = {"trainer": os.memfd_create("blob"), "state": os.memfd_create("state")}
     with ProcessWorkers(servers[0], blobs, directory=tmp_path, lock=0) as workers:
-        workers.start_trainer("cpu:0", "local")
+        workers.start("cpu:0", "trainer", "local")
         workers.send("cpu:0", "first")
         yield workers
 
@@ -116,7 +116,7 @@ def test_what_becomes_of_a_worker_takes_nothing_from_its_successor(
     servers[0].tell(first, 7, 9)
     end.close()
     assert lost(workers) == 1
-    workers.start_trainer("cpu:0", "local")
+    workers.start("cpu:0", "trainer", "local")
     workers.send("cpu:0", "second")
     assert lost(workers) == 0
     assert servers[0].ends[1].wait(10) == ["second"]
@@ -153,7 +153,7 @@ def test_a_trainer_and_a_feeder_are_given_the_ends_of_one_connection(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     workers.blobs |= {"feeder": os.memfd_create("blob"), "data": os.memfd_create("data")}
-    workers.start_feeder("feeder-0", "local")
+    workers.start("feeder-0", "feeder", "local")
     workers.send("cpu:0", Attach(feeder="feeder-0"))
     workers.send("cpu:0", "then")
     workers.receive(0)
@@ -282,7 +282,7 @@ def test_a_worker_that_does_not_read_holds_up_neither_the_driver_nor_the_others(
     workers: ProcessWorkers, servers: list[Server]
 ) -> None:
     """More than sockets hold, in both directions, before either side reads."""
-    workers.start_trainer("cpu:1", "local")
+    workers.start("cpu:1", "trainer", "local")
     deaf, other = servers[0].ends
     messages = ["x" * 300 + str(number) for number in range(3000)]
     for message in messages:
@@ -304,7 +304,7 @@ def test_the_last_words_reach_workers_that_live_and_one_that_does_not_read_holds
     workers: ProcessWorkers, servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "FAREWELL_SECONDS", 0.5)
-    workers.start_trainer("cpu:1", "local")
+    workers.start("cpu:1", "trainer", "local")
     _deaf, other = servers[0].ends
     workers.send("cpu:0", bytes(10**7))
     workers.send("cpu:1", bytes(10**6))

@@ -513,21 +513,14 @@ class SimulatedWorkers:
 
     # ---- the driver's
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """See `Workers.start_feeder`."""
-        self._start(_Feeder, name, node)
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """See `Workers.start_trainer`."""
-        self._start(_Trainer, name, node)
-
-    def _start(self, kind: type[_Worker], name: str, node: str) -> None:
+    def start(self, name: str, role: str, node: str) -> None:
+        """See `Workers.start`."""
         if node in self.gone_nodes:
             self._lost(name, "its node is gone", self.world.now, node_gone=True)
             return
         assert name not in self.there, f"{name} is started twice"
         self.world.tell(name, "starts")
-        self.there[name] = kind(self, name, node)
+        self.there[name] = (_Feeder if role == "feeder" else _Trainer)(self, name, node)
 
     def send(self, worker: str, command: Any) -> None:
         """See `Workers.send`; what is kept for a worker that is lost does not reach the next one of its name."""

@@ -172,7 +172,7 @@ class CarryOut(DriverPart):
         """Note which device saves each member, and give split members a rendezvous."""
         placements = [leg.flotilla.of(name) for name in names]
         leg.savers |= {placement.member: placement.devices[0] for placement in placements}
-        self._rendezvous |= {split.member: self.pool.rendezvous() for split in placements if split.is_split}
+        self._rendezvous |= {split.member: self.pool.workers.rendezvous() for split in placements if split.is_split}
         self.members.place(names)
 
     def _group_rank(self, leg: LiveLeg, name: str, device: str) -> GroupRank | None:

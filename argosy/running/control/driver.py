@@ -133,7 +133,7 @@ class Driver(DriverPart):
     def _round(self) -> None:
         """Receive messages, decide, and write the journal; the commands of this round are sent at the beginning of the next one."""
         run = self.run
-        for worker, message in self.pool.receive(TICK_SECONDS):
+        for worker, message in self.pool.workers.receive(TICK_SECONDS):
             if isinstance(message, Came):
                 self.starts.nodes.append(message.node)
             elif self.pool.knows(worker):

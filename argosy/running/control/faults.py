@@ -250,7 +250,7 @@ class Faults(DriverPart):
             signs = self.pool.signs(worker)
             if signs is not None:
                 shown[worker] = signs
-                self.hangs.observe(now, worker, signs, partial(self.pool.cpu_seconds, worker))
+                self.hangs.observe(now, worker, signs, partial(self.pool.workers.cpu_seconds, worker))
         for worker, doing, still in self.hangs.hanging():
             self._end(worker, f"no progress for {still:.0f} s while {doing}")
         self._check_groups()
@@ -260,7 +260,7 @@ class Faults(DriverPart):
 
     def _end(self, worker: str, why: str) -> None:
         self._hung[worker] = why
-        self.pool.kill(worker)
+        self.pool.workers.kill(worker)
 
     def _check_groups(self) -> None:
         """Regroup members whose groups broke for no other reported reason: their devices have lost each other."""

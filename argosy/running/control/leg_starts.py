@@ -111,7 +111,7 @@ class LegStarts(DriverPart):
         first, self._asked = not self._asked, True
         run, waiting = self.run, [profile.member for profile in situation.waiting]
         has_the_choice = run.settings.policy == "balanced" and not run.packs and not run.bringers
-        side_by_side = len(situation.devices) > 1 and self.pool.side_by_side
+        side_by_side = len(situation.devices) > 1 and self.pool.workers.side_by_side
         if first and has_the_choice and side_by_side and all(map(self.positions.surely_reaches_its_limit, waiting)):
             self.launching.foresee(situation)
 

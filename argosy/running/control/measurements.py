@@ -123,7 +123,7 @@ class Measurements(DriverPart):
         # Only one node with one device may be left.
         if self.timing.over or len(devices) < 2 or self.measuring.link is not None or not self.measuring.may_split:
             return False
-        self.carry_out.send(self.timing.commands(devices, self.pool.rendezvous))
+        self.carry_out.send(self.timing.commands(devices, self.pool.workers.rendezvous))
         return True
 
     def sums_timed(self, device: str, timed: SumsTimed) -> None:

@@ -53,11 +53,6 @@ class WorkerPool:
         return tuple(self.node_of)
 
     @property
-    def side_by_side(self) -> bool:
-        """Whether trainers run concurrently, so that they can wait for each other."""
-        return self.workers.side_by_side
-
-    @property
     def workers_known(self) -> tuple[str, ...]:
         """Every worker."""
         return (*self.feeders, *self.node_of)
@@ -76,33 +71,17 @@ class WorkerPool:
         for node in self._feeder_counts:
             self.open_feeder(node)
         for device, node in self.node_of.items():
-            self.workers.start_trainer(device, node)
+            self.workers.start(device, "trainer", node)
 
     def send(self, commands: Mapping[str, Any]) -> None:
         """Send commands to workers."""
         for worker, command in commands.items():
             self.workers.send(worker, command)
 
-    def receive(self, timeout: float) -> list[tuple[str, Any]]:
-        """Flush sent commands, wait at most `timeout` seconds for messages, and return them as (worker, message)."""
-        return self.workers.receive(timeout)
-
-    def kill(self, worker: str) -> None:
-        """Kill a worker that does not answer."""
-        self.workers.kill(worker)
-
     def signs(self, worker: str) -> tuple[Sign, ...] | None:
         """Return the signs of life of a worker and then of its loader workers; None if it has no heartbeat."""
         heartbeat = self.workers.heartbeat(worker)
         return None if heartbeat is None else tuple(heartbeat.read())
-
-    def cpu_seconds(self, worker: str) -> float:
-        """Return the CPU time of a worker and its children."""
-        return self.workers.cpu_seconds(worker)
-
-    def rendezvous(self) -> str:
-        """Return an address at which workers that exchange tensors find each other."""
-        return self.workers.rendezvous()
 
     def open_feeder(self, node: str) -> None:
         """Start another feeder on a node, unless one is already starting."""
@@ -112,7 +91,7 @@ class WorkerPool:
                 name = f"{node}/{name}"
             self._feeder_counts[node] += 1
             self.feeders[name] = Feeder(name, node)
-            self.workers.start_feeder(name, node)
+            self.workers.start(name, "feeder", node)
             self.workers.send(name, Open(shards=self.shards))
 
     def admit(self, node: Node) -> None:
@@ -121,7 +100,7 @@ class WorkerPool:
         self.node_of |= {device.name: node.name for device in node.devices}
         self.open_feeder(node.name)
         for device in node.devices:
-            self.workers.start_trainer(device.name, node.name)
+            self.workers.start(device.name, "trainer", node.name)
 
     def free_team(self, devices: Iterable[str], busy: Iterable[str]) -> list[Feeder] | None:
         """Return an open, idle feeder for each node of these devices; missing ones are started and report Opened."""
@@ -218,7 +197,7 @@ class WorkerPool:
         self.known.pop(worker, None)
         if worker in self.devices:
             self._detach(worker)
-            self.workers.start_trainer(worker, self.node_of[worker])
+            self.workers.start(worker, "trainer", self.node_of[worker])
 
     def abandon(self, node: str, *, answers: bool) -> list[str]:
         """Give up a node: its workers are told to exit if they answer, else killed, and forgotten. Return its devices."""

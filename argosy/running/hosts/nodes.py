@@ -92,15 +92,10 @@ class NodeWorkers:
             for place in self.remote:
                 last_first.callback(place.close)
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """Start a feeder on a node."""
+    def start(self, name: str, role: str, node: str) -> None:
+        """Start a worker on a node."""
         self._place_of[name] = self._nodes[node]
-        self._nodes[node].start(name, "feeder")
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """Start a trainer on a node."""
-        self._place_of[name] = self._nodes[node]
-        self._nodes[node].start(name, "trainer")
+        self._nodes[node].start(name, role)
 
     def send(self, worker: str, command: Any) -> None:
         """Pass the command to the worker's node."""

@@ -70,12 +70,11 @@ class InlineWorkers:
         self.until: float = 0.0
         """Time at which `receive` is due to return to the driver, even in the middle of a block that takes long."""
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """Create a feeder, which opens its data when it is told to."""
-        self.feeders[name] = _InlineFeeder(self.job, name)
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """Create a trainer, which reports to this object directly."""
+    def start(self, name: str, role: str, node: str) -> None:
+        """Create a feeder, which opens its data when it is told to, or a trainer, which reports to this object directly."""
+        if role == "feeder":
+            self.feeders[name] = _InlineFeeder(self.job, name)
+            return
         self.trainers[name] = Trainer(
             self.job.study.terms,
             self.job.settings,

@@ -39,11 +39,8 @@ class Workers(Protocol):
     side_by_side: ClassVar[bool]
     """Whether trainers step at the same time, so that they can wait for one another."""
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """Start a feeder on a node; it answers as soon as it runs."""
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """Start the trainer of the named device, which is a device of the node."""
+    def start(self, name: str, role: str, node: str) -> None:
+        """Start a ``feeder`` or ``trainer`` on a node; it answers as soon as it runs. A trainer has the name of its device."""
 
     def send(self, worker: str, command: Any) -> None:
         """Send a command to a worker; kept until the next `receive`, and until the worker is there."""

@@ -161,14 +161,6 @@ class ProcessWorkers:
         """Descriptor for selectors, readable when `receive` has something to report or to write."""
         return self.selector.fileno()
 
-    def start_feeder(self, name: str, node: str) -> None:
-        """Fork a feeder on this machine."""
-        self.start(name, "feeder")
-
-    def start_trainer(self, name: str, node: str) -> None:
-        """Fork a trainer on this machine."""
-        self.start(name, "trainer")
-
     def send(self, worker: str, command: Any) -> None:
         """Keep the command for the next `receive`; ignored for a worker that was lost."""
         found = self.workers.get(worker)
@@ -233,8 +225,8 @@ class ProcessWorkers:
         if self.server.channel.fileno() >= 0:  # otherwise no other server could be started
             self._watch(self.server.channel)
 
-    def start(self, name: str, role: str) -> None:
-        """Start a worker: a feeder or a trainer."""
+    def start(self, name: str, role: str, node: str = "") -> None:
+        """Fork a worker on this machine, whatever its node is called."""
         self.started += 1
         heartbeat, descriptor = Heartbeat.create()
         # From here on the worker counts as busy, whatever keeps it from starting.
