@@ -67,9 +67,9 @@ def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Repor
 
 def test_a_job_says_once_for_which_nodes_it_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(Agents(jobs.place(0), tmp_path)) as launcher:
-        launcher._open_listener()
+        listener = launcher._open_listener()
         for waited in (1.0, 11.0, 12.0):
-            launcher._gather(waited)
+            launcher._gather(listener, waited)
     assert capsys.readouterr().err == (
         "1 of the job's 2 nodes are there (ranks 0); the run waits 300 s at most for the others.\n"
     )
@@ -352,7 +352,8 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
     monkeypatch.setattr(notices, "CALL_SECONDS", 0.5)
     ours, other = (Certificate.load(certificates.make(tmp_path / f"{name}.pem")) for name in ("ours", "other"))
     board, refused = notices.FileBoard(tmp_path), []
-    listener = notices.open_listener(jobs.place(0), board, None, ours, refused.append)
+    listener, notice = notices.listener_and_notice(jobs.place(0).job, None, ours, refused.append)
+    board.leave(notice)
 
     def join() -> None:
         with pytest.raises(

@@ -64,8 +64,7 @@ def lonely() -> None:
     """The agents do not come."""
     launcher = Agents(PLACE, RUN)
     try:
-        launcher._open_listener()
-        launcher._gather(waited=1000.0)
+        launcher._gather(launcher._open_listener(), waited=1000.0)
     finally:
         launcher.close()
 

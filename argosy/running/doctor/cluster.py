@@ -25,7 +25,7 @@ from argosy.running.directory.journal import own_directory
 from argosy.running.directory.versions import versions
 from argosy.running.doctor.cluster_checks import Findings, Here, MeasuredLink, Samples, judge
 from argosy.running.doctor.machine_checks import Check
-from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, open_listener
+from argosy.running.hosts.notices import board_of, call_driver, certificate_in, key_in, listener_and_notice
 from argosy.running.hosts.place import JobPlace, place_of
 from argosy.stream.listener import Listener, dial
 from argosy.stream.tls import Certificate
@@ -68,8 +68,9 @@ def examine_cluster(place: JobPlace, directory: Path, study_file: Path | None) -
     with _folder(directory) as folder, contextlib.ExitStack() as last_first:
         board = board_of(place, folder, os.environ)
         last_first.callback(board.clear)
-        listener = open_listener(place, board, key_in(os.environ), certificate, refusals.append)
+        listener, notice = listener_and_notice(place.job, key_in(os.environ), certificate, refusals.append)
         last_first.callback(listener.close)
+        board.leave(notice)
         desk = last_first.enter_context(_Desk(listener.key, certificate))
         joined = _gather(listener, place.nodes)
         peers = {here.rank: peer for here, peer in joined}

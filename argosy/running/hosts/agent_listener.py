@@ -1,15 +1,15 @@
-"""The driver's listener for the agents of other nodes, and its log of refused callers."""
+"""The driver's listener for the agents of other nodes, those that have called, and the log of refused callers."""
 
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from argosy.disk.files import appending, make_folder
 from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.versions import versions
 from argosy.running.hosts.agent import Joined
-from argosy.stream.listener import Listener
+from argosy.running.hosts.notices import listener_and_notice
+from argosy.stream.tls import Certificate
 from argosy.stream.wire import Peer
 
 __all__ = ["AgentListener", "check_versions"]
@@ -22,13 +22,14 @@ MOST_REFUSALS = 1000
 class AgentListener:
     """The listener of one run. Its `fileno` is readable when `enter` has something to do."""
 
-    def __init__(self, opens: Callable[[Callable[[str], None]], Listener]) -> None:
+    def __init__(self, job: str, key: bytes | None, certificate: Certificate | None) -> None:
+        self.joined: dict[int, tuple[Joined, Peer]] = {}
+        """Agents that `gather` has let in and that are no part of the run yet, by rank."""
         self._directory: Path | None = None
         self._kept: list[str] = []
         """Lines for ``listener.log`` while there is no run directory."""
         self._refusals = 0
-        self._listener = opens(self.note)
-        """The listener, which reports refused callers to `note`."""
+        self._listener, self.notice = listener_and_notice(job, key, certificate, self.note)
 
     def log_in(self, directory: Path) -> None:
         """Write ``workers/listener.log`` in this run directory, beginning with the lines noted before."""
@@ -47,16 +48,26 @@ class AgentListener:
         """Descriptor for selectors."""
         return self._listener.fileno()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until `enter` has something to do, or the time is over."""
+    def gather(self, seconds: float) -> None:
+        """Let in the agents that call within so many seconds; raises PlanError for one with other versions than the driver."""
         self._listener.wait(seconds)
+        for joined, peer in self.enter():
+            check_versions(joined)
+            self.joined[joined.rank] = joined, peer
+
+    def hand_over(self) -> list[tuple[Joined, Peer]]:
+        """Return the agents that were let in, by rank; the caller closes their connections."""
+        joined, self.joined = self.joined, {}
+        return [joined[rank] for rank in sorted(joined)]
 
     def enter(self) -> list[tuple[Joined, Peer]]:
         """Return the agents that have called, each with its first message, waiting a moment for those that delay it."""
         return [(joined, peer) for name, peer in self._listener.enter() for joined in self._first_word(name, peer)]
 
     def close(self) -> None:
-        """Accept no more callers."""
+        """Accept no more callers, and hang up on the agents that were not handed over."""
+        for _, peer in self.hand_over():
+            peer.close()
         self._listener.close()
 
     def _first_word(self, name: str, peer: Peer) -> list[Joined]:

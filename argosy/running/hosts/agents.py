@@ -11,16 +11,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from argosy.cluster import Cluster
 from argosy.errors import PlanError, WorkerError
 from argosy.running.directory.journal import own_directory
 from argosy.running.hosts.agent import Joined
-from argosy.running.hosts.agent_listener import AgentListener, check_versions
+from argosy.running.hosts.agent_listener import AgentListener
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.notices import board_of, certificate_in, interface_of, key_in, open_listener
+from argosy.running.hosts.notices import board_of, certificate_in, interface_of, key_in
 from argosy.running.hosts.place import JobPlace
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
@@ -51,8 +50,6 @@ class Agents:
         self._certificate = certificate_in(os.environ)
         self._listener: AgentListener | None = None
         self._board = board_of(place, directory, os.environ)
-        self._joined: dict[int, tuple[Joined, Peer]] = {}
-        """Agents that have called, by rank."""
         self._told = False
         """Whether the driver has said what it waits for."""
 
@@ -68,12 +65,11 @@ class Agents:
                 f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
             )
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
-        if self._listener is None:
-            self._open_listener()
+        listener = self._listener or self._open_listener()
         began = time.monotonic()
-        while len(self._joined) < self.place.nodes - 1:
-            self._gather(time.monotonic() - began)
-        nodes = [mine, *(self._joined[rank][0].node for rank in sorted(self._joined))]
+        while len(listener.joined) < self.place.nodes - 1:
+            self._gather(listener, time.monotonic() - began)
+        nodes = [mine, *(joined.node for _, (joined, _) in sorted(listener.joined.items()))]
         return Cluster(
             nodes=tuple(node_of(f"node{number}", node.devices, node.cores) for number, node in enumerate(nodes))
         )
@@ -82,10 +78,9 @@ class Agents:
         """Implement `Launcher.open`: workers of this node and of the nodes of all agents that have called."""
         assert self._listener is not None
         blobs = blobs_of(job)
-        joined, self._joined = [self._joined[rank] for rank in sorted(self._joined)], {}
         remote = [
             RemoteNode(f"node{number}", agent.host, peer, job.directory)
-            for number, (agent, peer) in enumerate(joined, start=1)
+            for number, (agent, peer) in enumerate(self._listener.hand_over(), start=1)
         ]
         host = remote[0].peer.host
         own = {role: os.dup(descriptor) for role, descriptor in blobs.items()}
@@ -96,22 +91,21 @@ class Agents:
     def close(self) -> None:
         """Close the connections and the listener, and remove the notice."""
         self.here.close()
-        for _, peer in self._joined.values():
-            peer.close()
         if self._listener is not None:
             self._listener.close()
         self._board.clear()
 
-    def _open_listener(self) -> None:
+    def _open_listener(self) -> AgentListener:
         own_directory(self.directory)  # for the driver's notice
-        self._listener = AgentListener(partial(open_listener, self.place, self._board, self._key, self._certificate))
-        self._listener.log_in(self.directory)
+        self._listener = listener = AgentListener(self.place.job, self._key, self._certificate)
+        self._board.leave(listener.notice)
+        listener.log_in(self.directory)
+        return listener
 
-    def _gather(self, waited: float) -> None:
-        """Accept the agents that call within a moment; raises WorkerError where the driver has waited for too many seconds."""
-        assert self._listener is not None
-        there = f"{len(self._joined) + 1} of the job's {self.place.nodes} nodes"
-        ranks = ", ".join(str(rank) for rank in sorted({0, *self._joined}))
+    def _gather(self, listener: AgentListener, waited: float) -> None:
+        """Let agents in that call within a moment; raises WorkerError where the driver has waited for too many seconds."""
+        there = f"{len(listener.joined) + 1} of the job's {self.place.nodes} nodes"
+        ranks = ", ".join(str(rank) for rank in sorted({0, *listener.joined}))
         if waited > GATHER_SECONDS:
             raise WorkerError(
                 f"{there} were there after {GATHER_SECONDS:g} s (ranks {ranks}); "
@@ -124,10 +118,7 @@ class Agents:
                 f"{there} are there (ranks {ranks}); the run waits {GATHER_SECONDS:g} s at most for the others.",
                 file=sys.stderr,
             )
-        self._listener.wait(POLL_SECONDS)
-        for joined, peer in self._listener.enter():
-            check_versions(joined)
-            self._joined[joined.rank] = joined, peer
+        listener.gather(POLL_SECONDS)
 
 
 class _Settled:

@@ -43,7 +43,6 @@ __all__ = [
     "interface_of",
     "key_in",
     "listener_and_notice",
-    "open_listener",
 ]
 
 KEY = "ARGOSY_KEY"
@@ -255,15 +254,6 @@ def _addresses() -> tuple[str, ...]:
     with contextlib.suppress(OSError):
         named = socket.gethostbyname(socket.gethostname())
     return tuple(sorted(found, key=lambda address: (address.startswith("127."), address != named)))
-
-
-def open_listener(
-    place: JobPlace, board: Board, key: bytes | None, certificate: Certificate | None, refused: Callable[[str], None]
-) -> Listener:
-    """Open the driver's listener, and leave a notice of it."""
-    listener, notice = listener_and_notice(place.job, key, certificate, refused)
-    board.leave(notice)
-    return listener
 
 
 def listener_and_notice(

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,15 +25,14 @@ from argosy.cluster import Cluster, Node
 from argosy.errors import PlanError, WorkerError
 from argosy.errors.spelling import known_keywords
 from argosy.running.hosts.agent import Joined, attend
-from argosy.running.hosts.agent_listener import AgentListener, check_versions
+from argosy.running.hosts.agent_listener import AgentListener
 from argosy.running.hosts.nodes import NodeWorkers
-from argosy.running.hosts.notices import Notice, call_any, certificate_in, listener_and_notice
+from argosy.running.hosts.notices import Notice, call_any, certificate_in
 from argosy.running.hosts.remote_node import RemoteNode
 from argosy.running.launch.blobs import blobs_of
 from argosy.running.launch.discovery import devices_asked, node_of
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
-from argosy.stream.listener import Listener
 from argosy.stream.wire import Peer
 
 __all__ = ["Ray"]
@@ -87,13 +86,11 @@ class Ray:
         self._connected = False
         self._listener: AgentListener | None = None
         self._notice: Notice | None = None
-        """Notice by which agents find the driver."""
+        """Notice by which agents find the driver, also while the run has the listener."""
         self._placed: dict[int, _Placed] = {}
         """Agents that Ray has not reported as ended, by number."""
         self._started: Counter[str] = Counter()
         """Number of agents started on each node, by Ray's id of the node."""
-        self._joined: dict[int, tuple[Joined, Peer]] = {}
-        """Agents that have called and are not part of the run yet."""
         self._names: dict[int, str] = {}
         """Names of the run's nodes, by number of the agent."""
         self._asked = 0.0
@@ -104,21 +101,18 @@ class Ray:
         devices_asked(settings)
         self._connect()
         self.settings, listener = settings, self._listener or self._open_listener()
-        began, failures = time.monotonic(), ""
-        while not self._all_there(time.monotonic() - began):
+        began, failures, joined = time.monotonic(), "", listener.joined
+        while not self._all_there(joined, time.monotonic() - began):
             self._place()
-            listener.wait(POLL_SECONDS)
-            for joined, peer in listener.enter():
-                check_versions(joined)
-                self._joined[joined.rank] = joined, peer
+            listener.gather(POLL_SECONDS)
             for number, why in self._ended().items():
                 failures = f"; the last agent that ended said: {why}"
-                if number in self._joined:
-                    self._joined.pop(number)[1].close()
+                if number in joined:
+                    joined.pop(number)[1].close()
             if time.monotonic() - began > GATHER_SECONDS or (failures and not self._placed):
-                raise self._lonely(failures)
-        self._names = {number: f"node{place}" for place, number in enumerate(sorted(self._joined))}
-        return Cluster(nodes=tuple(self._node(self._joined[number][0]) for number in self._names))
+                raise self._lonely(joined, failures)
+        self._names = {number: f"node{place}" for place, number in enumerate(sorted(joined))}
+        return Cluster(nodes=tuple(self._node(joined[number][0]) for number in self._names))
 
     def open(self, job: Job) -> NodeWorkers:
         """Implement `Launcher.open`: workers on the nodes of all agents that have called."""
@@ -126,19 +120,16 @@ class Ray:
         assert listener is not None
         listener.log_in(job.directory)
         self._job = replace(job, settings=replace(job.settings, nodes=max(job.settings.nodes, len(self._names))))
-        joined, self._joined = self._joined, {}
-        remote = [self._remote_node(*joined[number]) for number in self._names]
+        remote = [self._remote_node(*joined) for joined in listener.hand_over()]
         return NodeWorkers(remote, blobs_of(self._job), listener, self, job.directory)
 
     def close(self) -> None:
         """Close connections and the listener, kill the agents, and leave Ray if this object joined it."""
-        for _, peer in self._joined.values():
-            peer.close()
         if self._listener is not None:
             self._listener.close()
         for placed in self._placed.values():
             ray.kill(placed.actor)
-        self._placed, self._joined, self._listener = {}, {}, None
+        self._placed, self._listener = {}, None
         self._started.clear()  # the next run may start as many again
         if self._connected:
             ray.shutdown()
@@ -158,10 +149,10 @@ class Ray:
         self._names[joined.rank] = f"node{len(self._names)}"
         return self._remote_node(joined, peer), self._node(joined)
 
-    def _all_there(self, waited: float) -> bool:
+    def _all_there(self, joined: Collection[int], waited: float) -> bool:
         """Whether the nodes that have called can begin; they wait `BUSY_SECONDS` for agents that may never call."""
-        enough = len(self._joined) >= max(self.settings.nodes, 1)
-        return enough and (not set(self._placed) - set(self._joined) or waited > BUSY_SECONDS)
+        enough = len(joined) >= max(self.settings.nodes, 1)
+        return enough and (not set(self._placed) - set(joined) or waited > BUSY_SECONDS)
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -177,11 +168,8 @@ class Ray:
         self._connected = True
 
     def _open_listener(self) -> AgentListener:
-        self._listener = listener = AgentListener(self._opened)
-        return listener
-
-    def _opened(self, refused: Callable[[str], None]) -> Listener:
-        listener, self._notice = listener_and_notice("", None, certificate_in(os.environ), refused)
+        self._listener = listener = AgentListener("", None, certificate_in(os.environ))
+        self._notice = listener.notice
         return listener
 
     def _place(self) -> None:
@@ -216,10 +204,10 @@ class Ray:
         assert self._job is not None
         return RemoteNode(self._names[joined.rank], joined.host, peer, self._job.directory)
 
-    def _lonely(self, failures: str) -> WorkerError:
-        waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in self._joined)
+    def _lonely(self, joined: Collection[int], failures: str) -> WorkerError:
+        waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in joined)
         return WorkerError(
-            f"{len(self._joined)} nodes of the Ray cluster have an agent that called, and {max(self.settings.nodes, 1)} are wanted "
+            f"{len(joined)} nodes of the Ray cluster have an agent that called, and {max(self.settings.nodes, 1)} are wanted "
             f"(waited for: {waited or 'none'}){failures}. Let nodes have the devices free that --devices asks for, argosy installed "
             "or in the runtime_env, and a way to this host; ray status and ray list actors tell more."
         )
