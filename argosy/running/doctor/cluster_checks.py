@@ -6,7 +6,7 @@ Rank 0 is the reference: a node that differs from it is the one to fix.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from argosy.running.doctor.machine_checks import Check
+from argosy.running.doctor.machine_checks import Check, judged
 
 __all__ = ["Here", "MeasuredLink", "Findings", "Samples", "judge"]
 
@@ -91,13 +91,8 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
         f"--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; where there is a firewall, "
         f"on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of them"
     )
-    return Check(
-        name="nodes",
-        found="; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])]),
-        wanted=f"{size}, which find rank 0 and prove its key",
-        ok=len(nodes) == size,
-        mend="" if len(nodes) == size else mend,
-    )
+    found = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
+    return judged("nodes", found, f"{size}, which find rank 0 and prove its key", "" if len(nodes) == size else mend)
 
 
 def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
@@ -107,25 +102,19 @@ def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequen
     said += [f"{node.name} has not reported which nodes it reaches" for node in silent]
     mends = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
     mends += [f"on {node.host}: argosy doctor" for node in silent]
-    return Check(
-        name="reachability",
-        found=_first(said) or f"{len(links)} calls went through",
-        wanted="every node reaches every other one, at ports that the kernel chooses",
-        ok=not said,
-        mend=_first(mends),
-    )
+    wanted = "every node reaches every other one, at ports that the kernel chooses"
+    return judged("reachability", _first(said) or f"{len(links)} calls went through", wanted, _first(mends))
 
 
 def judge_equal_versions(nodes: Sequence[Here]) -> Check:
     """Check that all nodes have the versions of rank 0."""
     wanted = nodes[0].versions
     unlike = [(node, found) for node in nodes if (found := _unlike(node.versions, wanted))]
-    return Check(
-        name="equal versions",
-        found=_first(f"{node.name} has {_spelled(found)}" for node, found in unlike) or _spelled(wanted),
-        wanted=f"on all nodes {_spelled(wanted)}",
-        ok=not unlike,
-        mend=_first(f"on {node.host}: {_installing(found, wanted)}" for node, found in unlike),
+    return judged(
+        "equal versions",
+        _first(f"{node.name} has {_spelled(found)}" for node, found in unlike) or _spelled(wanted),
+        f"on all nodes {_spelled(wanted)}",
+        _first(f"on {node.host}: {_installing(found, wanted)}" for node, found in unlike),
     )
 
 
@@ -135,13 +124,9 @@ def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
     said = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
-    return Check(
-        name="clocks",
-        found=_first(said) or f"at most {widest:.3f} s apart",
-        wanted=f"within {CLOCK_SECONDS:g} s of rank 0",
-        ok=not apart,
-        mend=_first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart),
-    )
+    mend = _first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
+    found = _first(said) or f"at most {widest:.3f} s apart"
+    return judged("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", mend)
 
 
 def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
@@ -156,12 +141,11 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
         "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') says what its link has agreed on; "
         "GLOO_SOCKET_IFNAME=INTERFACE takes another one"
     )
-    return Check(
-        name="bandwidth",
-        found=_first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
-        wanted=f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
-        ok=not slow,
-        mend=_first(mend.format(here.host, there.address) for _, here, there in slow),
+    return judged(
+        "bandwidth",
+        _first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
+        f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
+        _first(mend.format(here.host, there.address) for _, here, there in slow),
     )
 
 
@@ -176,12 +160,9 @@ def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
     mends += [
         f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
     ]
-    return Check(
-        name="equal data",
-        found=_first(said) or ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items()),
-        wanted="as many samples on all nodes, of the same bytes",
-        ok=not said,
-        mend=_first(mends),
+    lengths = ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items())
+    return judged(
+        "equal data", _first(said) or lengths, "as many samples on all nodes, of the same bytes", _first(mends)
     )
 
 

@@ -32,6 +32,7 @@ from argosy.running.doctor.machine_checks import (
     judge_memory,
     judge_processes,
     judge_versions,
+    judged,
 )
 from argosy.running.launch.forkserver import ForkServer
 from argosy.running.launch.limits import memory_limit, quota_cores, usable_cores
@@ -71,7 +72,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except (OSError, WorkerError) as error:
         mend = "mend the checks above first, then run argosy doctor again"
-        return Check(name=name, found=f"{type(error).__name__}: {error}", wanted="no error", ok=False, mend=mend)
+        return judged(name, f"{type(error).__name__}: {error}", "no error", mend)
 
 
 def _check_memfd() -> Check:
@@ -86,8 +87,8 @@ def _check_memfd() -> Check:
             os.close(descriptor)
     except OSError as error:
         mend = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
-        return Check(name="memfd", found=str(error), wanted=wanted, ok=False, mend=mend)
-    return Check(name="memfd", found="works", wanted=wanted, ok=True)
+        return judged("memfd", str(error), wanted, mend)
+    return judged("memfd", "works", wanted)
 
 
 def _size_of(folder: Path) -> int | None:
@@ -122,7 +123,7 @@ def _check_locks(directory: Path) -> Check:
     except OSError as error:
         refusal = str(error)
     mend = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
-    return Check(name="locks", found=refusal or "work", wanted=f"flock in {folder}", ok=not refusal, mend=mend)
+    return judged("locks", refusal or "work", f"flock in {folder}", mend)
 
 
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
@@ -165,18 +166,13 @@ def _check_server(server: ForkServer | None, problem: str) -> Check:
     """Have a worker forked that answers, as every worker of a run does."""
     wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
     mend = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
-    if server is None:
-        return Check(name="fork server", found=problem, wanted=wanted, ok=False, mend=mend)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="argosy-doctor-") as folder:
-        try:
-            found = _fork_one(server, Path(folder) / "worker.log")
-        finally:
-            server.close()
+    if server is not None:
+        with tempfile.TemporaryDirectory(prefix="argosy-doctor-") as folder, contextlib.ExitStack() as last:
+            last.callback(server.close)
+            problem = _fork_one(server, Path(folder) / "worker.log")
     seconds = time.monotonic() - started
-    if found:
-        return Check(name="fork server", found=found, wanted=wanted, ok=False, mend=mend)
-    return Check(name="fork server", found=f"works, {seconds:.1f} s", wanted=wanted, ok=True)
+    return judged("fork server", problem or f"works, {seconds:.1f} s", wanted, mend if problem else "")
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "judge_memory",
     "judge_processes",
     "judge_versions",
+    "judged",
 ]
 
 GIB = 2**30
@@ -57,6 +58,11 @@ class Check:
     """The exact command or setting that fixes it; if all is well, empty or advice."""
 
 
+def judged(name: str, found: str, wanted: str, mend: str = "") -> Check:
+    """Return a check that has failed where there is something to mend."""
+    return Check(name=name, found=found, wanted=wanted, ok=not mend, mend=mend)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
     """What the driver and torch report about this machine's GPUs."""
@@ -77,12 +83,11 @@ def judge_versions(found: Mapping[str, str | None]) -> Check:
     """Check that Python, torch and NumPy are installed and recent enough; None is a package that is not installed."""
     old = [name for name, least in WANTED_VERSIONS.items() if _numbers(found[name]) < _numbers(least)]
     packages = " ".join(f"'{name}>={WANTED_VERSIONS[name]}'" for name in old if name != "python")
-    return Check(
-        name="versions",
-        found=", ".join(f"{name} {version or 'missing'}" for name, version in found.items()),
-        wanted=", ".join(f"{name} >= {least}" for name, least in WANTED_VERSIONS.items()),
-        ok=not old,
-        mend="install Python 3.11 or newer" if "python" in old else f"pip install {packages}" if old else "",
+    return judged(
+        "versions",
+        ", ".join(f"{name} {version or 'missing'}" for name, version in found.items()),
+        ", ".join(f"{name} >= {least}" for name, least in WANTED_VERSIONS.items()),
+        "install Python 3.11 or newer" if "python" in old else f"pip install {packages}" if old else "",
     )
 
 
@@ -102,13 +107,8 @@ def judge_extras(found: Mapping[str, str | None]) -> Check:
 def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
     """Check for at least one whole core; a limit below the machine's cores is reported, not refused."""
     limits = f"{allowed} of {there} by affinity" + ("" if quota is None else f", a quota of {quota:g}")
-    return Check(
-        name="cores",
-        found=limits,
-        wanted="1 or more",
-        ok=quota is None or quota >= 1,
-        mend="" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2",
-    )
+    mend = "" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2"
+    return judged("cores", limits, "1 or more", mend)
 
 
 def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
@@ -116,12 +116,11 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
     room = available if limit is None else min(available, limit)
     wanted = SERVICE_BYTES + devices * DEVICE_BYTES
     bounded = "" if limit is None else f", a control group's limit of {sized(limit)}"
-    return Check(
-        name="memory",
-        found=f"{sized(available)} available{bounded}",
-        wanted=f"{sized(wanted)} for {devices} CPU devices and small members",
-        ok=room >= wanted,
-        mend="" if room >= wanted else "--devices cpu:1 --loader-workers 1, or raise the container's memory limit",
+    return judged(
+        "memory",
+        f"{sized(available)} available{bounded}",
+        f"{sized(wanted)} for {devices} CPU devices and small members",
+        "" if room >= wanted else "--devices cpu:1 --loader-workers 1, or raise the container's memory limit",
     )
 
 
@@ -136,55 +135,41 @@ def judge_dev_shm(size: int | None) -> Check:
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
     """Check the limits, soft and hard, on open files of one process."""
     (soft, hard), wanted = limits, SERVICE_FILES + WORKER_FILES * workers
-    enough = soft == resource.RLIM_INFINITY or soft >= wanted
-    reachable = hard == resource.RLIM_INFINITY or hard >= wanted
-    mend = f"ulimit -n {max(wanted, 1024) if hard == resource.RLIM_INFINITY else min(max(wanted, 1024), hard)}"
-    if not reachable:
-        mend = f"raise the hard limit first: '* hard nofile {max(wanted, 1024)}' in /etc/security/limits.conf"
-    return Check(
-        name="open files",
-        found=f"{_number(soft)} a process (up to {_number(hard)} on request)",
-        wanted=f"{wanted}",
-        ok=enough,
-        mend="" if enough else mend,
-    )
+    ample = max(wanted, 1024)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        mend = ""
+    elif hard == resource.RLIM_INFINITY or hard >= wanted:
+        mend = f"ulimit -n {ample if hard == resource.RLIM_INFINITY else min(ample, hard)}"
+    else:
+        mend = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
+    found = f"{_number(soft)} a process (up to {_number(hard)} on request)"
+    return judged("open files", found, f"{wanted}", mend)
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
     """Check for room for more processes and threads of this user: the limit (None for none), and how many there are."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
-    return Check(
-        name="processes",
-        found=f"{there} of {'any number' if limit is None else limit}",
-        wanted=f"{wanted} more",
-        ok=ok,
-        mend="" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container",
-    )
+    mend = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container"
+    return judged("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", mend)
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check the disk of the runs folder."""
-    ok = writable and free >= DISK_BYTES
-    found = f"{sized(free)} free in {folder}"
-    return Check(
-        name="disk",
-        found=found if writable else f"{folder} cannot be written to",
-        wanted=f"{sized(DISK_BYTES)} free, writable",
-        ok=ok,
-        mend="" if ok else "--dir DIR on a disk with room that you may write to",
-    )
+    found = f"{sized(free)} free in {folder}" if writable else f"{folder} cannot be written to"
+    mend = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with room that you may write to"
+    return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", mend)
 
 
 def judge_gpus(gpus: Gpus) -> Check:
     """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
         found = "none of NVIDIA's: members train on CPU devices, or on what torch finds of AMD's or Intel's"
-        return Check(name="gpus", found=found, wanted="optional", ok=True)
+        return judged("gpus", found, "optional")
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
     if gpus.names:
         hidden = "" if gpus.visible is None else f" (CUDA_VISIBLE_DEVICES={gpus.visible})"
-        return Check(name="gpus", found=f"{', '.join(gpus.names)}{hidden}", wanted=wanted, ok=True)
+        return judged("gpus", f"{', '.join(gpus.names)}{hidden}", wanted)
     if gpus.visible is not None and gpus.visible in ("", "-1"):
         found, mend = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
     elif gpus.torch_cuda is None:
@@ -196,7 +181,7 @@ def judge_gpus(gpus: Gpus) -> Check:
             f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the driver that is "
             "there (nvidia-smi names its CUDA version); check CUDA_VISIBLE_DEVICES"
         )
-    return Check(name="gpus", found=f"0 of {gpus.in_machine}: {found}", wanted=wanted, ok=False, mend=mend)
+    return judged("gpus", f"0 of {gpus.in_machine}: {found}", wanted, mend)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
