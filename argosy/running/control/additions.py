@@ -55,9 +55,8 @@ class Additions:
         if results is not None:
             self._rehearsal = None
             self._rehearsed |= results
-        if self.run.begun:
-            for file in list(self._rehearsed):
-                self._take_up(file, self._rehearsed.pop(file))
+        for file in list(self._rehearsed):
+            self._take_up(file, self._rehearsed.pop(file))
 
     def _rehearse(self, copies: Mapping[str, StudyCopy]) -> None:
         if not copies:

@@ -57,8 +57,8 @@ class Clones:
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
 
     def poll(self) -> None:
-        """Add clones whose source has been saved, or that need nothing from it."""
-        for file, waiting in list(self._waiting.items()) if self.run.begun else ():
+        """Take up those whose source has been saved, or need nothing of it."""
+        for file, waiting in list(self._waiting.items()):
             clone, newest = waiting.clone, self._newest(waiting.clone)
             device = self._device(clone.source) if clone.warm else None
             if device is not None and newest in (None, waiting.older):

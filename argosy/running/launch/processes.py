@@ -107,8 +107,6 @@ class _Worker:
     """When the connection broke, or when the fork server reported the worker's end."""
     ended: str = ""
     """How it ended, set when the fork server reports it or when this process kills the worker."""
-    unsent: list[Any] = field(default_factory=list)
-    """Messages since the last `receive`."""
 
 
 @dataclass(eq=False)
@@ -135,7 +133,8 @@ class ProcessWorkers:
     selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector, init=False)
     said: list[tuple[str, Any]] = field(default_factory=list, init=False)
     stopped_since: dict[int, float] = field(default_factory=dict, init=False)
-    _spoken_to: dict[_Worker, None] = field(default_factory=dict, init=False)
+    _unsent: list[tuple[_Worker, Any]] = field(default_factory=list, init=False)
+    """Commands since the last `receive`."""
     _polled: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -163,10 +162,8 @@ class ProcessWorkers:
 
     def send(self, worker: str, command: Any) -> None:
         """Keep the command for the next `receive`; ignored for a worker that was lost."""
-        found = self.workers.get(worker)
-        if found is not None:
-            found.unsent.append(command)
-            self._spoken_to[found] = None
+        if worker in self.workers:
+            self._unsent.append((self.workers[worker], command))
 
     def kill(self, worker: str) -> None:
         """Kill the process.
@@ -218,10 +215,11 @@ class ProcessWorkers:
         return said
 
     def let_go(self) -> None:
-        """Write the messages since the last `receive` to the workers that have any, as far as connections take them."""
-        for worker in self._spoken_to:
-            self._say(worker)
-        self._spoken_to.clear()
+        """Write the commands since the last `receive`, as far as connections take them."""
+        unsent, self._unsent = self._unsent, []
+        for worker, command in unsent:
+            if worker.peer is not None:
+                self._say(worker.peer, worker.name, command)
         if self.server.channel.fileno() >= 0:  # otherwise no other server could be started
             self._watch(self.server.channel)
 
@@ -244,19 +242,14 @@ class ProcessWorkers:
         theirs.close()
         os.close(descriptor)
 
-    def _say(self, worker: _Worker) -> None:
-        """Write the messages for a worker, as far as its connection takes them."""
-        if worker.peer is None:
-            return
-        for command in worker.unsent:
-            if isinstance(command, Attach):
-                self._attach(worker.peer, command, worker.name)
-            else:
-                worker.peer.send(command)
-        worker.unsent.clear()
-        self._watch(worker.peer)
+    def _say(self, peer: Peer, name: str, command: Any) -> None:
+        if isinstance(command, Attach):
+            self._attach(peer, name, command)
+        else:
+            peer.send(command)
+        self._watch(peer)
 
-    def _attach(self, trainer: Peer, command: Attach, name: str) -> None:
+    def _attach(self, trainer: Peer, name: str, command: Attach) -> None:
         """Give a trainer and a feeder the two ends of a connection; where the feeder is gone, the trainer finds it broken."""
         feeder = self.workers.get(command.feeder)
         one, other = socket.socketpair()
