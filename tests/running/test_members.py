@@ -161,7 +161,7 @@ def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> Non
     members.begin()
     assert (members.waiting, positions.place("a")) == (["a"], 0)
     assert (positions.epochs_left("a"), positions.last_section("a")) == (2, 6)
-    assert positions.leg_for(["a"], LENGTHS, number=3).section == 0
+    assert positions.leg_for(["a"], LENGTHS).section == 0
     positions.enter(["a"])
     positions.join(["a"], 7)
     assert (positions.place("a"), positions.last_section("a")) == (28, 34)

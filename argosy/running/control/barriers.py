@@ -111,12 +111,13 @@ class Barriers(DriverPart):
         profiles = self.decisions.profiles([*live, *self.members.unplaced])
         self.carry_out.record(*self.predictions.profiled(profiles))
         with self.predictions.planning():
-            found = self.decisions.goes_on(leg, live, profiles)
-        anew = set[str]()
-        if not found.keeps and found.flotilla is not None:
-            anew = placed_anew(leg.flotilla, found.flotilla)
-        leg.makes_room, leg.flotilla = not found.keeps, found.planned
-        return {} if found.flotilla is None else assignments_of(found.flotilla), anew
+            flotilla, keeps = self.decisions.goes_on(leg, live, profiles)
+        leg.makes_room = not keeps
+        if flotilla is None:
+            return {}, set()
+        anew = set[str]() if keeps else placed_anew(leg.flotilla, flotilla)
+        leg.flotilla = flotilla
+        return assignments_of(flotilla.keeping(live) if keeps else flotilla), anew
 
     # ---- verdicts
 

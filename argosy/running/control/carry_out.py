@@ -36,7 +36,7 @@ from argosy.running.control.positions import FINAL
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.verdicts import Fate, Newcomer, Verdict
-from argosy.running.control.worker_pool import Feeder
+from argosy.running.control.worker_pool import Feeder, Feeding
 from argosy.running.directory.study_json import write_json
 
 __all__ = ["CarryOut"]
@@ -115,12 +115,12 @@ class CarryOut(DriverPart):
         if self.run.settings.loader_workers is None:
             self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
 
-    def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> tuple[Leg, int]:
-        """Let a team of feeders prepare a new leg; return the leg with its number, and the number of its first assignment."""
+    def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> Feeding:
+        """Let a team prepare a new leg, which has its number from here on."""
         self.legs.count += 1
         leg = replace(stretch, number=self.legs.count)
         self.pool.feed(team, leg, pipeline)
-        return leg, self.legs.next_assignment()
+        return Feeding(team, leg, self.legs.next_assignment())
 
     def measure(self, commands: Mapping[str, Measure]) -> None:
         """Let trainers measure members."""

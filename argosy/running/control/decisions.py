@@ -1,7 +1,6 @@
 """Decisions at barriers and for free devices, as queries of a run that change nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from argosy.planning import FILES, SKIPPING, Situation
 from argosy.plans import Flotilla
@@ -12,19 +11,7 @@ from argosy.running.control.run import DriverPart
 from argosy.running.control.verdicts import Fate, Verdict
 from argosy.stream.schedule import section_start
 
-__all__ = ["Decisions", "GoesOn"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GoesOn:
-    """The policy's decision at a barrier."""
-
-    keeps: bool
-    """Whether all members stay on their devices."""
-    flotilla: Flotilla | None
-    """The flotilla with which the leg continues; None if its members make room."""
-    planned: Flotilla
-    """The flotilla that the policy is asked about next time."""
+__all__ = ["Decisions"]
 
 
 class Decisions(DriverPart):
@@ -152,14 +139,17 @@ class Decisions(DriverPart):
             return False
         length, begun = self.run.lengths["train"], leg.until > leg.begins.section
         position = section_start(leg.until, length, self.run.per_epoch) if begun else leg.begins.position
-        return self.positions.leg_for([name], self.run.lengths, number=0).position >= position
+        return self.positions.leg_for([name], self.run.lengths).position >= position
 
     def profiles(self, names: Sequence[str]) -> list[Profile]:
         """Return the profiles of those of these members whose costs are known."""
         return self.measuring.profiles(names, self.run.study)
 
-    def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> GoesOn:
-        """Return the flotilla with which a leg continues after its barrier, from its `live` members and the waiting ones in `profiles`."""
+    def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> tuple[Flotilla | None, bool]:
+        """Return the flotilla that goes on with a leg at its barrier, and whether it is the one that the policy started, whatever has left it since.
+
+        It has the leg's `live` members, and others that wait, in `profiles`; None where its members make room.
+        """
         here = set(live)
         there = [profile for profile in profiles if profile.member in here]
         waiting = [profile for profile in profiles if profile.member not in here]
@@ -170,15 +160,14 @@ class Decisions(DriverPart):
         waits = not peers and self.too_soon(leg)
         keeps = bool(live) and (waits or self.launching.policy.keeps(situation, started, tuple(there)))
         if keeps:
-            # Policies are asked about the flotilla that they started, even if members have left it since.
-            return GoesOn(keeps=True, flotilla=started.keeping(live), planned=started)
+            return started, True
         anew = self.situation(profiles, places, without=leg)
         flotilla = self.launching.goes_on(leg, there, peers, anew)
         if flotilla is not None:
             nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
             if any(self.pool.node_of[device] not in nodes for device in flotilla.devices):
                 flotilla = None
-        return GoesOn(keeps=False, flotilla=flotilla, planned=leg.flotilla if flotilla is None else flotilla)
+        return flotilla, False
 
     def situation(
         self,

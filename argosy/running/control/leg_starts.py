@@ -15,7 +15,7 @@ from argosy.running.control.legs import LiveLeg
 from argosy.running.control.predictions import Predictions
 from argosy.running.control.run import DriverPart, Run
 from argosy.running.control.sharing_choice import SharingChoice
-from argosy.running.control.worker_pool import Feeder
+from argosy.running.control.worker_pool import Feeder, Feeding
 
 __all__ = ["LegStarts"]
 
@@ -29,8 +29,8 @@ class LegStarts(DriverPart):
         self.carry_out = carry_out
         self.predictions = predictions
         self.sharing: SharingChoice = SharingChoice(run.settings)
-        self.measuring_leg: tuple[list[Feeder], Leg, int] | None = None
-        """The leg that members were measured on, with its feeders and assignment number; None once one of its workers is lost."""
+        self.measuring_leg: Feeding | None = None
+        """The one that members were measured on, until a worker that feeds or reads it is gone."""
         self.nodes: list[Node] = []
         """Nodes that have come; their workers start when no member is being measured."""
         self.unopened: set[str] = set()
@@ -126,21 +126,24 @@ class LegStarts(DriverPart):
             return False
         if self.launching.policy_name in SKIPPING:
             self.positions.level(flotilla.members)
-        stretch = self.positions.leg_for(flotilla.members, self.run.lengths, number=self.legs.count)
-        # The stream that members were measured on continues as the first leg that begins there.
-        measured, self.measuring_leg = self.measuring_leg, None
-        same_nodes = measured is not None and {f.node for f in measured[0]} == {f.node for f in team}
-        if measured is not None and same_nodes and measured[1] == stretch and not self.sharing.changed:
-            team, _, assignment = measured
-        else:
-            if measured is not None:
-                self.pool.rest(feeder.name for feeder in measured[0])
-            _, assignment = self.carry_out.feed(team, stretch, self.sharing.pipeline)
-        names = tuple(feeder.name for feeder in team)
-        leg = LiveLeg(number=self.legs.count, feeders=names, until=stretch.section, begins=stretch, flotilla=flotilla)
+        stretch = self.positions.leg_for(flotilla.members, self.run.lengths)
+        fed = self._measured_on(team, stretch) or self.carry_out.feed(team, stretch, self.sharing.pipeline)
+        names, number = tuple(feeder.name for feeder in fed.team), fed.leg.number
+        leg = LiveLeg(number=number, feeders=names, until=stretch.section, begins=stretch, flotilla=flotilla)
         self.splits = {name: split for name, split in self.splits.items() if name not in flotilla.members}
-        self.carry_out.begin(leg, assignments_of(flotilla), assignment)
+        self.carry_out.begin(leg, assignments_of(flotilla), fed.assignment)
         return True
+
+    def _measured_on(self, team: Iterable[Feeder], stretch: Leg) -> Feeding | None:
+        """The leg that members were measured on, where it goes on as this one; if it does not, nothing of it is prepared any more."""
+        fed, self.measuring_leg = self.measuring_leg, None
+        if fed is None:
+            return None
+        same_nodes = {feeder.node for feeder in fed.team} == {feeder.node for feeder in team}
+        if same_nodes and replace(fed.leg, number=0) == stretch and not self.sharing.changed:
+            return fed
+        self.pool.rest(feeder.name for feeder in fed.team)
+        return None
 
     # ---- sharing
 

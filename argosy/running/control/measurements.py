@@ -81,19 +81,20 @@ class Measurements(DriverPart):
         team = self.pool.free_team(devices, ())
         if team is None:
             return
-        stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths, number=0))
-        leg, assignment = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
+        stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths))
+        fed = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
         ends = [self.positions.last_section(name) for name in waiting]
-        # A clone may already be at its end.
-        horizon = None if None in ends else max(leg.section + 1, *(end for end in ends if end is not None))
+        # A clone may be at its end already.
+        until = fed.leg.section + 1
+        horizon = None if None in ends else max(until, *(end for end in ends if end is not None))
         names = [feeder.name for feeder in team]
         for device in devices:
             self.pool.attach(names, device)
-        assignments = dict.fromkeys(devices, assignment)
-        self.pool.allow(names, Credit(leg=leg.number, until=leg.section + 1, horizon=horizon, assignments=assignments))
-        self.starts.measuring_leg = (team, leg, assignment)
+        assignments = dict.fromkeys(devices, fed.assignment)
+        self.pool.allow(names, Credit(leg=fed.leg.number, until=until, horizon=horizon, assignments=assignments))
+        self.starts.measuring_leg = fed
         self.measuring.again()
-        self._measure(devices, assignment)
+        self._measure(devices, fed.assignment)
 
     def _with_training_samples(self, leg: Leg) -> Leg:
         """Return the leg, started at least one block before the end of its first section, of which members may need few samples or none.
@@ -109,7 +110,7 @@ class Measurements(DriverPart):
     def _measure_rest(self) -> None:
         """Assign the members that are still unknown; if one failed, another of its kind takes its place."""
         if self.starts.measuring_leg is not None and self.measuring.representatives:
-            self._measure(self.pool.devices, self.starts.measuring_leg[2])
+            self._measure(self.pool.devices, self.starts.measuring_leg.assignment)
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
         accumulate = {member.name: self.positions.accumulate(member.name) for member in self.run.study.members}

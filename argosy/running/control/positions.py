@@ -206,10 +206,10 @@ class Positions:
         """Return the micro-batches per step: the member's own number, or more after its device ran out of memory."""
         return self.state.member(name).accumulate or self.study.member(name).accumulate
 
-    def leg_for(self, members: Iterable[str], lengths: Mapping[str, int], *, number: int) -> Leg:
-        """Return the part of the stream that these members need together."""
+    def leg_for(self, members: Iterable[str], lengths: Mapping[str, int]) -> Leg:
+        """The stretch of the stream that these members need together."""
         shards = self.state.shards.get("train", ())
-        leg = leg_for(self.study, [self._points[name] for name in members], lengths, shards, number=number)
+        leg = leg_for(self.study, [self._points[name] for name in members], lengths, shards)
         epoch = leg.section // self.study.validations_per_epoch
         before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= leg.position]
         newest = {
@@ -220,7 +220,7 @@ class Positions:
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
         """Return the number of stream samples from the least advanced of these members to the beginning of a section."""
         length, per_epoch = lengths["train"], self.study.validations_per_epoch
-        here = self.leg_for(members, lengths, number=0)
+        here = self.leg_for(members, lengths)
         passed = here.section // per_epoch * length + here.position
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 

@@ -106,16 +106,14 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
             (folder / file).unlink()
 
 
-def leg_for(
-    study: Study, points: Iterable[Resume], lengths: Mapping[str, int], shards: Sequence[int], *, number: int
-) -> Leg:
-    """Return the leg that starts at the least advanced of these members."""
+def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], shards: Sequence[int]) -> Leg:
+    """The stream from where the least advanced of these members goes on; the leg has no number yet."""
     points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
     section = min(point.stream_epoch * per_epoch + point.section for point in points)
     positions = [
         _stream_position(study, point, length, shards) for point in points if point.stream_epoch == section // per_epoch
     ]
-    return Leg(number=number, section=section, position=min(positions))
+    return Leg(number=0, section=section, position=min(positions))
 
 
 def last_section(study: Study, point: Resume) -> int | None:

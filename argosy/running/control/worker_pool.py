@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from argosy.cluster import Cluster, Node
 from argosy.protocol.events import Used
@@ -14,7 +14,7 @@ from argosy.stream.heartbeat import Sign
 from argosy.stream.sharing import PIPELINES
 from argosy.study import Member
 
-__all__ = ["Feeder", "WorkerPool"]
+__all__ = ["Feeding", "Feeder", "WorkerPool"]
 
 
 @dataclass(slots=True)
@@ -29,6 +29,15 @@ class Feeder:
     """Trainers that were attached to it."""
     team: str = ""
     """Key of the team with which it exchanges blocks."""
+
+
+class Feeding(NamedTuple):
+    """A leg that feeders prepare."""
+
+    team: Sequence[Feeder]
+    leg: Leg
+    assignment: int
+    """Number of the first assignment of its readers."""
 
 
 class WorkerPool:
