@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from argosy.stream.heartbeat import Sign
 
-__all__ = ["Hangs"]
+__all__ = ["Hangs", "Still"]
+
+T = TypeVar("T")
 
 OBSERVATIONS = 4
 """A worker hangs only after this many observations without progress, because while the driver itself was suspended no
@@ -15,10 +18,10 @@ SHARE = 0.01
 
 
 @dataclass(slots=True)
-class _Still:
-    """A sign of life that has not changed since it was first seen."""
+class Still(Generic[T]):
+    """What has not moved since it was first seen."""
 
-    sign: Sign
+    shown: T
     observed: float
     seconds: float = 0.0
     """How long it has been unchanged."""
@@ -26,6 +29,13 @@ class _Still:
     """CPU time of the worker at the second observation."""
     elapsed: float = 0.0
     """Seconds since the second observation."""
+
+    def again(self, now: float, limit: float) -> float:
+        """It is seen once more; returns the seconds that count, of a limit that `OBSERVATIONS` have to come to."""
+        counted = min(now - self.observed, limit / OBSERVATIONS)
+        self.observed = now
+        self.seconds += counted
+        return counted
 
 
 class Hangs:
@@ -37,8 +47,8 @@ class Hangs:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._still: dict[str, dict[int, _Still]] = {}
-        """Unchanged signs of busy workers, by worker and heartbeat slot."""
+        self._still: dict[str, dict[int, Still[Sign]]] = {}
+        """By worker and slot of its heartbeat; only those that are busy."""
 
     def observe(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
         """Note the signs of a worker. Its CPU time is only read if opaque code has not beaten."""
@@ -55,7 +65,7 @@ class Hangs:
         for worker, stills in list(self._still.items()):
             still = max(stills.values(), key=lambda still: still.seconds, default=None)
             if still is not None and still.seconds >= self.seconds:
-                found.append((worker, still.sign.doing, still.seconds))
+                found.append((worker, still.shown.doing, still.seconds))
                 self.forget(worker)
         return found
 
@@ -63,16 +73,16 @@ class Hangs:
         """Forget a lost worker; its successor has the same name."""
         self._still.pop(worker, None)
 
-    def _compare(self, now: float, still: _Still | None, sign: Sign, cpu_seconds: Callable[[], float]) -> _Still:
-        if still is None or still.sign != sign:
-            return _Still(sign, now)
-        seen = min(now - still.observed, self.seconds / OBSERVATIONS)
-        still.observed = now
-        still.seconds += seen
+    def _compare(
+        self, now: float, still: Still[Sign] | None, sign: Sign, cpu_seconds: Callable[[], float]
+    ) -> Still[Sign]:
+        if still is None or still.shown != sign:
+            return Still(sign, now)
+        seen = still.again(now, self.seconds)
         if sign.opaque:
             used, still.elapsed = cpu_seconds(), still.elapsed + seen
             if still.cpu_seconds is None:
                 still.cpu_seconds, still.elapsed = used, 0.0
             elif abs(used - still.cpu_seconds) > SHARE * still.elapsed:
-                return _Still(sign, now, cpu_seconds=used)
+                return Still(sign, now, cpu_seconds=used)
         return still

@@ -50,12 +50,10 @@ class Measuring:
     _large: set[object] = field(default_factory=set, init=False)
     """Kinds of work for which no device had enough memory beside training members."""
     _works: dict[str, object] = field(default_factory=dict, init=False)
-    _shares: dict[str, float] = field(default_factory=dict, init=False)
-    """By member of a program: its share of the program's seconds per sample."""
-    _needs: dict[str, int] = field(default_factory=dict, init=False)
-    """By member of a program: its share of the bytes of a step."""
-    _profiles: dict[object, Profile] = field(default_factory=dict, init=False)
-    """Cache of the profiles of all known kinds of work; cleared when another member becomes known."""
+    _parts: dict[str, tuple[float, int]] = field(default_factory=dict, init=False)
+    """By member that is stepped with others by one program: its part of the seconds of a sample, and of the bytes of a step."""
+    _profiles: dict[str, Profile] = field(default_factory=dict, init=False)
+    """Profiles of all members that are known; empty where another one became known since."""
     _trained: dict[object, tuple[int, float]] = field(default_factory=dict, init=False)
     """Samples and seconds trained in this run, by kind of work."""
     _rates: dict[object, float] = field(default_factory=dict, init=False)
@@ -143,11 +141,9 @@ class Measuring:
         seconds, needs = packed.seconds.get((packed.kind, packed.size)), dict(packed.step_bytes)
         for names in packed.programs:
             for name in names:
-                self._shares.pop(name, None)
-                self._needs.pop(name, None)
+                self._parts.pop(name, None)
                 if packed.settled and (len(names) > 1 or packed.kind != "plain") and seconds is not None:
-                    self._shares[name] = seconds
-                    self._needs[name] = needs.get(packed.size, 0)
+                    self._parts[name] = seconds, needs.get(packed.size, 0)
         self._changed()
 
     def _stands_for_others(self, name: str) -> None:
@@ -248,11 +244,11 @@ class Measuring:
                 self.revision += 1
 
     def _as_stepped(self, profile: Profile) -> Profile:
-        share = self._shares.get(profile.member)
-        if share is None:
+        if profile.member not in self._parts:
             return profile
-        rates = (1.0 / share, *profile.samples_per_second[1:])
-        return replace(profile, samples_per_second=rates, program_bytes=self._needs[profile.member])
+        seconds, needs = self._parts[profile.member]
+        rates = (1.0 / seconds, *profile.samples_per_second[1:])
+        return replace(profile, samples_per_second=rates, program_bytes=needs)
 
     def firsts(self, study: Study) -> dict[object, Member]:
         """Return the first known member of each kind of work, which stands for the others."""

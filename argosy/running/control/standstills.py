@@ -5,9 +5,8 @@ by itself. An idle device may still get a block, from a feeder that prepares it,
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
-from argosy.running.control.hangs import OBSERVATIONS
+from argosy.running.control.hangs import Still
 from argosy.stream.heartbeat import Sign
 
 __all__ = ["Devices", "Standstills"]
@@ -16,16 +15,6 @@ Devices = tuple[str, ...]
 Shown = Mapping[str, Sequence[Sign]]
 """By worker: its own sign, then those of its loader workers."""
 Marks = tuple[str | int, ...]
-
-
-@dataclass(slots=True)
-class _Silence:
-    """The signs of devices since none of them is busy."""
-
-    marks: Marks
-    observed: float
-    seconds: float = 0.0
-    """How long they have been unchanged."""
 
 
 class Standstills:
@@ -37,7 +26,7 @@ class Standstills:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._still: dict[Devices, _Silence] = {}
+        self._still: dict[Devices, Still[Marks]] = {}
 
     def observe(
         self, now: float, together: Mapping[Devices, Collection[str]], shown: Shown
@@ -56,13 +45,11 @@ class Standstills:
                 self._still[devices] = still
         return found
 
-    def _compare(self, now: float, still: _Silence | None, marks: Marks) -> _Silence | None:
-        if marks and (still is None or still.marks != marks):
-            return _Silence(marks, now)
+    def _compare(self, now: float, still: Still[Marks] | None, marks: Marks) -> Still[Marks] | None:
+        if marks and (still is None or still.shown != marks):
+            return Still(marks, now)
         if still is not None:
-            # While the driver itself was suspended, no progress could be seen.
-            still.seconds += min(now - still.observed, self.seconds / OBSERVATIONS) if marks else 0.0
-            still.observed = now
+            still.again(now, self.seconds if marks else 0.0)
         return still
 
 
