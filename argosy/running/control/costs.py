@@ -92,21 +92,14 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
 
 def alike(member: Member, measured: Measured) -> str:
-    """Return a digest that is equal for members that may become one program, as far as is known before trainers try."""
-    factories = (
-        member.loss,
-        member.step,
-        member.validate,
-        *(item for pair in sorted(member.metrics.items()) for item in pair),
-    )
-    sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
-    words = (*map(spell, factories), measured.parameter_shapes, *sizes)
-    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+    """A digest that members share which may become one program, as far as is known before their trainers try them."""
+    metrics = (item for pair in sorted(member.metrics.items()) for item in pair)
+    return _digest(_work(member, measured, (member.loss, member.step, member.validate, *metrics)))
 
 
 def work_digest(member: Member, measured: Measured) -> str:
-    """Return a digest of everything that decides the time of a member's steps."""
-    return hashlib.sha256(repr(_work_of_steps(member, measured)).encode()).hexdigest()[:16]
+    """A digest of what decides the time of a member's steps."""
+    return _digest(_work_of_steps(member, measured))
 
 
 def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
@@ -114,8 +107,17 @@ def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
     optimizer = member.optimizer or member.optimizers
     optimizer = optimizer.func if isinstance(optimizer, functools.partial) else optimizer
     factories = (member.model, optimizer, member.loss, member.step, member.augment, member.validate)
+    return _work(member, measured, factories)
+
+
+def _work(member: Member, measured: Measured, factories: Iterable[object]) -> tuple[object, ...]:
+    """These of a member's factories, and its sizes."""
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
     return (*map(spell, factories), measured.parameter_shapes, *sizes)
+
+
+def _digest(work: tuple[object, ...]) -> str:
+    return hashlib.sha256(repr(work).encode()).hexdigest()[:16]
 
 
 class Observed:

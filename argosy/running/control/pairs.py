@@ -8,8 +8,7 @@ that can be one program are stepped as one, even if that is slower.
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from argosy.study import Member, Study
 from argosy.training.choice.admission import admit
 from argosy.training.device.copies import Copies
 from argosy.training.device.devices import Backend, backend_of
+from argosy.training.device.process_state import as_found
 from argosy.training.member.live import LiveMember, build
 from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.program import Program
@@ -55,8 +55,9 @@ class Pair:
 
 
 def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
-    """Time all pairs of members on one device, including each with a copy of itself; errors of members propagate."""
-    with _threads(settings.threads):
+    """All pairs of these members on one device, each also with another one of its kind; what a member raises is raised."""
+    with as_found():
+        torch.set_num_threads(settings.threads)
         bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")
         named = [study.member(name) for name in members]
         return tuple(bench.pair(one, other) for one, other in itertools.combinations_with_replacement(named, 2))
@@ -121,13 +122,3 @@ class _Bench:
         self._source.fill(self._source.layout.block(place, memory), 0, self._orders.block(place))
         self._copies.release_done()
         return self._copies.start(self._source.layout.block(place, memory))
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

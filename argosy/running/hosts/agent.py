@@ -298,8 +298,7 @@ class Agent:
             opaque = any(sign.busy and sign.opaque for sign in heartbeat.read())
             signs[name] = heartbeat.picture(), workers.cpu_seconds(name) if opaque else 0.0
         self.peer.send(Signs(signs))
-        if not self.sees_directory:
-            self._tell_words()
+        self._tell_words()
 
     def _tell_words(self) -> None:
         if not self.sees_directory:

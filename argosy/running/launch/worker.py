@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from argosy.errors.traces import trace_of
 from argosy.protocol.trainer import Assign, Attach, DevicePoisoned, Exit, Failed, Measure, Unassign
 from argosy.running.launch.blobs import from_descriptor
 from argosy.running.launch.limits import memory_to_keep_in
-from argosy.settings import Settings
 from argosy.stream.blocks import Block
 from argosy.stream.death import name_process
 from argosy.stream.feed import feed
@@ -27,7 +25,7 @@ from argosy.stream.heartbeat import Heartbeat
 from argosy.stream.imported import Imported, check_imported
 from argosy.stream.ring import RingReader
 from argosy.stream.wire import Peer, poll
-from argosy.study import Data, Terms
+from argosy.study import Data
 from argosy.training.device.devices import Backend, backend_of
 from argosy.training.device.heap import keep_freed_memory
 from argosy.training.trainer.guard import Poisoned
@@ -61,13 +59,10 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         given = _unpacked(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
-            *given, imported = given
-            data = partial(_unpacked_data, descriptors[5], imported)
-            _feed(driver, given, data, name=name, heartbeat=heartbeat, nodes_here=arguments["nodes_here"])
+            _feed(driver, heartbeat, arguments, given, data=descriptors[5])
         else:
-            directory = Path(arguments["directory"])
-            with refusals_told(directory):
-                _train(driver, given, directory, name=name, heartbeat=heartbeat)
+            with refusals_told(Path(arguments["directory"])):
+                _train(driver, heartbeat, arguments, given)
     except EOFError:
         return 0  # the driver is gone
     except Poisoned as error:
@@ -101,23 +96,16 @@ def _unpacked_data(descriptor: int, imported: Imported) -> Data:
     return data
 
 
-def _feed(
-    driver: Peer,
-    given: Sequence[Any],
-    data: Callable[[], Data],
-    *,
-    name: str,
-    heartbeat: Heartbeat,
-    nodes_here: int,
-) -> None:
-    """Run as a feeder, with this node's share of the machine's cores and memory."""
-    settings, seed, per_epoch, files = given
+def _feed(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: Any, *, data: int) -> None:
+    """Run as a feeder, with this node's share of the machine's cores and memory; `data` is the descriptor of its blob."""
+    settings, seed, per_epoch, files, imported = given
+    nodes_here = arguments["nodes_here"]
     torch.set_num_threads(1)
     feed(
         driver,
-        data,
+        partial(_unpacked_data, data, imported),
         settings,
-        name=name,
+        name=arguments["name"],
         seed=seed,
         per_epoch=per_epoch,
         files=files,
@@ -127,10 +115,10 @@ def _feed(
     )
 
 
-def _train(
-    driver: Peer, given: tuple[Terms, Settings, Imported], directory: Path, *, name: str, heartbeat: Heartbeat
-) -> None:
+def _train(driver: Peer, heartbeat: Heartbeat, arguments: dict[str, Any], given: Any) -> None:
+    """Run as a trainer."""
     terms, settings, imported = given
+    name = arguments["name"]
     check_imported([terms.on_device], imported)
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -140,7 +128,7 @@ def _train(
     trainer = Trainer(
         terms,
         settings,
-        directory,
+        Path(arguments["directory"]),
         name=name,
         backend=backend,
         emit=driver.send,
