@@ -120,7 +120,7 @@ class CarryOut(DriverPart):
         self.legs.count += 1
         leg = replace(stretch, number=self.legs.count)
         self.pool.feed(team, leg, pipeline)
-        return Feeding(team, leg, self.legs.next_assignment())
+        return Feeding(team, leg, pipeline[0], self.legs.next_assignment())
 
     def measure(self, commands: Mapping[str, Measure]) -> None:
         """Let trainers measure members."""

@@ -140,7 +140,7 @@ class LegStarts(DriverPart):
         if fed is None:
             return None
         same_nodes = {feeder.node for feeder in fed.team} == {feeder.node for feeder in team}
-        if same_nodes and replace(fed.leg, number=0) == stretch and not self.sharing.changed:
+        if same_nodes and replace(fed.leg, number=0) == stretch and fed.sharing == self.sharing.pipeline[0]:
             return fed
         self.pool.rest(feeder.name for feeder in fed.team)
         return None

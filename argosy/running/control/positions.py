@@ -11,12 +11,13 @@ from argosy.protocol.feeder import Leg, ShardMark
 from argosy.protocol.trainer import StartMember
 from argosy.results.fold import WRONG, RunState
 from argosy.running.control.clone import Clone
-from argosy.running.control.resume import Resume, last_section, leg_for, resume_point, resume_points
+from argosy.running.control.resume import Resume, resume_point, resume_points
 from argosy.running.control.verdicts import Fate, Judge, Rules, judge
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.launcher import Job
 from argosy.stopping import sections_in
+from argosy.stream.order import Selection, split_order
 from argosy.stream.schedule import section_start
 from argosy.study import Member, Study
 
@@ -207,15 +208,28 @@ class Positions:
         return self.state.member(name).accumulate or self.study.member(name).accumulate
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int]) -> Leg:
-        """The stretch of the stream that these members need together."""
-        shards = self.state.shards.get("train", ())
-        leg = leg_for(self.study, [self._points[name] for name in members], lengths, shards)
-        epoch = leg.section // self.study.validations_per_epoch
-        before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= leg.position]
+        """The stream from where the least advanced of these members goes on; the leg has no number yet."""
+        names = tuple(members)
+        section = min(map(self.place, names))
+        epoch, length = section // self.study.validations_per_epoch, lengths["train"]
+        position = min(self._sample(name, length) for name in names if self._points[name].stream_epoch == epoch)
+        before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= position]
         newest = {
             mark[0]: ShardMark(*mark) for read in sorted(before, key=lambda read: read.start) for mark in read.marks
         }
-        return replace(leg, marks=tuple(newest.values()))
+        return Leg(number=0, section=section, position=position, marks=tuple(newest.values()))
+
+    def _sample(self, name: str, length: int) -> int:
+        """The first sample of its stream epoch that a member wants."""
+        point = self._points[name]
+        if point.checkpoint is None or point.at_an_epochs_end:
+            return section_start(point.section, length, self.study.validations_per_epoch)
+        order = split_order(self.study.seed, "train", point.stream_epoch, length, self.state.shards.get("train", ()))
+        positions = Selection.of(self.study.member(name).subset, length).positions(order)
+        if positions is None:
+            return point.elements
+        # All that it wants of the epoch is behind a member that is at the end of its sequence.
+        return int(positions[point.elements]) if point.elements < len(positions) else length
 
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
         """Return the number of stream samples from the least advanced of these members to the beginning of a section."""
@@ -225,13 +239,14 @@ class Positions:
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
     def last_section(self, name: str) -> int | None:
-        """Return the first section of the stream that a member certainly does not need; None if no rule determines one."""
-        longest = judge(self.judges, name, self.state, self.study).longest
-        last = last_section(self.study, self._points[name])
-        if longest is None:
-            return last
-        here = self.place(name) + longest
-        return here if last is None else min(here, last)
+        """The first section of the stream that a member surely does not want; None where no rule knows one."""
+        point, per_epoch = self._points[name], self.study.validations_per_epoch
+        ends = []
+        if (bound := self.study.stop_of(self.study.member(name)).max_epochs) is not None:
+            ends.append((point.stream_epoch - point.epoch) * per_epoch + sections_in(bound, per_epoch))
+        if (longest := judge(self.judges, name, self.state, self.study).longest) is not None:
+            ends.append(self.place(name) + longest)
+        return min(ends, default=None)
 
     def epochs_left(self, name: str) -> int | None:
         """Return the epochs until the member's limit, counting a partial epoch as a whole; None without a limit."""

@@ -1,6 +1,6 @@
-"""Where members resume: the latest valid checkpoint of each, and its position in the stream."""
+"""From which files members go on: the newest sound checkpoint of each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +8,10 @@ from pathlib import Path
 from argosy.disk.files import sum_of
 from argosy.errors import CheckpointError
 from argosy.protocol.events import Checkpoint
-from argosy.protocol.feeder import Leg
 from argosy.results.fold import MemberState
-from argosy.stopping import sections_in
-from argosy.stream.order import Selection, split_order
-from argosy.stream.schedule import section_start
-from argosy.study import Study
 from argosy.training.member.files import settle_links
 
-__all__ = ["Resume", "last_section", "leg_for", "resume_point", "resume_points", "settle_files"]
+__all__ = ["Resume", "resume_point", "resume_points", "settle_files"]
 
 STAY = 2
 """Number of latest checkpoints of a member that are never deleted (`argosy.training.member.files`)."""
@@ -104,34 +99,3 @@ def settle_files(states: Iterable[MemberState], directory: Path) -> None:
         # By name, because a section that was trained again is journaled twice with the same file.
         for file in dict.fromkeys(saved.file for saved in there[:-STAY] if saved.file not in kept):
             (folder / file).unlink()
-
-
-def leg_for(study: Study, points: Iterable[Resume], lengths: Mapping[str, int], shards: Sequence[int]) -> Leg:
-    """The stream from where the least advanced of these members goes on; the leg has no number yet."""
-    points, per_epoch, length = tuple(points), study.validations_per_epoch, lengths["train"]
-    section = min(point.stream_epoch * per_epoch + point.section for point in points)
-    positions = [
-        _stream_position(study, point, length, shards) for point in points if point.stream_epoch == section // per_epoch
-    ]
-    return Leg(number=0, section=section, position=min(positions))
-
-
-def last_section(study: Study, point: Resume) -> int | None:
-    """Return the first section of the stream that a member certainly does not need; None if its rule has no bound."""
-    bound, per_epoch = study.stop_of(study.member(point.member)).max_epochs, study.validations_per_epoch
-    if bound is None:
-        return None
-    return point.stream_epoch * per_epoch + sections_in(bound, per_epoch) - point.epoch * per_epoch
-
-
-def _stream_position(study: Study, point: Resume, length: int, shards: Sequence[int]) -> int:
-    start = section_start(point.section, length, study.validations_per_epoch)
-    if point.checkpoint is None or point.at_an_epochs_end:
-        return start
-    selection = Selection.of(study.member(point.member).subset, length)
-    if selection.multiplicity is None:
-        return point.elements
-    positions = selection.positions(split_order(study.seed, "train", point.stream_epoch, length, shards))
-    assert positions is not None
-    # A member at the end of its sequence needs nothing more of the epoch.
-    return int(positions[point.elements]) if point.elements < len(positions) else length

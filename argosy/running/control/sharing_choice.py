@@ -19,9 +19,7 @@ class SharingChoice:
         self.settings = settings
         self.chosen = _told(settings)
         self.told: bool = False
-        """Whether the choice was returned to be journaled."""
-        self.changed: bool = False
-        """Whether members were measured on another pipeline."""
+        """Whether the choice was handed out to be journaled."""
         self.waiting_for: set[str] = set()
         """Feeders that are still measuring."""
         self._probed: list[Probed] = []
@@ -60,7 +58,7 @@ class SharingChoice:
         )
         choice = choose_pipeline(needs, _exchanges(probed))
         if self.chosen is None:
-            self.chosen, self.changed = choice, choice.sharing != "local"
+            self.chosen = choice
         self.told = True
         unasked = self.settings.sharing == "auto" and self.settings.nodes == 1 < len(cluster.nodes)
         return SharingChosen(

@@ -36,6 +36,8 @@ class Feeding(NamedTuple):
 
     team: Sequence[Feeder]
     leg: Leg
+    sharing: str
+    """How they share its preparation."""
     assignment: int
     """Number of the first assignment of its readers."""
 
