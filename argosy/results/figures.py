@@ -61,12 +61,9 @@ def new_axes(count: int = 1) -> list[Any]:
 def draw_curves(axes: Any, curves: Sequence[Curve], metric: str, best: str | None) -> None:
     """Draw one line for each member, best first: the first in colour under this name, if there is one, the others in grey."""
     for number, curve in reversed([*enumerate(curves)]):
-        first = best is not None and number == 0
-        style = (
-            {"color": COLOURS[0], "label": f"best: {_text(best).strip()}"}
-            if first
-            else {"color": GREY, "linewidth": 0.8}
-        )
+        style: dict[str, Any] = {"color": GREY, "linewidth": 0.8}
+        if best is not None and number == 0:
+            style = {"color": COLOURS[0], "label": f"best: {_text(best).strip()}"}
         axes.plot([*curve], [*curve.values()], marker=_marker(len(curve)), **style)
     _finish(axes, metric, named=best is not None)
 

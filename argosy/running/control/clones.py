@@ -57,7 +57,7 @@ class Clones:
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
 
     def poll(self) -> None:
-        """Take up those whose source has been saved, or need nothing of it."""
+        """Add clones whose source has been saved, or that need nothing from it."""
         for file, waiting in list(self._waiting.items()):
             clone, newest = waiting.clone, self._newest(waiting.clone)
             device = self._device(clone.source) if clone.warm else None

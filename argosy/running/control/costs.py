@@ -92,13 +92,13 @@ def even_out(profiles: Sequence[Profile], members: Iterable[Member], measured: M
 
 
 def alike(member: Member, measured: Measured) -> str:
-    """A digest that members share which may become one program, as far as is known before their trainers try them."""
+    """Return a digest that is equal for members that may become one program, as far as is known before trainers try."""
     metrics = (item for pair in sorted(member.metrics.items()) for item in pair)
     return _digest(_work(member, measured, (member.loss, member.step, member.validate, *metrics)))
 
 
 def work_digest(member: Member, measured: Measured) -> str:
-    """A digest of what decides the time of a member's steps."""
+    """Return a digest of everything that decides the time of a member's steps."""
     return _digest(_work_of_steps(member, measured))
 
 
@@ -111,7 +111,7 @@ def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
 
 
 def _work(member: Member, measured: Measured, factories: Iterable[object]) -> tuple[object, ...]:
-    """These of a member's factories, and its sizes."""
+    """Return these factories of a member together with its sizes."""
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
     return (*map(spell, factories), measured.parameter_shapes, *sizes)
 

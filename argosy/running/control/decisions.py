@@ -146,9 +146,10 @@ class Decisions(DriverPart):
         return self.measuring.profiles(names, self.run.study)
 
     def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> tuple[Flotilla | None, bool]:
-        """Return the flotilla that goes on with a leg at its barrier, and whether it is the one that the policy started, whatever has left it since.
+        """Return the flotilla with which a leg continues after its barrier, and whether it is the one that the policy started.
 
-        It has the leg's `live` members, and others that wait, in `profiles`; None where its members make room.
+        It consists of the leg's `live` members and of waiting ones in `profiles`; None if its members make room. The policy is asked about the
+        flotilla that it started, even if members have left it since.
         """
         here = set(live)
         there = [profile for profile in profiles if profile.member in here]

@@ -19,7 +19,7 @@ SHARE = 0.01
 
 @dataclass(slots=True)
 class Still(Generic[T]):
-    """What has not moved since it was first seen."""
+    """Something that has not changed since it was first seen."""
 
     shown: T
     observed: float
@@ -31,7 +31,7 @@ class Still(Generic[T]):
     """Seconds since the second observation."""
 
     def again(self, now: float, limit: float) -> float:
-        """It is seen once more; returns the seconds that count, of a limit that `OBSERVATIONS` have to come to."""
+        """Note another observation; return the seconds that it counts, limited so that a hang takes `OBSERVATIONS` of them."""
         counted = min(now - self.observed, limit / OBSERVATIONS)
         self.observed = now
         self.seconds += counted
@@ -48,7 +48,7 @@ class Hangs:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._still: dict[str, dict[int, Still[Sign]]] = {}
-        """By worker and slot of its heartbeat; only those that are busy."""
+        """Unchanged signs of busy workers, by worker and heartbeat slot."""
 
     def observe(self, now: float, worker: str, signs: Sequence[Sign], cpu_seconds: Callable[[], float]) -> None:
         """Note the signs of a worker. Its CPU time is only read if opaque code has not beaten."""

@@ -30,7 +30,7 @@ class LegStarts(DriverPart):
         self.predictions = predictions
         self.sharing: SharingChoice = SharingChoice(run.settings)
         self.measuring_leg: Feeding | None = None
-        """The one that members were measured on, until a worker that feeds or reads it is gone."""
+        """The leg that members were measured on; None once one of its workers is lost."""
         self.nodes: list[Node] = []
         """Nodes that have come; their workers start when no member is being measured."""
         self.unopened: set[str] = set()
@@ -135,7 +135,7 @@ class LegStarts(DriverPart):
         return True
 
     def _measured_on(self, team: Iterable[Feeder], stretch: Leg) -> Feeding | None:
-        """The leg that members were measured on, where it goes on as this one; if it does not, nothing of it is prepared any more."""
+        """Return the leg that members were measured on if it can continue as this one; otherwise stop its preparation."""
         fed, self.measuring_leg = self.measuring_leg, None
         if fed is None:
             return None

@@ -84,7 +84,7 @@ class Measurements(DriverPart):
         stretch = self._with_training_samples(self.positions.leg_for(waiting, self.run.lengths))
         fed = self.carry_out.feed(team, stretch, self.starts.sharing.pipeline)
         ends = [self.positions.last_section(name) for name in waiting]
-        # A clone may be at its end already.
+        # A clone may already be at its end.
         until = fed.leg.section + 1
         horizon = None if None in ends else max(until, *(end for end in ends if end is not None))
         names = [feeder.name for feeder in team]

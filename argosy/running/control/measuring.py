@@ -51,9 +51,9 @@ class Measuring:
     """Kinds of work for which no device had enough memory beside training members."""
     _works: dict[str, object] = field(default_factory=dict, init=False)
     _parts: dict[str, tuple[float, int]] = field(default_factory=dict, init=False)
-    """By member that is stepped with others by one program: its part of the seconds of a sample, and of the bytes of a step."""
-    _profiles: dict[str, Profile] = field(default_factory=dict, init=False)
-    """Profiles of all members that are known; empty where another one became known since."""
+    """By member of a program: its share of the program's seconds per sample, and of the bytes of a step."""
+    _profiles: dict[object, Profile] = field(default_factory=dict, init=False)
+    """Cache of the profiles of all known kinds of work; cleared when another member becomes known."""
     _trained: dict[object, tuple[int, float]] = field(default_factory=dict, init=False)
     """Samples and seconds trained in this run, by kind of work."""
     _rates: dict[object, float] = field(default_factory=dict, init=False)

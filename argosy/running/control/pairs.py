@@ -55,7 +55,7 @@ class Pair:
 
 
 def measure_pairs(study: Study, members: Sequence[str], device: str, settings: Settings) -> tuple[Pair, ...]:
-    """All pairs of these members on one device, each also with another one of its kind; what a member raises is raised."""
+    """Time all pairs of members on one device, including each with a copy of itself; errors of members propagate."""
     with as_found():
         torch.set_num_threads(settings.threads)
         bench = _Bench(study, backend_of(device), exact=settings.numerics == "exact")

@@ -208,7 +208,7 @@ class Positions:
         return self.state.member(name).accumulate or self.study.member(name).accumulate
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int]) -> Leg:
-        """The stream from where the least advanced of these members goes on; the leg has no number yet."""
+        """Return the part of the stream that these members need together, as a leg without a number yet."""
         names = tuple(members)
         section = min(map(self.place, names))
         epoch, length = section // self.study.validations_per_epoch, lengths["train"]
@@ -220,15 +220,17 @@ class Positions:
         return Leg(number=0, section=section, position=position, marks=tuple(newest.values()))
 
     def _sample(self, name: str, length: int) -> int:
-        """The first sample of its stream epoch that a member wants."""
+        """Return the position in its stream epoch at which a member continues."""
         point = self._points[name]
         if point.checkpoint is None or point.at_an_epochs_end:
             return section_start(point.section, length, self.study.validations_per_epoch)
-        order = split_order(self.study.seed, "train", point.stream_epoch, length, self.state.shards.get("train", ()))
-        positions = Selection.of(self.study.member(name).subset, length).positions(order)
-        if positions is None:
+        selection = Selection.of(self.study.member(name).subset, length)
+        if selection.multiplicity is None:  # it sees all samples: their order, which takes long to make, is not needed
             return point.elements
-        # All that it wants of the epoch is behind a member that is at the end of its sequence.
+        order = split_order(self.study.seed, "train", point.stream_epoch, length, self.state.shards.get("train", ()))
+        positions = selection.positions(order)
+        assert positions is not None
+        # A member at the end of its sequence needs nothing more of the epoch.
         return int(positions[point.elements]) if point.elements < len(positions) else length
 
     def samples_until(self, section: int, members: Iterable[str], lengths: Mapping[str, int]) -> int:
@@ -239,7 +241,7 @@ class Positions:
         return max(section // per_epoch * length + section_start(section, length, per_epoch) - passed, 0)
 
     def last_section(self, name: str) -> int | None:
-        """The first section of the stream that a member surely does not want; None where no rule knows one."""
+        """Return the first section of the stream that a member certainly does not need; None if no rule determines one."""
         point, per_epoch = self._points[name], self.study.validations_per_epoch
         ends = []
         if (bound := self.study.stop_of(self.study.member(name)).max_epochs) is not None:

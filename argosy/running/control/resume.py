@@ -1,4 +1,4 @@
-"""From which files members go on: the newest sound checkpoint of each."""
+"""The checkpoints from which members resume: the latest valid one of each."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -19,7 +19,7 @@ class SharingChoice:
         self.settings = settings
         self.chosen = _told(settings)
         self.told: bool = False
-        """Whether the choice was handed out to be journaled."""
+        """Whether the choice was returned to be journaled."""
         self.waiting_for: set[str] = set()
         """Feeders that are still measuring."""
         self._probed: list[Probed] = []

@@ -59,7 +59,7 @@ class Check:
 
 
 def judged(name: str, found: str, wanted: str, mend: str = "") -> Check:
-    """Return a check that has failed where there is something to mend."""
+    """Return a check, which has failed if there is something to fix."""
     return Check(name=name, found=found, wanted=wanted, ok=not mend, mend=mend)
 
 
