@@ -150,14 +150,14 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "watched metric": (
         argosy.Plateau,
         {"metric": "val_los", "patience": 3},
-        "mend the name (did you mean 'val_loss'?).",
+        "fix the name (did you mean 'val_loss'?).",
     ),
     "watched metric of a target": (
         argosy.Target,
         {"metric": "val_acuracy", "value": 3},
-        "mend the name (did you mean 'val_accuracy'?).",
+        "fix the name (did you mean 'val_accuracy'?).",
     ),
-    "objective of tune": (tune, {"objective": "val_los"}, "mend the name (did you mean 'val_loss'?)."),
+    "objective of tune": (tune, {"objective": "val_los"}, "fix the name (did you mean 'val_loss'?)."),
     "plateau": (argosy.Plateau, {"patiense": 3}, "argosy.Plateau has no keyword patiense= (did you mean 'patience'?)"),
     "plateau, otherwise": (argosy.Plateau, {"monitor": "val_loss"}, "monitor=: give metric=."),
     "delta": (partial(argosy.Plateau, "val_loss", 3), {"delta": 0.1}, "delta=: give min_delta=."),

@@ -14,9 +14,10 @@ import argosy
 from argosy.errors import RunError
 from argosy.protocol.events import Answered, Checkpoint, MemberStarted, Saved, SectionEnded
 from argosy.results.fold import RunState
-from argosy.running.control import resume
+from argosy.running.control import positions
 from argosy.running.control.members import LAWFUL, Leaving, Members, State
 from argosy.running.control.positions import Positions
+from argosy.running.control.resume import Resume
 from argosy.running.launch.launcher import Job
 from argosy.settings import Settings
 
@@ -144,13 +145,16 @@ def test_nobody_sees_a_stream_epoch_twice_and_everybody_is_somewhere(seed: int) 
 
 
 def test_thousands_of_members_in_an_epoch_of_all_samples_need_no_order_to_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "split_order", lambda *_: pytest.fail("an order of millions of samples takes its time"))
+    monkeypatch.setattr(
+        positions, "split_order", lambda *_: pytest.fail("an order of millions of samples takes its time")
+    )
     saved = Checkpoint(file="e0001-s0000030.pt", sha256="", epoch=1, section=0, position=30)
-    points = [resume.Resume(member=name, stream_epoch=1, checkpoint=saved) for name in NAMES]
     study = studies.study(90, val=9, fleet=[studies.member(name) for name in NAMES])
-    assert resume.leg_for(study, points, LENGTHS, (), number=0).position == 30
+    found = Positions(Job(study=study, settings=Settings(), directory=tmp_path, lock=-1), RunState())
+    found._points.update({name: Resume(member=name, stream_epoch=1, checkpoint=saved) for name in NAMES})
+    assert found.leg_for(NAMES, LENGTHS).position == 30
 
 
 def test_epochs_left_and_the_last_section_follow_the_rule(tmp_path: Path) -> None:
