@@ -11,7 +11,7 @@ from argosy.ensembling.combining import Combine, Combines, combined, stacked
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.predict import Predicted, Reduced
 from argosy.ensembling.scores import disagreement, scores_of_classes, scores_of_numbers
-from argosy.ensembling.select import How, losses_of, of_errors, of_probabilities, selected, terms
+from argosy.ensembling.select import PART, How, losses_of, of_errors, of_probabilities, selected, terms
 from argosy.errors import RunError
 from argosy.stream.trees import described, flatten
 from argosy.study import IGNORED
@@ -131,7 +131,8 @@ def make(
     outputs_MN, target_N = _outputs(dict(zip(networks, predicted.outputs, strict=True)), predicted.targets, combine)
     temperatures = [temperature(output, target_N) if calibrate else 1.0 for output in outputs_MN]
     temperatures_M = torch.tensor(temperatures, dtype=outputs_MN.dtype)
-    cooled_MN = outputs_MN / temperatures_M.view(-1, *[1] * (outputs_MN.dim() - 1))
+    # Of many classes a copy of all outputs may be the one that memory has no room for.
+    cooled_MN = outputs_MN / temperatures_M.view(-1, *[1] * (outputs_MN.dim() - 1)) if calibrate else outputs_MN
     count = len(networks)
     if not weights:
         weights = [1 / count] * count
@@ -160,8 +161,10 @@ def _scores(
     numbers = combine == "mean"
     score = scores_of_numbers if numbers else scores_of_classes
     weights_M = outputs_MN.new_tensor(weights)
-    chosen_MN, weights_M = outputs_MN[weights_M > 0], weights_M[weights_M > 0]
-    together = score(combined(chosen_MN, weights_M, torch.ones_like(weights_M), combine), target_N)
+    chosen_MN, weights_M = outputs_MN if all(weights) else outputs_MN[weights_M > 0], weights_M[weights_M > 0]
+    parts_MN = chosen_MN.chunk(chosen_MN.numel() // PART + 1, dim=1)
+    parts = [combined(part_MN, weights_M, torch.ones_like(weights_M), combine) for part_MN in parts_MN]
+    together = score(torch.cat(parts), target_N)
     if not numbers:
         together["disagreement"] = disagreement(chosen_MN)
     rows = [{"network": "ensemble", "weight": 1.0, **together}]
@@ -199,7 +202,9 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
         )
     target_N = target.long().reshape(-1)
     known_N = target_N != IGNORED
-    outputs_MNC, target_N = outputs_MNC.movedim(2, -1).reshape(shape[0], -1, shape[2])[:, known_N], target_N[known_N]
+    outputs_MNC, target_N = outputs_MNC.movedim(2, -1).reshape(shape[0], -1, shape[2]), target_N[known_N]
+    if not known_N.all():
+        outputs_MNC = outputs_MNC[:, known_N]
     if wrong := int(((target_N < 0) | (target_N >= shape[2])).sum()):
         raise RunError(
             f"{wrong:,} of {len(target_N):,} targets of the validation samples are none of the {shape[2]} classes that the networks tell apart, 0 to "

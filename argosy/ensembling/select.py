@@ -12,7 +12,18 @@ from torch.nn import functional
 from argosy.ensembling.combining import Combine, said
 from argosy.training.member.answers import NO_CLASS
 
-__all__ = ["How", "Losses", "bagged", "chosen", "losses_of", "of_errors", "of_probabilities", "selected", "terms"]
+__all__ = [
+    "PART",
+    "How",
+    "Losses",
+    "bagged",
+    "chosen",
+    "losses_of",
+    "of_errors",
+    "of_probabilities",
+    "selected",
+    "terms",
+]
 
 How = Literal["greedy", "bagged"]
 Losses = Callable[[Tensor], Tensor]
@@ -23,7 +34,7 @@ ROUNDS = 50
 BAGS, FEW = 8, 8
 """Random halves, and the least number of networks of which halves are chosen from."""
 PART = 2**22
-"""Values whose sums with the ensemble are in memory at once."""
+"""Values of members and samples that are combined in memory at once."""
 
 
 def selected(terms_MN: Tensor, losses: Losses, how: How) -> list[float]:

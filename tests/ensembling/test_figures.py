@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import argosy
+from argosy.ensembling import making
 from argosy.ensembling.calibrate import SPAN, temperature
 from argosy.ensembling.combining import combined, quantiles, variance
 from argosy.ensembling.making import make
@@ -54,6 +55,23 @@ def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
     found = class_scores(probabilities, torch.tensor([0, 0, 1, 0]))
     assert found["ece"] == pytest.approx(3 / 4 * (0.9 - 2 / 3) + 1 / 4 * 0.4)
     assert class_scores(torch.eye(3), torch.arange(3))["ece"] == 0.0
+
+
+@pytest.mark.parametrize("combine", CLASSES)
+def test_outputs_of_many_classes_are_combined_a_part_at_a_time(combine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits_MNC, target_N = members(5)
+    predicted = Predicted([*logits_MNC], target_N, torch.arange(60), 60)
+    fleet = {f"m{number}": nn.Linear(1, 1) for number in range(5)}
+
+    def scores() -> Any:
+        return make(fleet, range(5), predicted, combine=combine, select=None, calibrate=False).scores
+
+    whole, sizes = scores(), list[int]()
+    monkeypatch.setattr(making, "PART", 100)
+    monkeypatch.setattr(making, "combined", lambda part, *how: sizes.append(part.numel()) or combined(part, *how))
+    for found, wanted in zip(scores(), whole, strict=True):
+        assert {**found, "network": 0} == pytest.approx({**wanted, "network": 0})
+    assert len(sizes) == 12 and max(sizes) == 100
 
 
 def test_disagreement_of_thousands_of_members_compares_no_pairs() -> None:
