@@ -8,9 +8,11 @@ import signal
 import stat
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import evidence
 import pytest
@@ -25,8 +27,10 @@ from argosy.errors import DiskError, RunError
 from argosy.protocol.events import Checkpoint
 from argosy.results.fold import MemberState
 from argosy.running.control.resume import settle_files
+from argosy.running.directory import audit as audit_of
 from argosy.running.directory.anew import set_aside
 from argosy.running.directory.journal import Lock
+from argosy.stream.order import split_order
 
 
 def mode(path: Path) -> int:
@@ -222,3 +226,20 @@ def test_refusals_of_a_checkpoint_are_told_apart(tmp_path: Path, monkeypatch: py
     assert {name: found["weights"] for name, found in after.items()} == {
         name: found["weights"] for name, found in before.items()
     }
+
+
+def test_the_order_of_an_epoch_is_computed_once_for_all_members_that_an_audit_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = [studies.member(name, batch_size=size) for name, size in (("a", 7), ("b", 20), ("c", 20))]
+    fleet.append(studies.member("fold", subset=range(40)))
+    argosy.train(studies.study(90, val=11, fleet=fleet, epochs=2), directory=tmp_path, launcher="inline")
+    orders = Counter[tuple[str, int]]()
+
+    def counted(seed: int, split: str, epoch: int, *rest: Any) -> Any:
+        orders[split, epoch] += 1
+        return split_order(seed, split, epoch, *rest)
+
+    monkeypatch.setattr(audit_of, "split_order", counted)
+    assert audit_of.audit(tmp_path) == []
+    assert orders == {("train", 0): 2, ("train", 1): 2, ("val", 0): 1, ("val", 1): 1}, "the fold has one of its own"

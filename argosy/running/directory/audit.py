@@ -1,7 +1,8 @@
 """Recompute from the study alone what every member must have stepped on, and compare it with the journal."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from argosy.errors import RunError
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import read_journal
 from argosy.running.directory.study_json import found_study
-from argosy.stream.order import Indices, Selection, split_order, used_elements, window_elements
+from argosy.stream.order import Digest, Indices, Selection, split_order, used_elements, window_elements
 from argosy.stream.schedule import section_stop
 
 __all__ = ["audit"]
@@ -29,9 +30,10 @@ def audit(directory: Path) -> list[str]:
             f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
         )
     _check_lengths(directory, state, summary)
-    found, shards = [], state.shards.get("train", ())
+    found, shards, known = [], state.shards.get("train", ()), dict[tuple[str, int, int], Digest]()
     for name, described in summary["members"].items():
-        found += _audit_member(state.members.get(name, MemberState(name)), described, summary, state.holes, shards)
+        member = state.members.get(name, MemberState(name))
+        found += _audit_member(member, described, summary, state.holes, shards, known)
     return found
 
 
@@ -52,7 +54,9 @@ def _audit_member(
     summary: dict[str, Any],
     holes: dict[tuple[str, int], set[int]],
     shards: Sequence[int],
+    known: dict[tuple[str, int, int], Digest],
 ) -> list[str]:
+    """Return the errors of a member's record; `known` has digests of all samples, by split, stream epoch and elements, for the next members."""
     found, per_epoch = [], summary["validations_per_epoch"]
     numbers = [row.epoch * per_epoch + row.section for row in member.sections]
     if numbers != list(range(len(numbers))):
@@ -79,16 +83,18 @@ def _audit_member(
                 )
                 continue
             selection = Selection.of(subset, length)
-            order = split_order(summary["seed"], split, ended.stream_epoch, length, shards)
+            order = cache(partial(split_order, summary["seed"], split, ended.stream_epoch, length, shards))
             elements = selection.length
             if split == "train":
                 stop = section_stop(ended.section, length, per_epoch)
                 elements = _elements(selection, order, stop, described, by_length=summary["ragged"] is not None)
-            expected = selection.digest(
-                order,
-                elements=elements,
-                holes=sorted(hole for hole in holes.get((split, ended.stream_epoch), ()) if hole < length),
-            )
+            at = split, ended.stream_epoch, elements
+            expected = known.get(at) if subset is None else None
+            if expected is None:
+                broken = sorted(hole for hole in holes.get(at[:2], ()) if hole < length)
+                expected = selection.digest(order(), elements=elements, holes=broken)
+                if subset is None:
+                    known[at] = expected
             if tuple(words) != expected:
                 found.append(
                     f"{member.name}: epoch {ended.epoch + 1} ({split}) has digest {tuple(words)}; the order of stream epoch "
@@ -97,9 +103,12 @@ def _audit_member(
     return found
 
 
-def _elements(selection: Selection, order: Indices, stop: int, described: dict[str, Any], *, by_length: bool) -> int:
+def _elements(
+    selection: Selection, order: Callable[[], Indices], stop: int, described: dict[str, Any], *, by_length: bool
+) -> int:
     """Return how many elements of a member's sequence its batches have used up to position `stop` of the order."""
-    positions, batch_size = selection.positions(order), int(described["batch_size"])
+    positions = None if selection.multiplicity is None else selection.positions(order())
+    batch_size = int(described["batch_size"])
     passed = stop if positions is None else int(np.searchsorted(positions, stop))
     used = used_elements(selection.length, batch_size, drop_last=described["drop_last"])
     return used if passed >= used else passed - passed % (window_elements(batch_size) if by_length else batch_size)
