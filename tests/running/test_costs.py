@@ -149,9 +149,11 @@ def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other
     measuring.want(fleet[:3])
     measuring.handle(replace(MEASURED, member="a"))
     assert len(measuring.profiles("abc", study)) == 3
-    made, stepped = [], measuring._as_stepped
+    made, stepped, asked, stands = [], measuring._as_stepped, [], measuring._stands_for_others
     monkeypatch.setattr(measuring, "_as_stepped", lambda profile: made.append(profile.member) or stepped(profile))
+    monkeypatch.setattr(measuring, "_stands_for_others", lambda name: asked.append(name) or stands(name))
     measuring.want(fleet[3:])
+    assert asked == ["a"]
     assert [profile.member for profile in measuring.profiles("d", study)] == made == ["d"]
 
 

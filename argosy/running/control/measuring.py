@@ -74,6 +74,8 @@ class Measuring:
             if member.name not in self.measured:
                 self.missing.add(member.name)
         for name in list(self.measured):
+            if not self.missing:
+                break  # of thousands of trials alike the first stands for those that join
             self._stands_for_others(name)
 
     def as_source(self, clone: str, source: str) -> None:
