@@ -13,7 +13,6 @@ from argosy.planning.balanced import Balanced
 from argosy.planning.choice import CLEARLY, simulate_best
 from argosy.planning.exact import Exact
 from argosy.planning.fleet import Fleet
-from argosy.planning.fleet_local import FleetLocal
 from argosy.planning.outcomes import Charges, Workload
 from argosy.planning.policy import FILES, Moving, Policy, Situation
 from argosy.planning.rounds import Rounds
@@ -38,7 +37,7 @@ POLICIES: dict[str, Policy] = {
     "balanced": Balanced(),
     "exact": Exact(),
     "fleet": Fleet(),
-    "fleet-local": FleetLocal(),
+    "fleet-local": Fleet(local=True),
     "fleet-relative": Fleet(delta=20 / 176, relative=True),
     "rounds": Rounds(),
     "solo": SoloPolicy(),

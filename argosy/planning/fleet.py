@@ -1,4 +1,4 @@
-"""FLEET (MLSys 2020): greedy flotillas of members that reach a similar rate with unequal numbers of devices."""
+"""FLEET (MLSys 2020): greedy flotillas of members that reach a similar rate with unequal numbers of devices; global and local."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from argosy.planning.policy import Situation
 from argosy.plans import Flotilla, Placement
 from argosy.profiles import Profile
 
-__all__ = ["Fleet", "create_flotilla", "find_next", "launch_greedily", "similar_rates"]
+__all__ = ["Fleet", "create_flotilla", "find_next", "similar_rates"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,39 +24,34 @@ class Fleet:
     """Rates further than this from the fastest member's are not similar; samples per second, as published."""
     relative: bool = False
     """Whether ``delta`` is a part of the fastest member's rate: at 10,000 samples per second no rate is within 20 of another."""
+    local: bool = False
+    """Whether it is FLEET-L (§4.3.3): after the first flotilla the same rule over devices that converged members release, and no others."""
     alpha: float = 0.8
     """A flotilla stops when its busy devices are fewer than this part of those it started with."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
-        """Run Algorithm 1, steps 1 and 2, once every device is free."""
-        if len(situation.free) < len(situation.devices):
+        """Run Algorithm 1, steps 1 and 2, by Algorithms 2 to 4, once every device is free; FLEET-L over those that are."""
+        free = situation.free
+        if not situation.waiting or not free or (len(free) < len(situation.devices) and not self.local):
             return ()
-        fastest = max((profile.rate(1) for profile in situation.waiting), default=0.0)
-        return launch_greedily(situation, self.delta * fastest if self.relative else self.delta)
+        require_fit(situation.waiting, free)
+        _require_equal(free)
+        fastest = max(profile.rate(1) for profile in situation.waiting)
+        counts = create_flotilla(situation.waiting, len(free), self.delta * fastest if self.relative else self.delta)
+        node_devices = max(Counter(device.node for device in situation.devices).values())
+        positions = place_contiguously(counts, node_devices)
+        by_member = {profile.member: profile for profile in situation.waiting}
+        placements = (Placement.even(by_member[m], (free[p].name for p in group)) for m, group in positions.items())
+        return (Flotilla(placements=tuple(placements)),)
 
     def keeps(self, situation: Situation, started: Flotilla, live: tuple[Profile, ...]) -> bool:
         """Go on until the devices not released are fewer than α · M (Algorithm 1, ``train``).
 
         M is the number of devices that the flotilla was given: all there are in the paper, fewer where every member has
-        reached the peak of its rate.
+        reached the peak of its rate. Under FLEET-L the others train on undisturbed.
         """
         busy = started.keeping(profile.member for profile in live).devices
-        return len(busy) >= self.alpha * len(started.devices)
-
-
-def launch_greedily(situation: Situation, delta: float) -> tuple[Flotilla, ...]:
-    """Run Algorithms 2 to 4 over the free devices."""
-    if not situation.waiting or not situation.free:
-        return ()
-    require_fit(situation.waiting, situation.free)
-    _require_equal(situation.free)
-    counts = create_flotilla(situation.waiting, len(situation.free), delta)
-    node_devices = max(Counter(device.node for device in situation.devices).values())
-    positions = place_contiguously(counts, node_devices)
-    by_member = {profile.member: profile for profile in situation.waiting}
-    names = [device.name for device in situation.free]
-    placements = (Placement.even(by_member[m], (names[p] for p in group)) for m, group in positions.items())
-    return (Flotilla(placements=tuple(placements)),)
+        return self.local or len(busy) >= self.alpha * len(started.devices)
 
 
 def create_flotilla(candidates: Sequence[Profile], devices: int, delta: float) -> dict[str, int]:

@@ -16,7 +16,7 @@ from argosy.planning.simulate import simulate
 from argosy.plans import Plan
 from argosy.profiles import PreparationRates, Profile
 
-__all__ = ["Forecast", "Growth", "forecast"]
+__all__ = ["Forecast", "forecast"]
 
 MORE_DEVICES = (2, 4)
 """Clusters so many times as large are tried beside the one asked for."""
@@ -27,21 +27,14 @@ TYPICAL_MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """The same study on more devices."""
-
-    devices: int
-    makespan_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """A plan and its predicted outcome."""
 
     plan: Plan
     simulation: Simulation
     bottleneck: str
-    growth: tuple[Growth, ...]
+    growth: Mapping[int, float]
+    """Seconds of the same study on so many devices, which are more."""
     profiles_from: str
     """Where the costs were measured."""
 
@@ -58,11 +51,9 @@ class Forecast:
             f"{run.flotillas} flotilla(s), {run.moves} move(s), devices idle {run.idle_share:.0%}",
             f"bottleneck: {self.bottleneck}",
         ]
-        for growth in self.growth:
-            gain = run.makespan_seconds / growth.makespan_seconds if growth.makespan_seconds else 1.0
-            lines.append(
-                f"with {growth.devices} devices: {_duration(growth.makespan_seconds)}, {gain:.2f} times as fast"
-            )
+        for devices, seconds in self.growth.items():
+            gain = run.makespan_seconds / seconds if seconds else 1.0
+            lines.append(f"with {devices} devices: {_duration(seconds)}, {gain:.2f} times as fast")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +63,7 @@ class Forecast:
             "plan": self.plan.to_json(),
             "simulation": self.simulation.to_json(),
             "bottleneck": self.bottleneck,
-            "growth": [{"devices": g.devices, "makespan_seconds": g.makespan_seconds} for g in self.growth],
+            "growth": [{"devices": count, "makespan_seconds": seconds} for count, seconds in self.growth.items()],
         }
 
 
@@ -128,16 +119,15 @@ def forecast(
         plan = replace(
             plan, notes=(f"{', '.join(unlimited)}: no rule limits their epochs, and one of each is counted",)
         )
-    growth = []
+    growth: dict[int, float] = {}
     for times in MORE_DEVICES:
         with contextlib.suppress(PlanError):
-            makespan_seconds = simulated(times).makespan_seconds
-            growth.append(Growth(devices=times * len(asked.devices), makespan_seconds=makespan_seconds))
+            growth[times * len(asked.devices)] = simulated(times).makespan_seconds
     return Forecast(
         plan=plan,
         simulation=simulation,
         bottleneck=_bottleneck(plan, profiles, prepared),
-        growth=tuple(growth),
+        growth=growth,
         profiles_from=f"{profiles_from}, on one {kinds[0]}",
     )
 

@@ -4,7 +4,6 @@ import pytest
 
 from argosy.errors import PlanError
 from argosy.planning.fleet import Fleet, create_flotilla, find_next, similar_rates
-from argosy.planning.fleet_local import FleetLocal
 from argosy.planning.placement import assign_devices, node_spread, place_contiguously
 from argosy.planning.policy import Situation
 from planning.cases import GB, devices, profile
@@ -105,9 +104,9 @@ def test_the_global_variant_waits_for_every_device_and_the_local_one_does_not() 
     cluster = devices(4)
     situation = Situation(waiting=(profile("a", 10.0),), free=cluster[:2], devices=cluster)
     assert Fleet().launch(situation) == ()
-    (flotilla,) = FleetLocal().launch(situation)
+    (flotilla,) = Fleet(local=True).launch(situation)
     assert flotilla.members == ("a",)
-    assert FleetLocal().keeps(situation, flotilla, situation.waiting)
+    assert Fleet(local=True).keeps(situation, flotilla, situation.waiting)
 
 
 def test_members_are_placed_contiguously_on_the_free_devices() -> None:
