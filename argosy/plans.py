@@ -141,10 +141,6 @@ class Flotilla:
         """Return the placements that share one device."""
         return tuple(placement for placement in self.placements if device in placement.devices)
 
-    def load(self, device: str) -> float:
-        """Return the predicted seconds of work per stream sample on one device."""
-        return sum(placement.seconds_on(device) for placement in self.placements)
-
     @property
     def loads(self) -> dict[str, float]:
         """Predicted seconds of work per stream sample, by device."""

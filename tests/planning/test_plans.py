@@ -36,9 +36,7 @@ def test_a_plan_of_whole_members_loads_without_the_fields_of_split_ones() -> Non
 
 def test_load_and_pace_follow_the_shares() -> None:
     flotilla = split_plan().flotillas[0]
-    assert flotilla.load(FIRST) == pytest.approx(A.shard_seconds(2, 0.7))
-    assert flotilla.load(SECOND) == pytest.approx(A.shard_seconds(2, 0.3) + 1 / 40)
-    assert flotilla.loads == pytest.approx({name: flotilla.load(name) for name in (FIRST, SECOND)})
+    assert flotilla.loads == pytest.approx({FIRST: A.shard_seconds(2, 0.7), SECOND: A.shard_seconds(2, 0.3) + 1 / 40})
     assert flotilla.samples_per_second == pytest.approx(1 / max(flotilla.loads.values()))
     check_plan(split_plan().to_json(), [A, B], TWO)
 
