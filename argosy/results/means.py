@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
+from argosy.results.member import MemberResult
+from argosy.results.ranking import rank
 from argosy.results.repetitions import Repetitions
 
 __all__ = ["Means"]
@@ -13,14 +17,14 @@ class Means:
     """Table of the means of repeated networks."""
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Any]]
     """The best network first."""
     text: str
     """What the figures mean."""
 
     @classmethod
-    def of(cls, repetitions: Repetitions) -> "Means | None":
-        """Build the table; None if nothing is repeated."""
+    def of(cls, repetitions: Repetitions, single: Sequence[MemberResult] = ()) -> "Means | None":
+        """Build the table, with members that repeat no other in their places; None if nothing is repeated."""
         found, objective = repetitions.configurations, repetitions.objective
         if not found:
             return None
@@ -34,16 +38,22 @@ class Means:
             if same
             else ""
         )
+        columns = ["configuration", objective, *difference, "done", *others]
+        rows: list[list[Any]] = [
+            [
+                *(each.name, str(each.metrics.get(objective, ""))),
+                *([less.get(each.name, "")] if less else []),
+                f"{each.counted} of {each.repetitions}",
+                *(str(each.metrics.get(metric, "")) for metric in others),
+            ]
+            for each in found
+        ]
+        rows += [[row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single]
+        reached = [each.metrics[objective].mean if objective in each.metrics else None for each in found]
+        reached += [row.metrics.get(objective) if row.counts else None for row in single]
+        places = [rank(value, repetitions.mode) for value in reached]
         return cls(
-            columns=["configuration", objective, *difference, "done", *others],
-            rows=[
-                [
-                    *(each.name, str(each.metrics.get(objective, ""))),
-                    *([less.get(each.name, "")] if less else []),
-                    f"{each.counted} of {each.repetitions}",
-                    *(str(each.metrics.get(metric, "")) for metric in others),
-                ]
-                for each in found
-            ],
+            columns=columns,
+            rows=[row for _, row in sorted(zip(places, rows, strict=True), key=itemgetter(0))],
             text=f"Means over repetitions, ± half of their 95 % intervals, the best first.{pairs}{alike}",
         )

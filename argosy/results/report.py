@@ -410,18 +410,10 @@ class Report:
         `again` describes how to resume the run, and `mended` how to continue failed members. ``print(report)`` shows this text.
         """
         failed = [row for row in self.rows if row.status == "failed"]
+        single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
         counted_any = any(one.counted for one in self.repetitions.configurations)
-        means = Means.of(self.repetitions) if counted_any else None
+        means = Means.of(self.repetitions, single) if counted_any else None
         columns, rows = self._columns_and_rows() if means is None else (means.columns, means.rows)
-        if means is not None:
-            single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
-            rows = [*rows, *([row.name, *(row.metrics.get(name, "") for name in columns[1:])] for row in single)]
-            means_of = [
-                getattr(one.metrics.get(self.objective), "mean", None) for one in self.repetitions.configurations
-            ]
-            values = [*means_of, *(row.metrics.get(self.objective) if row.counts else None for row in single)]
-            places = [rank(value, self.repetitions.mode) for value in values]
-            rows = [row for _, row in sorted(zip(places, rows, strict=True), key=lambda each: each[0])]
         known = self.seconds and not self.killed_drivers and self.status != "running"
         took = f" after {lasting(self.seconds)}" if known else ""
         why = f" ({last_line(self.reason)})" if self.reason else ""
