@@ -139,7 +139,7 @@ class Decisions(DriverPart):
             return False
         length, begun = self.run.lengths["train"], leg.until > leg.begins.section
         position = section_start(leg.until, length, self.run.per_epoch) if begun else leg.begins.position
-        return self.positions.leg_for([name], self.run.lengths).position >= position
+        return self.positions.sample(name, length) >= position
 
     def profiles(self, names: Sequence[str]) -> list[Profile]:
         """Return the profiles of those of these members whose costs are known."""
@@ -162,13 +162,17 @@ class Decisions(DriverPart):
         keeps = bool(live) and (waits or self.launching.policy.keeps(situation, started, tuple(there)))
         if keeps:
             return started, True
-        anew = self.situation(profiles, places, without=leg)
-        flotilla = self.launching.goes_on(leg, there, peers, anew)
-        if flotilla is not None:
-            nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
-            if any(self.pool.node_of[device] not in nodes for device in flotilla.devices):
-                flotilla = None
-        return flotilla, False
+        here.update(peers)
+        if not here:
+            return None, False
+        anew = self.launching.launch(self.situation(profiles, places, without=leg)).flotillas
+        found, now = [flotilla for flotilla in anew if here.issuperset(flotilla.members)], set(leg.members)
+        # The one with most of the leg's members goes on with it.
+        flotilla = max(found, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
+        nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
+        if flotilla is not None and all(self.pool.node_of[device] in nodes for device in flotilla.devices):
+            return flotilla, False
+        return None, False
 
     def situation(
         self,

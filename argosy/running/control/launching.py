@@ -1,4 +1,4 @@
-"""Questions to the policy, and what its answers mean for members that already train: which stay, move, leave and join.
+"""What a policy knows of a run's costs, and what it starts on free devices.
 
 Pure functions, like the policy itself. The policy is asked once for each change, with everything that the run knows.
 """
@@ -14,7 +14,6 @@ from argosy.planning.outcomes import Charges
 from argosy.plans import Flotilla, Placement, Plan
 from argosy.profiles import Profile
 from argosy.protocol.events import Split
-from argosy.running.control.legs import LiveLeg
 
 __all__ = ["Launching", "as_before"]
 
@@ -83,18 +82,6 @@ class Launching:
 
     def _plan(self, situation: Situation, flotillas: Sequence[Flotilla]) -> Plan:
         return Plan.of(self.policy_name, flotillas, situation.waiting, situation.free)
-
-    def goes_on(self, leg: LiveLeg, live: Sequence[Profile], peers: Sequence[str], anew: Situation) -> Flotilla | None:
-        """Return the flotilla with which a leg continues if the policy changes it; None if its members make room.
-
-        `peers` are waiting members that could join it; in `anew` all members of the leg wait.
-        """
-        if not live and not peers:
-            return None
-        here = {*(profile.member for profile in live), *peers}
-        found = [flotilla for flotilla in self.launch(anew).flotillas if set(flotilla.members) <= here]
-        members = set(leg.members)
-        return max(found, key=lambda flotilla: len(members & set(flotilla.members)), default=None)
 
 
 def as_before(flotilla: Flotilla, profiles: Sequence[Profile], splits: Sequence[Split]) -> Flotilla:

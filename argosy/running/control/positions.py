@@ -212,15 +212,15 @@ class Positions:
         names = tuple(members)
         section = min(map(self.place, names))
         epoch, length = section // self.study.validations_per_epoch, lengths["train"]
-        position = min(self._sample(name, length) for name in names if self._points[name].stream_epoch == epoch)
+        position = min(self.sample(name, length) for name in names if self._points[name].stream_epoch == epoch)
         before = [read for read in self.state.shards_read if read.epoch == epoch and read.start <= position]
         newest = {
             mark[0]: ShardMark(*mark) for read in sorted(before, key=lambda read: read.start) for mark in read.marks
         }
         return Leg(number=0, section=section, position=position, marks=tuple(newest.values()))
 
-    def _sample(self, name: str, length: int) -> int:
-        """Return the position in its stream epoch at which a member continues."""
+    def sample(self, name: str, length: int) -> int:
+        """The first sample of its stream epoch that a member wants."""
         point = self._points[name]
         if point.checkpoint is None or point.at_an_epochs_end:
             return section_start(point.section, length, self.study.validations_per_epoch)

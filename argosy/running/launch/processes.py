@@ -266,11 +266,6 @@ class ProcessWorkers:
         if key.events != events:
             self.selector.modify(peer, events, key.data)
 
-    def _holder(self, worker_id: str) -> _Worker | None:
-        """Return the worker that has this id; None if it was reported lost already."""
-        found = self.workers.get(worker_id.rpartition(" ")[0])
-        return found if found is not None and found.worker_id == worker_id else None
-
     def _receive(self, worker: _Worker, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             peer.flush()
@@ -291,22 +286,19 @@ class ProcessWorkers:
             worker.peer = None
 
     def _handle_server(self, events: int) -> None:
+        """Hear of workers that have started or ended."""
         self.server.channel.flush()
         try:
             for worker_id, pid, status in self.server.news():
-                self._heed(worker_id, pid, status)
+                worker = self.workers.get(worker_id.rpartition(" ")[0])
+                if worker is None or worker.worker_id != worker_id:
+                    continue  # it was reported lost already
+                if status is None:
+                    worker.pid = pid
+                else:
+                    self._ended(worker, status if isinstance(status, str) else _how_it_ended(status))
         except EOFError:
             self._replace_server()
-
-    def _heed(self, worker_id: str, pid: int, status: int | str | None) -> None:
-        """Handle a report of the fork server: a worker's start or end."""
-        worker = self._holder(worker_id)
-        if worker is None:
-            return
-        if status is None:
-            worker.pid = pid
-            return
-        self._ended(worker, status if isinstance(status, str) else _how_it_ended(status))
 
     def _ended(self, worker: _Worker, how: str) -> None:
         """Note how a worker ended; it is lost with its connection, once everything that it sent has been received."""
