@@ -138,7 +138,7 @@ def test_one_is_measured_for_all_that_surely_do_the_same_work(
         for (name, lr), loss in zip((("a", 0.1), ("b", 0.2)), losses, strict=True)
     ]
     measuring.want(members)
-    assert measuring.representatives == measured
+    assert measuring.representatives(beside=False) == measured
 
 
 def test_a_trial_that_joins_thousands_has_a_profile_of_its_own_made_and_no_other(

@@ -109,7 +109,7 @@ class Measurements(DriverPart):
 
     def _measure_rest(self) -> None:
         """Assign the members that are still unknown; if one failed, another of its kind takes its place."""
-        if self.starts.measuring_leg is not None and self.measuring.representatives:
+        if self.starts.measuring_leg is not None and self.measuring.representatives(beside=False):
             self._measure(self.pool.devices, self.starts.measuring_leg.assignment)
 
     def _measure(self, devices: Iterable[str], assignment: int | None) -> None:
@@ -146,7 +146,7 @@ class Measurements(DriverPart):
             return
         if devices := self.legs.devices:
             self.measuring.only_at(devices)
-            if self.measuring.representatives_beside:
+            if self.measuring.representatives(beside=True):
                 self._measure([min(devices, key=lambda device: len(self.legs.members_on(device)))], None)
         elif not self.legs.live and not self.starts.sharing.waiting_for:
             self.members.enter(new)

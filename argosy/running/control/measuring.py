@@ -155,22 +155,15 @@ class Measuring:
             self._changed()
             self.missing.discard(other)
 
-    @property
-    def representatives(self) -> list[str]:
-        """Return the members to measure next: one of each kind of work with missing costs, suspects one at a time."""
-        return self._representatives(self._works)
+    def representatives(self, *, beside: bool) -> list[str]:
+        """Return the members to measure next: one of each kind of work with missing costs; with `beside`, those that may fit beside training members.
 
-    @property
-    def representatives_beside(self) -> list[str]:
-        """Return those of the `representatives` that may fit beside training members."""
-        return self._representatives({name: work for name, work in self._works.items() if work not in self._large})
-
-    def _representatives(self, works: Mapping[str, object]) -> list[str]:
-        """Choose representatives; a suspect is measured alone to show whether it causes the loss of its trainer."""
+        A suspect is measured alone to show whether it causes the loss of its trainer.
+        """
         asked = [name for name in self._asked if name in self.missing]
         first = {self._works[name]: name for name in asked}
-        for name, work in works.items():
-            if name in self.missing:
+        for name, work in self._works.items():
+            if name in self.missing and not (beside and work in self._large):
                 first.setdefault(work, name)
         wanted = [name for name in first.values() if name not in self._asked]
         sound = [name for name in wanted if name not in self._suspects]
@@ -180,7 +173,7 @@ class Measuring:
         self, devices: Sequence[str], assignment: int | None, accumulate: Mapping[str, int]
     ) -> dict[str, Measure]:
         """Return what each device measures; a device without members still has to release the block of an earlier assignment."""
-        wanted, shares = self.representatives_beside if assignment is None else self.representatives, {}
+        wanted, shares = self.representatives(beside=assignment is None), {}
         for number, device in enumerate(devices):
             share = tuple(wanted[number :: len(devices)])
             self._asked |= dict.fromkeys(share, device)

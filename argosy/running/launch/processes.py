@@ -218,8 +218,13 @@ class ProcessWorkers:
         """Write the commands since the last `receive`, as far as connections take them."""
         unsent, self._unsent = self._unsent, []
         for worker, command in unsent:
-            if worker.peer is not None:
-                self._say(worker.peer, worker.name, command)
+            if worker.peer is None:
+                continue
+            if isinstance(command, Attach):
+                self._attach(worker.peer, worker.name, command)
+            else:
+                worker.peer.send(command)
+            self._watch(worker.peer)
         if self.server.channel.fileno() >= 0:  # otherwise no other server could be started
             self._watch(self.server.channel)
 
@@ -241,13 +246,6 @@ class ProcessWorkers:
         self.server.fork(arguments, given, log)
         theirs.close()
         os.close(descriptor)
-
-    def _say(self, peer: Peer, name: str, command: Any) -> None:
-        if isinstance(command, Attach):
-            self._attach(peer, name, command)
-        else:
-            peer.send(command)
-        self._watch(peer)
 
     def _attach(self, trainer: Peer, name: str, command: Attach) -> None:
         """Give a trainer and a feeder the two ends of a connection; where the feeder is gone, the trainer finds it broken."""
