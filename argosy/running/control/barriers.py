@@ -129,7 +129,7 @@ class Barriers(DriverPart):
         return {name: verdict for name, verdict in verdicts.items() if verdict.fate is not Fate.GO_ON}
 
     def _verdict(self, leg: LiveLeg, member: str) -> Verdict:
-        verdict, here = self.run.verdict(member), self._next_section(member)
+        verdict, here = self.positions.verdict(member), self._next_section(member)
         leg.free_until[member] = here + (verdict.certain if verdict.fate is Fate.GO_ON else 0)
         if verdict.longest is not None:
             leg.last[member] = here + verdict.longest

@@ -165,7 +165,7 @@ class CarryOut(DriverPart):
     def expect(self, leg: LiveLeg, names: Iterable[str]) -> None:
         """Note of members that begin in a leg how far they certainly go, and how far at most."""
         for name in names:
-            leg.free_until[name] = self.positions.place(name) + self.run.verdict(name).certain
+            leg.free_until[name] = self.positions.place(name) + self.positions.verdict(name).certain
             leg.last[name] = self.positions.last_section(name)
 
     def _place(self, leg: LiveLeg, names: Collection[str]) -> None:
@@ -323,7 +323,7 @@ class CarryOut(DriverPart):
     def call(self) -> None:
         """Let resting members that a judge calls wait for a device, or end."""
         for name in self.decisions.called():
-            verdict = self.run.verdict(name)
+            verdict = self.positions.verdict(name)
             if verdict.fate is Fate.END:
                 self.end(name, "done", verdict.reason)
             else:

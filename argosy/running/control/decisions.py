@@ -34,7 +34,7 @@ class Decisions(DriverPart):
         return any(its.verdict is None or self._is_called(name, its.verdict) for name, its in leaving)
 
     def _is_called(self, name: str, told: Verdict) -> bool:
-        return told.fate is Fate.REST and self.run.verdict(name).fate is Fate.GO_ON
+        return told.fate is Fate.REST and self.positions.verdict(name).fate is Fate.GO_ON
 
     def turn(self, leg: LiveLeg) -> int | None:
         """Return the section at which waiting members may have their turn: the next end of an epoch, or the barrier where members rejoin."""
@@ -105,7 +105,7 @@ class Decisions(DriverPart):
 
     def leaves_run(self, name: str) -> Verdict | None:
         """Return the verdict on a member that ends or rests, whose last section is saved; None if it continues."""
-        verdict = self.run.verdict(name)
+        verdict = self.positions.verdict(name)
         return verdict if verdict.fate is not Fate.GO_ON and self.run.state.member(name).saved_at_its_end else None
 
     def undecided(self) -> list[str]:

@@ -12,7 +12,7 @@ from argosy.protocol.trainer import StartMember
 from argosy.results.fold import WRONG, RunState
 from argosy.running.control.clone import Clone
 from argosy.running.control.resume import Resume, resume_point, resume_points
-from argosy.running.control.verdicts import Fate, Judge, Rules, judge
+from argosy.running.control.verdicts import Fate, Judge, Rules, Verdict, judge
 from argosy.running.directory.study_copy import StudyCopy
 from argosy.running.directory.studyfile import load_copy
 from argosy.running.launch.launcher import Job
@@ -120,7 +120,7 @@ class Positions:
         state = self.state.member(member.name)
         if state.status in FINAL:
             return False
-        if judge(self.judges, member.name, self.state, self.study).fate is not Fate.END:
+        if self.verdict(member.name).fate is not Fate.END:
             return True
         # A member that has trained enough but was not saved at its end is unfinished: the user gets its file.
         return bool(state.sections) and not state.saved_at_its_end
@@ -173,6 +173,10 @@ class Positions:
                 self._points[name] = replace(self._points[name], stream_epoch=foremost)
 
     # ---- queries
+
+    def verdict(self, name: str) -> Verdict:
+        """Return the judges' verdict on a member after its last section."""
+        return judge(self.judges, name, self.state, self.study)
 
     def place(self, name: str) -> int:
         """Return the section of the stream in which a member continues."""
@@ -246,7 +250,7 @@ class Positions:
         ends = []
         if (bound := self.study.stop_of(self.study.member(name)).max_epochs) is not None:
             ends.append((point.stream_epoch - point.epoch) * per_epoch + sections_in(bound, per_epoch))
-        if (longest := judge(self.judges, name, self.state, self.study).longest) is not None:
+        if (longest := self.verdict(name).longest) is not None:
             ends.append(self.place(name) + longest)
         return min(ends, default=None)
 
@@ -261,4 +265,4 @@ class Positions:
         if bound is None:
             return False
         left = sections_in(bound - self.state.member(name).epochs, self.study.validations_per_epoch)
-        return judge(self.judges, name, self.state, self.study).certain >= left
+        return self.verdict(name).certain >= left

@@ -137,13 +137,11 @@ class Predictions:
 
     def _predict(self, expected: _Expected, leg: LiveLeg) -> None:
         """Predict the seconds per sample of the stream for the flotilla's busiest device, at the known rates."""
-        priced = self.run.measuring.revision, len(leg.members)
-        if expected.priced != priced:
-            expected.priced, expected.seconds_per_sample = priced, self._predicted(leg)
-
-    def _predicted(self, leg: LiveLeg) -> float:
-        if not leg.members:
-            return 0.0
-        profiles = self.run.measuring.profiles(leg.members, self.run.study)
-        flotilla = leg.flotilla.keeping(leg.members)
-        return 1.0 / flotilla.priced({profile.member: profile for profile in profiles}).samples_per_second
+        members, revision = leg.members, self.run.measuring.revision
+        if expected.priced == (revision, len(members)):
+            return
+        expected.priced, expected.seconds_per_sample = (revision, len(members)), 0.0
+        if members:
+            profiles = self.run.measuring.profiles(members, self.run.study)
+            flotilla = leg.flotilla.keeping(members).priced({profile.member: profile for profile in profiles})
+            expected.seconds_per_sample = 1.0 / flotilla.samples_per_second

@@ -22,7 +22,7 @@ from argosy.running.control.members import Members
 from argosy.running.control.positions import Positions
 from argosy.running.control.steering import Steering
 from argosy.running.control.tolerance import Tolerance
-from argosy.running.control.verdicts import Bringer, Judge, Rules, Verdict, judge
+from argosy.running.control.verdicts import Bringer, Judge, Rules
 from argosy.running.control.worker_pool import WorkerPool
 from argosy.running.directory.identity import Identity
 from argosy.running.directory.journal import Journal
@@ -121,10 +121,6 @@ class Run:
 
     def _work_of(self, member: str) -> str:
         return work_digest(self.study.member(member), self.measuring.measured[member])
-
-    def verdict(self, member: str) -> Verdict:
-        """Return the judges' verdict on a member after its last section."""
-        return judge(self.judges, member, self.state, self.study)
 
     def known_of_study(self) -> dict[str, Any]:
         """Return the properties of the study that are only known once data are open and networks are built."""
