@@ -116,7 +116,7 @@ class CarryOut(DriverPart):
             self.send(dict.fromkeys(self.pool.feeders, UseLoaders(count=chosen.loader_workers)))
 
     def feed(self, team: Sequence[Feeder], stretch: Leg, pipeline: tuple[str, int]) -> Feeding:
-        """Number a new leg and let a team of feeders prepare it."""
+        """Let a team of feeders prepare a new leg, and number it."""
         self.legs.count += 1
         leg = replace(stretch, number=self.legs.count)
         self.pool.feed(team, leg, pipeline)

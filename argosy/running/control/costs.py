@@ -111,7 +111,7 @@ def _work_of_steps(member: Member, measured: Measured) -> tuple[object, ...]:
 
 
 def _work(member: Member, measured: Measured, factories: Iterable[object]) -> tuple[object, ...]:
-    """Return these factories of a member together with its sizes."""
+    """Return a member's given factories, spelled, and its sizes."""
     sizes = (member.batch_size, member.eval_batch_size, member.accumulate, member.precision, type(member.average))
     return (*map(spell, factories), measured.parameter_shapes, *sizes)
 

@@ -146,10 +146,9 @@ class Decisions(DriverPart):
         return self.measuring.profiles(names, self.run.study)
 
     def goes_on(self, leg: LiveLeg, live: Sequence[str], profiles: Sequence[Profile]) -> tuple[Flotilla | None, bool]:
-        """Return the flotilla with which a leg continues after its barrier, and whether it is the one that the policy started.
+        """Return the flotilla with which a leg continues after its barrier, from its `live` members and the waiting ones in `profiles`.
 
-        It consists of the leg's `live` members and of waiting ones in `profiles`; None if its members make room. The policy is asked about the
-        flotilla that it started, even if members have left it since.
+        None if its members make room. Also returns whether it is the flotilla that the policy started, even if members have left it since.
         """
         here = set(live)
         there = [profile for profile in profiles if profile.member in here]
@@ -167,7 +166,7 @@ class Decisions(DriverPart):
             return None, False
         anew = self.launching.launch(self.situation(profiles, places, without=leg)).flotillas
         found, now = [flotilla for flotilla in anew if here.issuperset(flotilla.members)], set(leg.members)
-        # The one with most of the leg's members goes on with it.
+        # The leg continues with the one that has most of its members.
         flotilla = max(found, key=lambda flotilla: len(now.intersection(flotilla.members)), default=None)
         nodes = {self.pool.feeders[name].node for name in leg.feeders if name in self.pool.feeders}
         if flotilla is not None and all(self.pool.node_of[device] in nodes for device in flotilla.devices):

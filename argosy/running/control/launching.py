@@ -1,4 +1,4 @@
-"""What a policy knows of a run's costs, and what it starts on free devices.
+"""Questions to the policy: what it knows of a run's costs, and what it starts on free devices.
 
 Pure functions, like the policy itself. The policy is asked once for each change, with everything that the run knows.
 """

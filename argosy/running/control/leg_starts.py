@@ -135,7 +135,7 @@ class LegStarts(DriverPart):
         return True
 
     def _measured_on(self, team: Iterable[Feeder], stretch: Leg) -> Feeding | None:
-        """Return the leg that members were measured on if it can continue as this one; otherwise stop its preparation."""
+        """Return the leg that members were measured on if it continues as this one; otherwise stop its preparation."""
         fed, self.measuring_leg = self.measuring_leg, None
         if fed is None:
             return None

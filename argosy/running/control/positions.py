@@ -212,7 +212,7 @@ class Positions:
         return self.state.member(name).accumulate or self.study.member(name).accumulate
 
     def leg_for(self, members: Iterable[str], lengths: Mapping[str, int]) -> Leg:
-        """Return the part of the stream that these members need together, as a leg without a number yet."""
+        """Return the part of the stream that these members need together, as a leg without a number."""
         names = tuple(members)
         section = min(map(self.place, names))
         epoch, length = section // self.study.validations_per_epoch, lengths["train"]
@@ -224,7 +224,7 @@ class Positions:
         return Leg(number=0, section=section, position=position, marks=tuple(newest.values()))
 
     def sample(self, name: str, length: int) -> int:
-        """The first sample of its stream epoch that a member wants."""
+        """Return the position in its stream epoch from which a member needs samples."""
         point = self._points[name]
         if point.checkpoint is None or point.at_an_epochs_end:
             return section_start(point.section, length, self.study.validations_per_epoch)

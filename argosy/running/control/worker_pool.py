@@ -37,7 +37,7 @@ class Feeding(NamedTuple):
     team: Sequence[Feeder]
     leg: Leg
     sharing: str
-    """How they share its preparation."""
+    """Name of the pipeline by which they share the preparation."""
     assignment: int
     """Number of the first assignment of its readers."""
 

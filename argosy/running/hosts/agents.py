@@ -103,7 +103,7 @@ class Agents:
         return listener
 
     def _gather(self, listener: AgentListener, waited: float) -> None:
-        """Let agents in that call within a moment; raises WorkerError where the driver has waited for too many seconds."""
+        """Let in the agents that call within a moment; raises WorkerError if the driver has waited for too many seconds."""
         there = f"{len(listener.joined) + 1} of the job's {self.place.nodes} nodes"
         ranks = ", ".join(str(rank) for rank in sorted({0, *listener.joined}))
         if waited > GATHER_SECONDS:
