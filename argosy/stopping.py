@@ -360,10 +360,10 @@ def mode_of(metric: str, mode: Mode | None = None, *, owner: str = "") -> Mode:
     lower, higher = bool(words & LOWER_IS_BETTER), bool(words & HIGHER_IS_BETTER)
     if lower == higher or words & TURNED_ROUND:
         tell = LOWER_IS_BETTER | HIGHER_IS_BETTER
-        mended = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
+        fixed = meant(metric, [metric.lower().replace(word, one) for word in words - tell for one in near(word, tell)])
         raise StudyError(
             f"{owner}: the name {metric!r} does not tell whether lower or higher is better; say mode='min' or mode='max'"
-            f"{mended and f', or fix the name{mended}'}."
+            f"{fixed and f', or fix the name{fixed}'}."
         )
     return "min" if lower else "max"
 

@@ -154,7 +154,7 @@ def test_a_member_is_split_until_one_device_has_it() -> None:
 
 
 def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
-    """Those that were saved when it failed are of sections that its mended code may not repeat."""
+    """Those that were saved when it failed are of sections that its fixed code may not repeat."""
     state, file = RunState(), saved(1, 0, 0)
     rescued = replace(file, checkpoint=replace(file.checkpoint, best="b.pt", best_sha256=""))
     for event in (file, rescued, MemberEnded(member="m", status="failed", reason="")):

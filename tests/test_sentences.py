@@ -132,7 +132,7 @@ def printed(report: Report) -> str:
 
 def ended(report: Report, command: str = "argosy run") -> str:
     """As the command ends that was run on it."""
-    return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
+    return report.ending(again=command, fixed=f"{command} --retry-failed").text(400, 50)
 
 
 def pack(*programs: int, reason: str = "", **seconds: float) -> Packed:

@@ -180,10 +180,10 @@ def brief(found: "Report | SearchReport") -> dict[str, Any]:
     return {key: value for key, value in found.to_json().items() if key not in DETAILS}
 
 
-def print_results(found: "Report | SearchReport", again: str, mended: str, *, as_json: bool, verbose: bool) -> None:
+def print_results(found: "Report | SearchReport", again: str, fixed: str, *, as_json: bool, verbose: bool) -> None:
     """Print the results of a run or a search for a program, or the ending for a person; if `verbose` everything, with the costs.
 
-    `again` resumes it, and `mended` continues failed members, which a search does not.
+    `again` resumes it, and `fixed` continues failed members, which a search does not.
     """
     if as_json:
         write(found.to_json() if verbose else brief(found), every=verbose)
@@ -198,7 +198,7 @@ def print_results(found: "Report | SearchReport", again: str, mended: str, *, as
         ):
             show(table)
         write("")
-    ending = found.ending(again=again, mended=mended) if isinstance(found, Report) else found.ending(again=again)
+    ending = found.ending(again=again, fixed=fixed) if isinstance(found, Report) else found.ending(again=again)
     write(ending.text(*size_of_output()))
 
 

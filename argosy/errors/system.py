@@ -30,7 +30,7 @@ NO_THREAD = "can't start new thread"
 
 
 def disk_refused(error: Exception, what: str) -> DiskError:
-    """Return an error that says what could not be done, why, and what mends it."""
+    """Return an error that says what could not be done, why, and what fixes it."""
     number = error.errno if isinstance(error, OSError) else None
     return DiskError(f"{what}: {error}. {DISK.get(number or 0, 'See to the disk')}; the same command resumes the run.")
 

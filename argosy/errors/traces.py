@@ -72,15 +72,15 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def mistakes_in(what: str, mend: str) -> Iterator[None]:
-    """Raise StudyError, with the user's own lines and how to `mend` it, where a function of the user's raises within."""
+def mistakes_in(what: str, fix: str) -> Iterator[None]:
+    """Raise StudyError, with the user's own lines and how to `fix` it, where a function of the user's raises within."""
     try:
         yield
     except ArgosyError:
         raise
     except Exception as error:
         reason_of(error)  # which raises a bug of Argosy's
-        raise StudyError(f"{what} raised:\n{trace_of(error)}{mend}") from error
+        raise StudyError(f"{what} raised:\n{trace_of(error)}{fix}") from error
 
 
 def sources() -> dict[str, str]:

@@ -304,7 +304,7 @@ class MemberEnded(Event):
 
 
 class Retried(Event):
-    """Members that had failed wait again: the user has mended what made them fail."""
+    """Members that had failed wait again: the user has fixed what made them fail."""
 
     members: tuple[Name, ...]
 

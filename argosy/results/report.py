@@ -403,11 +403,11 @@ class Report:
         ]
 
     def ending(
-        self, *, again: str = "the same call again", mended: str = "the same call with retry_failed=True"
+        self, *, again: str = "the same call again", fixed: str = "the same call with retry_failed=True"
     ) -> Ending:
         """Return the text at the end of a run: the best member, failures with reasons, a table, and next steps.
 
-        `again` describes how to resume the run, and `mended` how to continue failed members. ``print(report)`` shows this text.
+        `again` describes how to resume the run, and `fixed` how to continue failed members. ``print(report)`` shows this text.
         """
         failed = [row for row in self.rows if row.status == "failed"]
         single = [row for row in self.rows if row.repetition is None and row.status != LEFT_OUT]
@@ -429,7 +429,7 @@ class Report:
             note="" if means is None else means.text,
             state=f"{self.status}{took}{why}: {counted([row.status for row in self.rows])}. Everything is in {self.directory}",
             limit=self.diagnosis.verdict if self.diagnosis is not None and self.diagnosis.stage != "training" else "",
-            actions=self._actions(again, mended),
+            actions=self._actions(again, fixed),
         )
 
     def _best(self) -> tuple[str, ...]:
@@ -494,7 +494,7 @@ class Report:
         ]
         return ["member", self.objective, "best epoch", "status", *metrics, *differ, "seconds"], rows
 
-    def _actions(self, again: str, mended: str) -> tuple[tuple[str, str], ...]:
+    def _actions(self, again: str, fixed: str) -> tuple[tuple[str, str], ...]:
         folder = shlex.quote(str(self.directory))
         page = "Curves, devices", f"argosy report {folder} --open"
         if self.status == "running":
@@ -502,7 +502,7 @@ class Report:
             return ("Watch it", f"{page[1]} --live"), ("Stop a member", stop)
         return (
             *([("Resume", again)] if self.status != "done" else []),
-            *([("After a fix", mended)] if any(row.status == "failed" for row in self.rows) else []),
+            *([("After a fix", fixed)] if any(row.status == "failed" for row in self.rows) else []),
             *([page] if any(row.metrics for row in self.rows) else []),
         )
 

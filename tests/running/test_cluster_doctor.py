@@ -76,7 +76,7 @@ def test_nodes_that_are_alike_are_well(tmp_path: Path, sealed: bool, monkeypatch
     assert checks["reachability"]["found"] == "2 calls went through"
     assert checks["equal data"]["found"] == "train: 40 samples, val: 41 samples"
     assert checks["bandwidth"]["found"].endswith("MB/s, the slowest")
-    assert not any(check["mend"] for check in checks.values())
+    assert not any(check["fix"] for check in checks.values())
 
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ def test_nodes_that_are_unlike_are_told_what_makes_them_alike(tmp_path: Path) ->
     assert code == 1
     assert [name for name, check in checks.items() if not check["ok"]] == ["equal versions", "clocks", "equal data"]
     assert checks["equal versions"]["found"].endswith("has torch 2.9.1")
-    assert checks["equal versions"]["mend"].endswith(f": pip install 'torch=={wanted}'")
+    assert checks["equal versions"]["fix"].endswith(f": pip install 'torch=={wanted}'")
     assert "ahead of rank 0" in checks["clocks"]["found"]
-    assert "chronyc makestep" in checks["clocks"]["mend"]
+    assert "chronyc makestep" in checks["clocks"]["fix"]
     assert "41 samples of train, and not 40" in checks["equal data"]["found"]
-    assert "rsync" in checks["equal data"]["mend"]
+    assert "rsync" in checks["equal data"]["fix"]
 
 
 def hidden(patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_node_that_calls_and_cannot_be_called_is_found(tmp_path: Path) -> None
     assert [name for name, check in checks.items() if not check["ok"]] == ["reachability"]
     assert "rank 0 on" in checks["reachability"]["found"]
     assert "does not reach rank 1" in checks["reachability"]["found"]
-    assert "iptables -I INPUT" in checks["reachability"]["mend"]
+    assert "iptables -I INPUT" in checks["reachability"]["fix"]
 
 
 def place(rank: int) -> JobPlace:
@@ -132,7 +132,7 @@ def test_nodes_that_do_not_find_each_other_say_so_in_time(tmp_path: Path, monkey
     checks = {check.name: check for check in examine_cluster(place(0), tmp_path / "here", None)}
     assert [name for name, check in checks.items() if not check.ok] == ["nodes"]
     assert checks["nodes"].found.startswith("1 of 2: rank 0 on ")
-    assert "--dir DIR that all nodes see" in checks["nodes"].mend
+    assert "--dir DIR that all nodes see" in checks["nodes"].fix
     with pytest.raises(WorkerError, match=r"within 0\.2 s: it has left no notice"):
         answer(place(1), tmp_path / "there", None)
     assert not list(tmp_path.iterdir())
@@ -162,7 +162,7 @@ def test_the_slow_link_is_named() -> None:
     }
     check = found("bandwidth", nodes, findings)
     assert (check.ok, check.found) == (False, "rank 1 on host-1 to rank 2 on host-2 2 MB/s")
-    assert check.mend.startswith("on host-1: ethtool $(ip -o route get 10.0.0.3 ")
+    assert check.fix.startswith("on host-1: ethtool $(ip -o route get 10.0.0.3 ")
 
 
 def test_a_node_that_falls_silent_is_named() -> None:
@@ -185,4 +185,4 @@ def test_data_that_cannot_be_opened_and_data_of_other_bytes_are_named() -> None:
 
 def test_another_python_wants_another_environment() -> None:
     nodes = [node(0), node(1, versions={"python": "3.11.7", "torch": "2.13.0"})]
-    assert found("equal versions", nodes, {}).mend == "on host-1: an environment of Python 3.12.1"
+    assert found("equal versions", nodes, {}).fix == "on host-1: an environment of Python 3.12.1"

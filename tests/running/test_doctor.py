@@ -1,4 +1,4 @@
-"""The doctor's judgements, and faults that are caused for real: it must say them, and what mends them."""
+"""The doctor's judgements, and faults that are caused for real: it must say them, and what fixes them."""
 
 import errno
 import json
@@ -53,8 +53,8 @@ def test_too_few_open_files_are_told_and_the_command_that_mends_them_does(tmp_pa
     check = checks_of(found)["open files"]
     assert not check["ok"]
     assert check["found"] == "16 a process (up to 4096 on request)"
-    assert check["mend"] == "ulimit -n 1024"
-    script = f"ulimit -S -n 16 && {check['mend']} && ulimit -S -n && ulimit -H -n"
+    assert check["fix"] == "ulimit -n 1024"
+    script = f"ulimit -S -n 16 && {check['fix']} && ulimit -S -n && ulimit -H -n"
     told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
     soft, hard = map(int, told.split())
     assert checks_of(command(tmp_path, "--json", limit=(soft, hard)))["open files"]["ok"]
@@ -64,7 +64,7 @@ def test_a_folder_without_room(tmp_path: Path) -> None:
     # It has no room, for root neither.
     check = checks_of(command(tmp_path, "--json", "--dir", "/proc/runs"))["disk"]
     assert not check["ok"]
-    assert "--dir" in check["mend"]
+    assert "--dir" in check["fix"]
 
 
 def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check = doctor._check_locks(tmp_path / "runs" / "x")
     assert not check.ok
     assert "No locks available" in check.found
-    assert "mount this one with locks" in check.mend
+    assert "mount this one with locks" in check.fix
 
 
 def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_torch_that_cannot_be_imported(tmp_path: Path) -> None:
     check = checks_of(found)["fork server"]
     assert found.returncode == 1
     assert "no worker answered" in check["found"]
-    assert "python -c" in check["mend"]
+    assert "python -c" in check["fix"]
 
 
 def test_hidden_gpus_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_hidden_gpus_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check = checks_of(command(tmp_path, "--json"))["gpus"]
     there = len(list(Path("/dev").glob("nvidia[0-9]*")))
     assert check["ok"] is (there == 0)
-    assert check["mend"] == ("unset CUDA_VISIBLE_DEVICES" if there else "")
+    assert check["fix"] == ("unset CUDA_VISIBLE_DEVICES" if there else "")
 
 
 def test_the_table_names_what_fails(tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ GPUS = {
 
 @pytest.mark.parametrize("name", GPUS)
 def test_gpus(name: str) -> None:
-    gpus, ok, mend = GPUS[name]
+    gpus, ok, fix = GPUS[name]
     check = machine_checks.judge_gpus(gpus)
     assert check.ok is ok
-    assert mend in check.mend
-    assert bool(check.mend) is not ok
+    assert fix in check.fix
+    assert bool(check.fix) is not ok
 
 
 def test_accelerators_that_are_not_nvidias_are_not_denied() -> None:
@@ -140,7 +140,7 @@ FAILING = {
 @pytest.mark.parametrize("name", FAILING)
 def test_what_fails_has_a_mend(name: str) -> None:
     assert not FAILING[name].ok
-    assert FAILING[name].mend
+    assert FAILING[name].fix
 
 
 FINE = {

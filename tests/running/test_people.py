@@ -1,4 +1,4 @@
-"""What people do to a run from beside it: views that break, files of their own, studies that fail and are mended."""
+"""What people do to a run from beside it: views that break, files of their own, studies that fail and are fixed."""
 
 import io
 import json
@@ -155,7 +155,7 @@ def test_members_that_failed_alike_are_tried_again_when_they_are_mended(tmp_path
 
 
 class Rare:
-    """An augmentation that raises on a sample's first coming, until it is mended."""
+    """An augmentation that raises on a sample's first coming, until it is fixed."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls

@@ -1,4 +1,4 @@
-"""Bugs of the control plane that were mended once, to be planted again: the simulator must find each of them."""
+"""Bugs of the control plane that were fixed once, to be planted again: the simulator must find each of them."""
 
 import inspect
 import textwrap
@@ -33,10 +33,10 @@ class Planted:
 
     what: str
     function: Callable[..., Any]
-    mended: str
+    fixed: str
     before: str
     commit: str
-    """Which mended it; empty where none did, as it was never there."""
+    """Which fixed it; empty where none did, as it was never there."""
     found: int | None = None
     """A seed that shows it; None where none is known."""
 
@@ -45,9 +45,9 @@ class Planted:
         """Inside, the bug is there."""
         assert isinstance(self.function, FunctionType)
         source = textwrap.dedent(inspect.getsource(self.function))
-        assert source.count(self.mended) == 1, f"{self.what}: {self.function.__qualname__} has changed"
+        assert source.count(self.fixed) == 1, f"{self.what}: {self.function.__qualname__} has changed"
         scope: dict[str, Any] = {}
-        code = compile(source.replace(self.mended, self.before), f"<planted: {self.what}>", "exec", dont_inherit=True)
+        code = compile(source.replace(self.fixed, self.before), f"<planted: {self.what}>", "exec", dont_inherit=True)
         exec(code, self.function.__globals__, scope)
         (changed,) = scope.values()
         sound, self.function.__code__ = self.function.__code__, getattr(changed, "__func__", changed).__code__

@@ -63,7 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_end_of_a_run(here: Path, count: int, width: int, height: int) -> None:
     study = voyages.asked(count, epochs=6)
     voyages.leave(here, study, timeline(study, end=True))
-    ending = argosy.load(here).ending(again="argosy run study.py", mended="argosy run study.py --retry-failed")
+    ending = argosy.load(here).ending(again="argosy run study.py", fixed="argosy run study.py --retry-failed")
     text = ending.text(width, height)
     assert text.startswith("Best: ")
     lines = sum(-(-len(line) // width) for line in text.splitlines())

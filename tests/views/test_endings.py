@@ -54,7 +54,7 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
 
 def ended(report: Report, command: str) -> str:
     """As a command ends on a run."""
-    return report.ending(again=command, mended=f"{command} --retry-failed").text(400, 50)
+    return report.ending(again=command, fixed=f"{command} --retry-failed").text(400, 50)
 
 
 def test_the_best_of_parts_of_epochs_is_told_in_parts(tmp_path: Path) -> None:

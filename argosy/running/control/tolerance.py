@@ -15,8 +15,8 @@ LOSSES = 10
 NODE_LOSSES = 3
 """The run continues without a node after this many losses of its feeders without a finished section."""
 
-MENDED = "Fix the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
-MENDED_SEARCH = "Fix it; then fresh=True (--fresh) begins the search anew, and the same command continues with the remaining trials."
+FIXED = "Fix the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
+FIXED_SEARCH = "Fix it; then fresh=True (--fresh) begins the search anew, and the same command continues with the remaining trials."
 
 
 class Tolerance:
@@ -24,7 +24,7 @@ class Tolerance:
 
     def __init__(self, logs: Path, *, of_search: bool) -> None:
         self.logs = logs
-        self.mended: str = MENDED_SEARCH if of_search else MENDED
+        self.fixed: str = FIXED_SEARCH if of_search else FIXED
         self._reasons: dict[str, str] = {}
         """Reasons of failures by member, in a search by trial."""
         self._losses = 0
@@ -41,7 +41,7 @@ class Tolerance:
         alike = len({*self._reasons.values()}) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
-                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\n{self.mended}"
+                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\n{self.fixed}"
             )
 
     def worker_lost(self, worker: str, detail: str) -> None:

@@ -92,11 +92,11 @@ def _as_a_script(path: Path) -> Iterator[None]:
             "its end and leave a variable `study`."
         ) from error
     except Exception as error:  # any error of the user's file
-        mend = "Fix it there."
+        fix = "Fix it there."
         if isinstance(error, ImportError) and "relative import" in str(error):
             module = f"{path.resolve().parent.name}.{path.stem}"
-            mend = f"It is run as a script. Give a file beside its package instead, in which stands from {module} import study."
-        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\n{mend}") from error
+            fix = f"It is run as a script. Give a file beside its package instead, in which stands from {module} import study."
+        raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\n{fix}") from error
     finally:
         sys.argv = arguments
 

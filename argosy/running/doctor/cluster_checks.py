@@ -87,12 +87,12 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
     """Check that all nodes have called rank 0."""
     named = ", ".join(node.name for node in nodes[:MOST_NAMED])
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-    mend = (
+    fix = (
         f"--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; where there is a firewall, "
         f"on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of them"
     )
     found = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
-    return judged("nodes", found, f"{size}, which find rank 0 and prove its key", "" if len(nodes) == size else mend)
+    return judged("nodes", found, f"{size}, which find rank 0 and prove its key", "" if len(nodes) == size else fix)
 
 
 def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
@@ -100,10 +100,10 @@ def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequen
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
     said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
     said += [f"{node.name} has not reported which nodes it reaches" for node in silent]
-    mends = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
-    mends += [f"on {node.host}: argosy doctor" for node in silent]
+    fixes = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
+    fixes += [f"on {node.host}: argosy doctor" for node in silent]
     wanted = "every node reaches every other one, at ports that the kernel chooses"
-    return judged("reachability", _first(said) or f"{len(links)} calls went through", wanted, _first(mends))
+    return judged("reachability", _first(said) or f"{len(links)} calls went through", wanted, _first(fixes))
 
 
 def judge_equal_versions(nodes: Sequence[Here]) -> Check:
@@ -124,9 +124,9 @@ def judge_clocks(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     apart = [(there, link) for there, link in seen if abs(link.ahead_seconds) - link.within_seconds > CLOCK_SECONDS]
     widest = max((abs(link.ahead_seconds) for _, link in seen), default=0.0)
     said = [f"{there.name} is {abs(link.ahead_seconds):.1f} s {_ahead(link)} rank 0" for there, link in apart]
-    mend = _first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
+    fix = _first(f"on {there.host}: timedatectl set-ntp true && chronyc makestep" for there, _ in apart)
     found = _first(said) or f"at most {widest:.3f} s apart"
-    return judged("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", mend)
+    return judged("clocks", found, f"within {CLOCK_SECONDS:g} s of rank 0", fix)
 
 
 def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
@@ -137,7 +137,7 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     slow = [one for one in measured if one[0] < LEAST_BYTES_PER_SECOND]
     shown = slow or sorted(measured, key=lambda one: one[0])[:1]
     said = [f"{here.name} to {there.name} {rate / 1e6:,.0f} MB/s" for rate, here, there in shown]
-    mend = (
+    fix = (
         "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') says what its link has agreed on; "
         "GLOO_SOCKET_IFNAME=INTERFACE takes another one"
     )
@@ -145,7 +145,7 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
         "bandwidth",
         _first(said) + ("" if slow or not said else ", the slowest") or "nothing to measure",
         f"{LEAST_BYTES_PER_SECOND / 1e6:g} MB/s from each node to the next, all at once",
-        _first(mend.format(here.host, there.address) for _, here, there in slow),
+        _first(fix.format(here.host, there.address) for _, here, there in slow),
     )
 
 
@@ -156,13 +156,13 @@ def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
     unlike = [(node, found) for node, found in others if not (found.problem or wanted.problem) and found != wanted]
     said = [f"{node.name}: {problem}" for node, problem in broken]
     said += [f"{node.name} has {_difference(found, wanted)} as {first.name}" for node, found in unlike]
-    mends = [f"on {node.host}: let the study open its data there as on the others" for node, _ in broken]
-    mends += [
+    fixes = [f"on {node.host}: let the study open its data there as on the others" for node, _ in broken]
+    fixes += [
         f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
     ]
     lengths = ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items())
     return judged(
-        "equal data", _first(said) or lengths, "as many samples on all nodes, of the same bytes", _first(mends)
+        "equal data", _first(said) or lengths, "as many samples on all nodes, of the same bytes", _first(fixes)
     )
 
 

@@ -71,8 +71,8 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (OSError, WorkerError) as error:
-        mend = "mend the checks above first, then run argosy doctor again"
-        return judged(name, f"{type(error).__name__}: {error}", "no error", mend)
+        fix = "fix the checks above first, then run argosy doctor again"
+        return judged(name, f"{type(error).__name__}: {error}", "no error", fix)
 
 
 def _check_memfd() -> Check:
@@ -86,8 +86,8 @@ def _check_memfd() -> Check:
         finally:
             os.close(descriptor)
     except OSError as error:
-        mend = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
-        return judged("memfd", str(error), wanted, mend)
+        fix = "allow memfd_create in the sandbox, e.g. docker run --security-opt seccomp=unconfined"
+        return judged("memfd", str(error), wanted, fix)
     return judged("memfd", "works", wanted)
 
 
@@ -122,8 +122,8 @@ def _check_locks(directory: Path) -> Check:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         refusal = str(error)
-    mend = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
-    return judged("locks", refusal or "work", f"flock in {folder}", mend)
+    fix = "--dir DIR on a local disk, or mount this one with locks (NFS: without nolock)" if refusal else ""
+    return judged("locks", refusal or "work", f"flock in {folder}", fix)
 
 
 def _disk_of(directory: Path) -> tuple[Path, int, bool]:
@@ -165,14 +165,14 @@ def _start_server() -> tuple[ForkServer | None, str]:
 def _check_server(server: ForkServer | None, problem: str) -> Check:
     """Have a worker forked that answers, as every worker of a run does."""
     wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
-    mend = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
+    fix = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
     started = time.monotonic()
     if server is not None:
         with tempfile.TemporaryDirectory(prefix="argosy-doctor-") as folder, contextlib.ExitStack() as last:
             last.callback(server.close)
             problem = _fork_one(server, Path(folder) / "worker.log")
     seconds = time.monotonic() - started
-    return judged("fork server", problem or f"works, {seconds:.1f} s", wanted, mend if problem else "")
+    return judged("fork server", problem or f"works, {seconds:.1f} s", wanted, fix if problem else "")
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:

@@ -54,13 +54,13 @@ class Check:
     found: str
     wanted: str
     ok: bool
-    mend: str = ""
+    fix: str = ""
     """The exact command or setting that fixes it; if all is well, empty or advice."""
 
 
-def judged(name: str, found: str, wanted: str, mend: str = "") -> Check:
+def judged(name: str, found: str, wanted: str, fix: str = "") -> Check:
     """Return a check, which has failed if there is something to fix."""
-    return Check(name=name, found=found, wanted=wanted, ok=not mend, mend=mend)
+    return Check(name=name, found=found, wanted=wanted, ok=not fix, fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,15 +100,15 @@ def judge_extras(found: Mapping[str, str | None]) -> Check:
         found=", ".join(f"{name} {version or '-'}" for name, version in found.items()),
         wanted="optional",
         ok=True,
-        mend=f"pip install 'argosy[{extras}]'" if missing else "",
+        fix=f"pip install 'argosy[{extras}]'" if missing else "",
     )
 
 
 def judge_cores(there: int, allowed: int, quota: float | None) -> Check:
     """Check for at least one whole core; a limit below the machine's cores is reported, not refused."""
     limits = f"{allowed} of {there} by affinity" + ("" if quota is None else f", a quota of {quota:g}")
-    mend = "" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2"
-    return judged("cores", limits, "1 or more", mend)
+    fix = "" if quota is None or quota >= 1 else "give the container a whole core, e.g. docker run --cpus=2"
+    return judged("cores", limits, "1 or more", fix)
 
 
 def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
@@ -129,7 +129,7 @@ def judge_dev_shm(size: int | None) -> Check:
     found = "none" if size is None else sized(size)
     tiny = size is None or size < 256 * 2**20
     advice = "too small for a DataLoader with workers, e.g. in a container; Argosy does not use it" if tiny else ""
-    return Check(name="/dev/shm", found=found, wanted="not needed", ok=True, mend=advice)
+    return Check(name="/dev/shm", found=found, wanted="not needed", ok=True, fix=advice)
 
 
 def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
@@ -137,28 +137,28 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
     (soft, hard), wanted = limits, SERVICE_FILES + WORKER_FILES * workers
     ample = max(wanted, 1024)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        mend = ""
+        fix = ""
     elif hard == resource.RLIM_INFINITY or hard >= wanted:
-        mend = f"ulimit -n {ample if hard == resource.RLIM_INFINITY else min(ample, hard)}"
+        fix = f"ulimit -n {ample if hard == resource.RLIM_INFINITY else min(ample, hard)}"
     else:
-        mend = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
+        fix = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
     found = f"{_number(soft)} a process (up to {_number(hard)} on request)"
-    return judged("open files", found, f"{wanted}", mend)
+    return judged("open files", found, f"{wanted}", fix)
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
     """Check for room for more processes and threads of this user: the limit (None for none), and how many there are."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
-    mend = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container"
-    return judged("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", mend)
+    fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container"
+    return judged("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", fix)
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check the disk of the runs folder."""
     found = f"{sized(free)} free in {folder}" if writable else f"{folder} cannot be written to"
-    mend = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with room that you may write to"
-    return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", mend)
+    fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with room that you may write to"
+    return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", fix)
 
 
 def judge_gpus(gpus: Gpus) -> Check:
@@ -171,17 +171,17 @@ def judge_gpus(gpus: Gpus) -> Check:
         hidden = "" if gpus.visible is None else f" (CUDA_VISIBLE_DEVICES={gpus.visible})"
         return judged("gpus", f"{', '.join(gpus.names)}{hidden}", wanted)
     if gpus.visible is not None and gpus.visible in ("", "-1"):
-        found, mend = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
+        found, fix = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
     elif gpus.torch_cuda is None:
         found = "torch is a build without CUDA"
-        mend = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
+        fix = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
     else:
         found = f"torch, built for CUDA {gpus.torch_cuda}, sees none. {gpus.complaint}".strip()
-        mend = (
+        fix = (
             f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the driver that is "
             "there (nvidia-smi names its CUDA version); check CUDA_VISIBLE_DEVICES"
         )
-    return judged("gpus", f"0 of {gpus.in_machine}: {found}", wanted, mend)
+    return judged("gpus", f"0 of {gpus.in_machine}: {found}", wanted, fix)
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:
