@@ -28,7 +28,7 @@ from argosy.errors.checks import (
     check_whole,
     shown,
 )
-from argosy.errors.spelling import known_keywords, meant
+from argosy.errors.spelling import known_keywords, listed, meant
 from argosy.ragged import check_ragged
 from argosy.readings import Outside
 from argosy.stopping import EnsemblePlateau, MaxEpochs, Mode, Stop, check_rule, mode_of
@@ -447,7 +447,7 @@ class Study:
         """Return the member with this name; raises StudyError if there is none."""
         if name not in self._by_name:
             raise StudyError(
-                f"the study has no member {name!r}{meant(name, self.names)}; choose one of {', '.join(self.names)}."
+                f"the study has no member {name!r}{meant(name, self.names)}; choose one of {listed(self.names)}."
             )
         return self._by_name[name]
 

@@ -304,7 +304,7 @@ def test_what_a_property_of_a_report_raises_is_what_is_said(
 
 def test_the_examples_hold() -> None:
     found = doctest.testmod(spelling)
-    assert (found.failed, found.attempted) == (0, 3)
+    assert (found.failed, found.attempted) == (0, 4)
 
 
 def test_signatures_help_and_copies_are_what_they_were() -> None:
@@ -333,3 +333,11 @@ def test_every_word_that_is_suggested_is_a_keyword() -> None:
         assert {*names.split()} <= {*inspect.signature(getattr(argosy, owner.removeprefix("argosy."))).parameters}
     with pytest.raises(StudyError):
         member(clip=1)
+
+
+def test_of_thousands_of_members_a_message_names_the_first() -> None:
+    fleet = studies.study(fleet=[studies.member(f"m{number:04}") for number in range(3000)])
+    with pytest.raises(StudyError) as told:
+        fleet.member("mlp")
+    assert str(told.value).endswith("m0018, m0019 and 2,980 more.")
+    assert len(str(told.value)) < 300

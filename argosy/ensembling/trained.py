@@ -39,7 +39,7 @@ from argosy.ensembling.preparing import Prepared, prepares_itself
 from argosy.ensembling.select import How
 from argosy.errors import CheckpointError, RunError
 from argosy.errors.checks import check_choice
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import listed, meant
 from argosy.errors.warned import warn_caller
 from argosy.export import check_format, push, write
 from argosy.results.fold import MemberState, RunState
@@ -81,7 +81,7 @@ class Trained:
             )
         if name not in study.names:
             raise RunError(
-                f"the study has no member {name!r}{meant(name, study.names)}, only {', '.join(study.names)}; give the run's own study, with the members that were added to it or cloned."
+                f"the study has no member {name!r}{meant(name, study.names)}, only {listed(study.names)}; give the run's own study, with the members that were added to it or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
         # A whole state, whose weights are the best, says of which section; a file of the best weights is of one itself.
@@ -157,7 +157,7 @@ class Trained:
         if not shared and (select is not None or calibrate):
             found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
             raise RunError(
-                f"members {', '.join(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
+                f"members {listed(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
                 "them out, or choose members that share theirs, with members=."
             )
         if not study.data.has_val:

@@ -9,12 +9,14 @@ from typing import Any, TypeVar
 
 from argosy.errors import StudyError
 
-__all__ = ["OWNERS", "flag_meant", "known_keywords", "known_names", "meant", "near", "word_of"]
+__all__ = ["OWNERS", "flag_meant", "known_keywords", "known_names", "listed", "meant", "near", "word_of"]
 
 C = TypeVar("C", bound=Callable[..., Any])
 """A class or a function."""
 R = TypeVar("R")
 
+MOST_LISTED = 20
+"""Most names that a message has, of what there is to choose from."""
 ELSEWHERE = {
     "clip_grad_norm": "clip grad_clip clip_norm clipnorm max_grad_norm gradient_clip_val",
     "stop": "epochs epoch max_epochs num_epochs n_epochs nb_epoch num_train_epochs max_steps early_stopping patience",
@@ -123,6 +125,17 @@ def meant(word: Any, known: Iterable[str]) -> str:
     """
     found = near(word, known)[:1] if isinstance(word, str) else []
     return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message: of thousands the first, and how many more there are.
+
+    >>> listed(["mlp", "cnn"])
+    'mlp, cnn'
+    """
+    found = [*names]
+    more = len(found) - MOST_LISTED
+    return f"{', '.join(found[:MOST_LISTED])}{f' and {more:,} more' if more > 0 else ''}"
 
 
 def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:

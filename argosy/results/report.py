@@ -11,7 +11,7 @@ from typing import Any, Literal
 from argosy.disk.files import user_path
 from argosy.errors import RunError
 from argosy.errors.checks import check_choice, check_whole
-from argosy.errors.spelling import known_names, meant
+from argosy.errors.spelling import known_names, listed, meant
 from argosy.errors.warned import warn_caller
 from argosy.errors.wording import differing, last_line, lasting
 from argosy.protocol.events import EnsembleChosen, SharingChosen
@@ -150,9 +150,7 @@ class Report:
 
     def _unknown(self, name: str, known: Sequence[str]) -> RunError:
         """Return the error for an unknown name of a member."""
-        return RunError(
-            f"no member {name!r}{meant(name, known)} in {self.directory}; choose one of {', '.join(known)}."
-        )
+        return RunError(f"no member {name!r}{meant(name, known)} in {self.directory}; choose one of {listed(known)}.")
 
     def ensemble(
         self,
@@ -239,7 +237,7 @@ class Report:
                 f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}; ask for a member that argosy.kfold was given."
             )
         if lost := [row for row in found if row.failed]:
-            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {', '.join(row.name for row in lost)}"
+            told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {listed(row.name for row in lost)}"
             if len(lost) == len(found):
                 raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
             warn_caller(

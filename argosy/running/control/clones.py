@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from argosy.errors import ArgosyError, RunError, StudyError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import listed, meant
 from argosy.protocol.events import REFUSED, Checkpoint, Cloned
 from argosy.protocol.trainer import Save
 from argosy.running.control.additions import Additions
@@ -48,7 +48,7 @@ class Clones:
         clone, study = Clone.of(command), self.run.study
         if clone.source not in study.names:
             raise RunError(
-                f"no member {clone.source!r}{meant(clone.source, study.names)} is here; clone one of {', '.join(study.names)}."
+                f"no member {clone.source!r}{meant(clone.source, study.names)} is here; clone one of {listed(study.names)}."
             )
         if self.run.members.addition(clone.source):
             raise RunError(f"member {clone.source!r} is being added; clone it when that is answered.")

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from argosy.errors import ArgosyError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import listed, meant
 from argosy.protocol.events import OUT_OF_TIME, REFUSED
 from argosy.running.control.additions import Additions
 from argosy.running.control.carry_out import CarryOut
@@ -91,7 +91,7 @@ class Requests:
         known = members.having(*(state for state in State if state is not State.ENDED))
         there = [one for one in known if not members.addition(one)]
         if name not in there:
-            return f"{REFUSED}no member {name!r}{meant(name, there)} is training; those are {', '.join(sorted(there)) or 'none'}."
+            return f"{REFUSED}no member {name!r}{meant(name, there)} is training; those are {listed(sorted(there)) or 'none'}."
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):

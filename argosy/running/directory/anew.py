@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from argosy.errors import RunError
-from argosy.errors.spelling import meant
+from argosy.errors.spelling import listed, meant
 from argosy.protocol.events import BeganAnew
 from argosy.results.fold import MemberState, RunState
 from argosy.running.directory.journal import Lock, own_directory
@@ -49,7 +49,7 @@ def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: P
     for name in names:
         if name not in known:
             raise RunError(
-                f"no member {name!r}{meant(name, known)} is there to begin anew; choose one of {', '.join(known)}."
+                f"no member {name!r}{meant(name, known)} is there to begin anew; choose one of {listed(known)}."
             )
         if name in state.members and state.members[name].inherited is not None:
             raise RunError(
