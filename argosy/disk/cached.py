@@ -16,7 +16,7 @@ from argosy.errors import ArgosyError, RunError
 __all__ = ["NOWHERE", "Cached", "cache_folder", "choices_folder"]
 
 Value = TypeVar("Value")
-NOWHERE = Path(os.devnull)
+NOWHERE = Path("/proc/argosy")
 """In which nothing can be made, nor be left by another user."""
 
 

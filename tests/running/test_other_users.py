@@ -172,7 +172,7 @@ def test_what_later_runs_take_over_is_in_no_folder_of_another_user(
         (theirs / "rows").symlink_to(tmp_path)
 
     as_stranger(plant)
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileNotFoundError):
         RowCache().room(1)
     assert RowCache().entries() == []
     monkeypatch.setenv("ARGOSY_CACHE", str(theirs))

@@ -111,7 +111,7 @@ class RowCache:
     def entries(self, prefix: str = "") -> list[Entry]:
         """Return the rows whose names begin with `prefix`, the least recently used first. Raises OSError, and RunError for another user's folder."""
         found = []
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(FileNotFoundError):
             check_directory(self.folder)
             for folder in self.folder.iterdir():
                 header = _header(folder) if folder.name.startswith(prefix) and not folder.name.startswith(".") else None
