@@ -115,7 +115,7 @@ def no_cluster(patch: pytest.MonkeyPatch) -> None:
 
 def no_agents(patch: pytest.MonkeyPatch) -> None:
     """Ray has no room for the agents."""
-    raise with_ray(patch)._lonely("")
+    raise with_ray(patch)._lonely([], "")
 
 
 CASES = {

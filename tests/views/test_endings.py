@@ -18,7 +18,7 @@ from argosy.cli.app import app
 from argosy.cli.runs import runs
 from argosy.errors.wording import lasting
 from argosy.results.ending import size_of_output
-from argosy.results.report import Report
+from argosy.results.report import Report, best_epochs
 from argosy.running.directory.journal import timeline
 from argosy.tuning.report import SearchReport
 from argosy.tuning.trials import TrialResult
@@ -91,7 +91,9 @@ def searched(report: Report) -> SearchReport:
     """A search of which this is the run."""
     same = ("name", "status", "reason", "epochs", "metrics")
     rows = tuple(
-        TrialResult(members=(row.name,), totals={}, best_epochs=1.0, **{name: getattr(row, name) for name in same})
+        TrialResult(
+            members=(row.name,), totals={}, best_epochs=best_epochs(row), **{name: getattr(row, name) for name in same}
+        )
         for row in report.rows
     )
     return SearchReport(
