@@ -1,7 +1,6 @@
 """Fit and predict like scikit-learn and skorch: arrays in, a network that predicts out."""
 
 import numbers
-import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from argosy.api import train
+from argosy.disk.scratch import scratch
 from argosy.errors import MemberError, StudyError
 from argosy.errors.checks import check_arrays, check_unmasked, shown
 from argosy.errors.labels import check_none_missing, labels_of, rows_of
@@ -123,7 +123,7 @@ def fit(
     settings = {"quiet": True, **settings}
     if directory is not None:
         return _fitted(train(study, directory=directory, **settings), classes, names, arrays[0])
-    with tempfile.TemporaryDirectory(prefix="argosy-fit-") as folder:
+    with scratch("fit") as folder:
         return _fitted(train(study, directory=folder, **settings), classes, names, arrays[0])
 
 

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from argosy.api import train
 from argosy.designs.folds import kfold
+from argosy.disk.scratch import scratch
 from argosy.ensembling.calibrate import temperature
 from argosy.ensembling.ensemble import Ensemble
 from argosy.ensembling.making import make
@@ -153,7 +153,7 @@ def bagged(
         members=[_moved(one, by=fold * len(samples.rows)) for family in families for fold, one in enumerate(family)],
         seed=seed,
     )
-    with tempfile.TemporaryDirectory(prefix="argosy-fit-", dir=_memory()) as folder:
+    with scratch("fit", _memory()) as folder:
         report = train(study, directory=folder, launcher=launcher, devices=_devices(launcher), quiet=True)
         raise_interrupts(report)
         networks = {

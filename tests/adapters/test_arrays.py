@@ -1,6 +1,10 @@
 """Fit and predict over arrays."""
 
+import fcntl
+import os
 import signal
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from torch import nn
 from torch.optim import SGD
 
 import argosy
+from argosy.disk.scratch import scratch
 from argosy.errors import CheckpointError, MemberError, MemberFailed, StudyError
 
 RANDOM = np.random.RandomState(0)
@@ -168,3 +173,23 @@ def test_columns_without_names_are_read_by_place(tmp_path: Path) -> None:
     for named in (pandas.DataFrame(X, columns=list("abcd")), pandas.DataFrame(X)[[3, 1, 0, 2]]):
         with pytest.warns(UserWarning, match="X has names of columns and the X of argosy.fit has none"):
             fitted.predict(named)
+
+
+def test_what_a_killed_fit_has_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, held, young, other = (
+        tmp_path / f"argosy-{name}" for name in ("fit-left", "fit-held", "fit-young", "node-left")
+    )
+    for folder in (left, held, young, other):
+        (folder / "members").mkdir(parents=True)
+        os.utime(folder, (0, time.time() if folder is young else 0))
+    (tmp_path / "argosy-fit-link").symlink_to(other)
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with scratch("fit") as mine, scratch("fit") as another:
+        os.utime(mine, (0, 0))
+        assert {path for path in tmp_path.iterdir() if not path.is_symlink()} == {held, young, other, mine, another}
+    assert {path for path in tmp_path.iterdir() if not path.is_symlink()} == {held, young, other}
+    os.close(lock)
+    with scratch("fit") as mine:
+        assert {path for path in tmp_path.iterdir() if not path.is_symlink()} == {young, other, mine}

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from argosy.cluster import Node
 from argosy.disk.files import check_directory
+from argosy.disk.scratch import scratch
 from argosy.protocol.events import Saved
 from argosy.protocol.trainer import Assign, Lost, SectionReport
 from argosy.running.directory.versions import versions
@@ -151,14 +151,14 @@ def attend(rank: int, call: Callable[[], Peer], settings: Settings, directory: P
     """Run the agent of this node. `directory` is the run directory's path on this node; by default the driver's."""
     with (
         contextlib.closing(Processes().warm()) as processes,
-        tempfile.TemporaryDirectory(prefix="argosy-node-") as scratch,
+        scratch("node") as folder,
     ):
         (node,) = processes.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         peer = call()
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)  # the driver acts on them
         peer.send(Joined(rank, socket.gethostname(), node, versions()))
-        agent = Agent(peer, directory, Path(scratch))
+        agent = Agent(peer, directory, folder)
         try:
             return agent.run(processes)
         except EOFError:
