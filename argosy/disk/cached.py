@@ -1,4 +1,4 @@
-"""What runs have found out on this machine, kept for later ones: one small file for each value, which can always be made again."""
+"""Cache of values that runs have measured on this machine, for later runs: one small file per value, which can always be recreated."""
 
 import contextlib
 import hashlib
@@ -21,9 +21,9 @@ NOWHERE = Path("/proc/argosy")
 
 
 def cache_folder() -> Path:
-    """Return the folder of files that can be made again: below XDG_CACHE_HOME or the home directory.
+    """Return the cache folder, below XDG_CACHE_HOME or the home directory.
 
-    Where neither can be written, it is a folder of this user's among the temporary files; where another user has that, `NOWHERE`.
+    If neither is writable, it is a folder of this user in the directory for temporary files; if another user has that, `NOWHERE`.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "argosy")
     for place in (home, Path(tempfile.gettempdir(), f"argosy-{os.geteuid()}")):
@@ -37,24 +37,24 @@ def cache_folder() -> Path:
 
 
 def choices_folder() -> Path:
-    """Return the folder of what runs chose by measured times on this machine, which later ones take."""
+    """Return the folder of the choices that runs made by measured times on this machine, for later runs."""
     return cache_folder() / "choices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cached(Generic[Value]):
-    """Values of one dataclass, `kind`, in a folder."""
+    """Cached values of one dataclass, `kind`, in a folder."""
 
     folder: Path
     kind: type[Value]
 
     @staticmethod
     def key(*words: Any) -> str:
-        """Return the file name of a value: a digest of all that decides it."""
+        """Return the cache key of a value, its file name: a digest of everything that determines the value."""
         return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
 
     def load(self, key: str) -> Value | None:
-        """Return the value under that key; None if there is none that can be read."""
+        """Return the value under this key; None if there is none, or it cannot be read."""
         try:
             value: Value = conforming(parsed(own_text(self.folder / f"{key}.json")), self.kind, "it")
         except (OSError, ValueError, ArgosyError):
@@ -62,7 +62,7 @@ class Cached(Generic[Value]):
         return value
 
     def save(self, key: str, value: Value) -> None:
-        """Write the value whole or not at all; where nothing can be written, the next run measures again."""
+        """Write the value atomically; if it cannot be written, the next run measures again."""
         with contextlib.suppress(OSError):
             make_folder(self.folder)
             with replacing(self.folder / f"{key}.json") as file:

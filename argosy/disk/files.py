@@ -1,8 +1,8 @@
-"""How files of a run directory are opened, where other users may have left something under their names.
+"""Open files of a run directory safely, although other users may have placed something under their names.
 
-The last part of a path is never followed where it is a symbolic link, a pipe never blocks, and what is written replaces a name or
-is appended to a file of this user. A directory decides what code a run executes (a command to add names a study file), so it is
-taken only from this user, and only where no other user may write.
+A symbolic link as the last part of a path is never followed, a pipe never blocks, and writing replaces a name or appends to a file
+of this user. A directory determines what code a run executes (for example, an ``add`` command names a study file), so it is
+accepted only if it belongs to this user and no other user may write to it.
 """
 
 import contextlib
@@ -38,22 +38,22 @@ __all__ = [
 
 FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
-"""Rights that no other user may have where code comes from."""
+"""Permissions that no other user may have on files that name code."""
 PASSING = stat.S_IXGRP | stat.S_IXOTH
-"""Rights without which no other user reaches what is in a directory."""
+"""Permissions that other users need to reach the contents of a directory."""
 FOLDERS = ("commands", "members", "workers")
-"""Folders of a run directory; what lies in these decides what a run does."""
+"""Folders of a run directory whose files determine what a run does."""
 LONGEST_LINE = 2**26
-"""Most bytes of a line of a journal."""
+"""Most bytes of a line in a journal."""
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path that the user gave, with the home directory for a leading ``~``, which a shell leaves in ``--dir=~/runs``."""
+    """Return a user's path with a leading ``~`` expanded to the home directory, because shells do not expand it in ``--dir=~/runs``."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path's own raises for a name that belongs to no user
 
 
 def check_directory(directory: Path) -> None:
-    """Raise RunError where another user owns a run directory or one of its folders, or may write there; OSError where none is."""
+    """Raise RunError if another user owns or may write to a run directory or one of its folders; OSError if it does not exist."""
     status = _directory(directory)
     check_own(directory, status)
     if (link := directory.lstat()).st_uid not in (status.st_uid, 0):
@@ -64,7 +64,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _directory(path: Path) -> os.stat_result:
-    """Return the status of a directory, which need not be readable."""
+    """Return the status of a directory, even if it is not readable."""
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return os.fstat(descriptor)
@@ -73,7 +73,7 @@ def _directory(path: Path) -> os.stat_result:
 
 
 def check_own(path: Path, status: os.stat_result) -> None:
-    """Raise RunError where another user owns a file or directory, or may write it. `status` is of what was opened."""
+    """Raise RunError if another user owns or may write to a file or directory; `status` is that of the opened one."""
     if status.st_uid != os.geteuid():
         raise _others(path, status.st_uid)
     if status.st_mode & OTHERS:
@@ -91,19 +91,19 @@ def _others(path: Path, owner: int) -> RunError:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of a run directory, in which no other user may write whatever the umask."""
+    """Create a folder of a run directory to which no other user may write, whatever the umask is."""
     if not folder.parent.is_dir():
         make_folder(folder.parent)
     folder.mkdir(mode=0o755, exist_ok=True)
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a plain file for reading; raises RunError for anything else, and OSError where it cannot be opened."""
+    """Open a plain file for reading; raises RunError for anything else, and OSError if it cannot be opened."""
     return os.fdopen(_plain(path, os.O_RDONLY), "rb")
 
 
 def own_text(path: Path, *, most: int = 2**20) -> str:
-    """Return the text of a small file that this user alone may write; raises RunError, OSError, and ValueError for what is no text."""
+    """Return the text of a small file that only this user may write; raises RunError, OSError, and ValueError if it is not text."""
     with opened(path) as file:
         status = os.fstat(file.fileno())
         check_own(path, status)
@@ -119,7 +119,7 @@ def sum_of(path: Path) -> str:
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Yield the whole lines of a file from a position on; a last one without its end is left out. Raises what `opened` raises."""
+    """Yield the complete lines of a file from a byte position on, without an unfinished last line; raises what `opened` raises."""
     with opened(path) as file:
         file.seek(start)
         while line := file.readline(LONGEST_LINE):
@@ -130,12 +130,12 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
 
 
 def appending(path: Path) -> BinaryIO:
-    """Open a plain file of this user at its end, made where there is none; raises RunError for anything else."""
+    """Open a plain file of this user for appending, and create it if it does not exist; raises RunError for anything else."""
     return os.fdopen(append_descriptor(path), "ab", buffering=0)
 
 
 def append_descriptor(path: Path, mode: int = 0o644) -> int:
-    """Open the same as a descriptor that can be read as well: a run keeps those of its journal and its lock."""
+    """Open such a file as a descriptor that can also be read; a run keeps the descriptors of its journal and its lock."""
     descriptor = _plain(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, mode)
     owner = os.fstat(descriptor).st_uid
     if owner != os.geteuid():
@@ -147,12 +147,12 @@ def append_descriptor(path: Path, mode: int = 0o644) -> int:
 
 
 def created(path: Path, mode: int = 0o644) -> BinaryIO:
-    """Create a file under a name that is free; raises FileExistsError where it is not, a link included."""
+    """Create a file under an unused name; raises FileExistsError if the name exists, even as a link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, mode), "wb")
 
 
 def append_flushed(descriptor: int, content: bytes) -> None:
-    """Append to a file and flush it to the disk: whole or, where that raises OSError, not at all."""
+    """Append to a file and flush it to the disk; if that raises OSError, nothing was appended."""
     before = os.fstat(descriptor).st_size
     try:
         written = 0
@@ -166,9 +166,9 @@ def append_flushed(descriptor: int, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterator[BinaryIO]:
-    """Write a new file that takes the name when the block ends: whole or not at all, and `durable` on the disk.
+    """Write a new file that takes the name atomically when the block ends; if `durable`, file and name are then on the disk.
 
-    It is written under a name that no other file can have; what stands under `path` is replaced, and not followed.
+    It is written under a unique name. Anything under `path` is replaced; a link there is not followed.
     """
     unfinished = beside(path)
     with created(unfinished, mode) as file:
@@ -187,12 +187,12 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = False) -> Iterat
 
 
 def beside(path: Path) -> Path:
-    """Return a name for an unfinished file, which no other user can foresee."""
+    """Return a name for an unfinished file that no other user can predict."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Flush the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -201,11 +201,11 @@ def flush_folder(folder: Path) -> None:
 
 
 def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
-    """Open a plain file as a descriptor; a pipe neither blocks nor counts as one."""
+    """Open a plain file as a descriptor; a pipe does not block and is refused."""
     try:
         descriptor = os.open(path, flags | FLAGS, mode)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nothing reads, or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader, or a socket
             raise _no_file(path) from error
         raise
     kind = os.fstat(descriptor).st_mode

@@ -1,7 +1,7 @@
-"""JSON that this package did not write, or that was changed since: read as values of declared types, or refused in one sentence.
+"""Read untrusted or edited JSON as values of declared types, or refuse it in one sentence.
 
-Python's reader takes what JSON does not have (NaN, a key twice), gives up in the middle of what is nested without end, and knows no
-types. `parsed` refuses the first two, `conforming` compares a value with the annotation that it is to have.
+Python's parser accepts what JSON does not allow (NaN, duplicate keys), fails in the middle of deeply nested values, and checks no
+types. `parsed` refuses the first two; `conforming` checks a value against its annotation.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from argosy.errors.checks import check_name
 __all__ = ["Name", "Positive", "conforming", "finite", "parsed"]
 
 DEEPEST = 64
-"""Most levels of values inside each other."""
+"""Most levels of nesting."""
 MOST_SHOWN = 60
-"""Most letters of a value in a message."""
+"""Most characters of a value in a message."""
 LARGEST = 2**256
-"""Bound that whole numbers are below: seeds may be long, and any number must have a float beside it."""
+"""Exclusive bound of integers: seeds may be long, and every integer must be convertible to a float."""
 
 
 def _check_positive(value: int) -> None:
@@ -32,14 +32,14 @@ def _check_positive(value: int) -> None:
 
 
 Name = Annotated[str, functools.lru_cache(2**16)(check_name)]
-"""Name of a member or of a file: a part of a path that leads nowhere else."""
+"""Name of a member or file: a single path component that leads to no other folder."""
 Positive = Annotated[int, _check_positive]
 Read = Callable[[Any, str, set[str]], Any]
-"""(value, where it stands, fields that this version does not know) -> the value; raises ValueError."""
+"""(value, its location in words, set of fields that this version does not know) -> the converted value; raises ValueError."""
 
 
 def finite(value: Any) -> Any:
-    """Return the value with null for numbers that are not finite, which JSON does not have."""
+    """Return the value with None for numbers that are not finite, because JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -48,12 +48,12 @@ def finite(value: Any) -> Any:
 
 
 def parsed(text: str, *, infinite: bool = False) -> Any:
-    """Return the value that a text spells; raises ValueError for what is no JSON. `infinite` allows NaN and infinity."""
+    """Return the value of a JSON text; raises ValueError for invalid JSON. `infinite` allows NaN and infinity."""
     try:
         value = _decoder(infinite).decode(text)
     except RecursionError as error:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from error
-    # Whatever is nested deeper has more brackets than that.
+    # A value that is nested deeper has more opening brackets than that.
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
     return value
@@ -81,7 +81,7 @@ def _finite(text: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError for deep nesting, without recursion, which it would exhaust."""
+    """Raise ValueError for deep nesting; not recursive, because deep nesting would exhaust the stack."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -92,11 +92,11 @@ def _check_depth(value: Any) -> None:
 
 
 def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = None) -> Any:
-    """Return a JSON value as one of this annotation: arrays become tuples, objects dictionaries or dataclasses.
+    """Return a JSON value converted to an annotation: arrays become tuples, objects become dictionaries or dataclasses.
 
-    Raises ValueError, which names `where`, what is there and what must be. A single number must be finite; numbers by name, as
-    losses, may be NaN or infinite. Fields that a dataclass does not have are left out and added to `strange`, as ``Kind.field``;
-    those that a TypedDict does not have stay.
+    Raises ValueError, which names `where`, what was found and what was expected. A single number must be finite; numbers by name,
+    for example losses, may be NaN or infinite. Fields that a dataclass does not have are dropped and added to `strange` as
+    ``Kind.field``; fields that a TypedDict does not have are kept.
     """
     return _reader(kind)(value, where, set() if strange is None else strange)
 
@@ -176,7 +176,7 @@ PLAIN: dict[Any, Read] = {
     str: _text,
     Any: _tuples,
 }
-"""Readers of values that have no others inside."""
+"""Readers of values without nested values."""
 
 
 def _checked(reader: Read, checks: Sequence[Callable[[Any], None]]) -> Read:

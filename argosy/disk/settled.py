@@ -1,4 +1,4 @@
-"""Files that are written beside their places, flushed to the disk together and renamed: a crash leaves the old ones or the new ones."""
+"""Replace several files together: they are written under temporary names, flushed and renamed; after a crash each is old or new."""
 
 import contextlib
 import ctypes
@@ -11,15 +11,15 @@ from argosy.errors.system import disk_refused, means_refused
 __all__ = ["deleted_if_refused", "settle"]
 
 MANY = 4
-"""Files from which on one flush of the whole file system is cheaper than flushing each (2 files: equal; 8: half)."""
+"""Least number of files for which one flush of the file system is cheaper than flushing each (2 files: equal; 8: half)."""
 LITTLE = 64 * 2**20
-"""Bytes of unwritten data above which the file system is not flushed: it would wait for other processes' writes."""
+"""Most bytes of unwritten data with which the file system is flushed; with more, it would wait for other processes' writes."""
 
 _libc = ctypes.CDLL(None)
 
 
 def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
-    """Flush written files to the disk and rename them, with the errors of `deleted_if_refused`."""
+    """Flush (temporary, final) files to the disk and rename them; raises what `deleted_if_refused` raises."""
     if not pairs:
         return
     with deleted_if_refused(pairs, pairs[-1][1]):
@@ -31,7 +31,7 @@ def settle(pairs: Sequence[tuple[Path, Path]]) -> None:
 
 @contextlib.contextmanager
 def deleted_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator[None]:
-    """Delete temporary files and raise DiskError or WorkerError where the system refuses."""
+    """Delete temporary files and raise DiskError or WorkerError if the system refuses an operation in the block."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -59,7 +59,7 @@ def _flush_folders(paths: Collection[Path]) -> None:
 
 
 def _flush_together(paths: Collection[Path]) -> bool:
-    """Flush the file system of these files or folders where that is cheaper; returns whether it was done and succeeded."""
+    """Flush the file system of these files or folders if that is cheaper; returns whether this was done and succeeded."""
     together = len(paths) >= MANY and _dirty_bytes() < LITTLE
     return together and _flush(next(iter(paths)), _libc.syncfs) == 0
 
@@ -73,6 +73,6 @@ def _flush(path: Path, flush: Callable[[int], int | None]) -> int | None:
 
 
 def _dirty_bytes() -> int:
-    """Return the machine's written bytes that are not on a disk yet."""
+    """Return the number of written bytes on this machine that are not on disk yet."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["Dirty"].split()[0]) * 1024

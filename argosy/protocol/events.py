@@ -1,4 +1,4 @@
-"""Events of a run, as values. A journaled one becomes one line (`argosy.running.directory.lines`)."""
+"""Events of a run. Each journaled event becomes one line (`argosy.running.directory.lines`)."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 OUT_OF_TIME = "time limit"
-"""How the reason begins of a run that its time limit has paused."""
+"""Prefix of the reason of a run that its time limit has paused."""
 REFUSED = "refused: "
 """Prefix of the answer to a command for which nothing was done."""
 
@@ -59,7 +59,7 @@ def _check_lengths(lengths: Mapping[str, int]) -> None:
 
 
 class Event(Message):
-    """Base of everything that is journaled."""
+    """Base class of everything that is journaled."""
 
 
 class RunStarted(Event):
@@ -70,23 +70,23 @@ class RunStarted(Event):
     versions: Mapping[str, str]
     settings: Mapping[str, Any]
     lengths: Annotated[Mapping[str, int], _check_lengths]
-    """Samples of each split."""
+    """Number of samples in each split."""
     validations_per_epoch: Positive = 1
     devices: tuple[Mapping[str, Any], ...] = ()
-    """Each as `argosy.cluster.Device` has it."""
+    """Each with the fields of `argosy.cluster.Device`."""
     preparation_samples_per_second: float | None = None
-    """Rate at which all of them prepare together; None where it is not known, or where their cores train as well."""
+    """Rate at which all devices together prepare samples; None if it is unknown, or if their cores train as well."""
     opening_seconds: float = 0.0
-    """Time that a feeder took to open the data, as each further one does."""
+    """Time that a feeder took to open the data; expected of each further feeder."""
 
 
 class Profiled(Event):
-    """Costs of members that a plan places for the first time; later plans use what was observed since."""
+    """Costs of members that a plan places for the first time; later plans use observed rates."""
 
     profiles: tuple[Mapping[str, Any], ...]
-    """Each as `argosy.profiles.Profile` has it."""
+    """Each with the fields of `argosy.profiles.Profile`."""
     epochs: Mapping[str, int]
-    """Epochs until their limits, of members that have one."""
+    """Epochs until the limit, of members that have one."""
     sure: tuple[str, ...]
     """Members that certainly train until their limits."""
 
@@ -98,14 +98,14 @@ class PlanMade(Event):
 
 
 class PolicyAnswered(Event):
-    """The policy was asked where members train, or whether they stay; a run that takes over choices of this one gets the same answer."""
+    """The policy was asked where members train, or whether they stay; a run that reuses this run's choices gets the same answer."""
 
     question: str
-    """Digest of all that the policy was asked, but for measured times."""
+    """Digest of the policy's whole input except measured times."""
     keeps: bool = False
-    """Whether all stay where they are."""
+    """Whether all members stay on their devices."""
     flotillas: tuple[tuple[tuple[Name, tuple[str, ...], tuple[float, ...]], ...], ...] = ()
-    """What is started, where that was asked: (member, devices, shares of each of them; none are even ones)."""
+    """The flotillas to start, if that was asked: (member, devices, share of each device; no shares means equal ones)."""
 
 
 class SearchBegan(Event):
@@ -115,7 +115,7 @@ class SearchBegan(Event):
 
 
 class Proposed(Event):
-    """A trial of a search: what its member is built from."""
+    """A search proposed a trial: the parameters that its member is built from."""
 
     trial: int
     """Number of the trial, from 0."""
@@ -123,22 +123,22 @@ class Proposed(Event):
     """Name of the member, and of the trial."""
     parameters: Mapping[str, Any]
     members: tuple[Name, ...] = ()
-    """Members that train for it where they are several, as folds; `member` is then the one that they repeat."""
+    """Members of the trial if there are several, for example one per fold; `member` is then the one that they repeat."""
     sections: int | None = None
-    """Sections that the member trains, where the trial begins anew with each of its budgets: one event for each."""
+    """Sections that the member trains, if the trial begins anew with each of its budgets: then each budget has its own event."""
     in_step: bool = False
-    """Whether the member's epochs are those of the stream, whenever it joins; for trials that begin anew they are in any case."""
+    """Whether the member's epochs are those of the stream, whenever it joins; always true for trials that begin anew."""
     own_epochs: float | None = None
-    """Epochs after which the member's own rule ends it at the latest; None where it has none, or knows no bound."""
+    """Epochs after which the member's own rule ends it at the latest; None if it has no rule, or the rule has no bound."""
 
 
 class Constrained(Event):
-    """What the constraints of a search say of a trial at its best section so far."""
+    """Values of a search's constraints for a trial, at its best section so far."""
 
     member: Name
     """Name of the trial, as in `Proposed`."""
     values: tuple[float, ...]
-    """One for each constraint; above 0 where the trial breaks it."""
+    """One for each constraint; above 0 if the trial violates it."""
 
 
 class SharingChosen(Event):
@@ -146,11 +146,11 @@ class SharingChosen(Event):
 
     sharing: str
     preparing: int
-    """Nodes that prepare."""
+    """Number of nodes that prepare samples."""
     loader_workers: int
-    """Loader workers that are enough on each of them."""
+    """Number of loader workers that each of these nodes needs."""
     reason: str
-    """What was measured, or where it was set."""
+    """The measurements, or where the pipeline was set."""
 
 
 class Assigned(Event):
@@ -164,74 +164,74 @@ class Assigned(Event):
 
 
 class Divided(Event):
-    """A member's steps are divided into so many micro-batches from here on: its device has too little memory for fewer."""
+    """From here on a member's steps are divided into this many micro-batches: its device has too little memory for fewer."""
 
     member: Name
     accumulate: int
 
 
 class Split(Event):
-    """These devices carry a member together from here on; with one device it is whole again."""
+    """From here on these devices carry a member together; with one device the member is no longer split."""
 
     member: Name
     devices: tuple[str, ...]
-    """In the order of their ranks."""
+    """In rank order."""
     shares: tuple[float, ...]
-    """Part of every batch that each of them takes."""
+    """Each device's part of every batch."""
 
 
 class MemberStarted(Event):
-    """A trainer holds the member and steps it from this position."""
+    """A trainer has the member and steps it from this position."""
 
     member: Name
     device: str
     epoch: int
     section: int
-    """Finished sections of that epoch."""
+    """Number of finished sections of that epoch."""
     stream_epoch: int
     position: int
     threads: int
     mkldnn: bool
     notes: tuple[str, ...] = ()
-    """What is unusual about it: private copies, NumPy's random state."""
+    """What is unusual about the member, for example private copies of blocks or use of NumPy's random state."""
     parameters: int = 0
-    """Numbers that its network's parameters consist of."""
+    """Number of elements in the network's parameters."""
 
 
 class Checkpoint(Event):
-    """A file below the member's folder, proved by its sum."""
+    """A file in the member's folder, verified by its hash."""
 
     file: Name
     sha256: str
     epoch: int
-    """Epochs finished before it was written."""
+    """Number of finished epochs."""
     section: int
-    """Finished sections of the epoch after these."""
+    """Number of finished sections of the next epoch."""
     position: int
-    """Elements of the member's sequence of that epoch that it has finished."""
+    """Number of finished elements of the member's sequence in that epoch."""
     carried: int = 0
-    """Elements after these that the file itself holds, of a batch that is not full yet."""
+    """Number of elements after `position` that the file contains, of an incomplete batch."""
     again: int = 0
-    """Elements before `position` that the stream has to bring again, of a window that is not finished."""
+    """Number of elements before `position` that the stream has to deliver again, of an unfinished window."""
     best: Name | None = None
-    """File with the weights of the best section so far; None where no section has ended."""
+    """File with the weights of the best section so far; None if no section has ended."""
     best_sha256: str | None = None
 
     @property
     def reaches(self) -> int:
-        """Elements of the sequence that the stream need not bring to a member that goes on from this file."""
+        """Number of elements that the stream need not deliver to a member that continues from this file."""
         return self.position + self.carried - self.again
 
 
 class Cloned(Event):
-    """A member begins as a copy of another one, but for some hyper-parameters."""
+    """A member begins as a copy of another one with some hyper-parameters changed."""
 
     member: Name
     source: Name
     changes: Mapping[str, tuple[Any, Any]]
-    """By name, as ``optimizer.lr``: the source's value and the clone's."""
+    """By name, for example ``optimizer.lr``: the source's value and the clone's."""
     checkpoint: Checkpoint | None
-    """The source's checkpoint that it begins with; None where it begins from nothing."""
+    """The source's checkpoint that the clone begins with; None if it begins from nothing."""
 
 
 class SectionEnded(Event):
@@ -244,37 +244,37 @@ class SectionEnded(Event):
     """Number within the epoch, from 0."""
     stream_epoch: int
     position: int
-    """Elements of its sequence of the epoch that it has stepped on."""
+    """Number of elements of its sequence in this epoch that it has stepped on."""
     metrics: Mapping[str, float]
-    """Training means over the epoch so far, validation means of this section."""
+    """Training means over the epoch so far, and validation means of this section."""
     epochs: float
-    """Finished epochs with this section, as 0.25."""
+    """Finished epochs including this section, for example 0.25."""
     seconds: float
     """Time in the member's own steps and validation of this section."""
     samples: int
-    """Samples of this section that were stepped on."""
+    """Number of samples of this section that the member stepped on."""
     digest: tuple[int, int, int]
-    """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) of what it stepped on in the epoch so far."""
+    """Count, Σ mix64(index), Σ mix64(position·C ⊕ index) over the samples that it stepped on in the epoch so far."""
     val_digest: tuple[int, int, int] | None
     best: bool
     """Whether its objective is the best so far."""
     steps: int = 0
-    """Optimizer steps since the member's beginning."""
+    """Optimizer steps since the member began."""
 
 
 class EnsembleChosen(Event):
-    """All members that train are through so many sections, and the study's ensemble was chosen anew."""
+    """All training members have finished this many sections, and the study's ensemble was chosen again."""
 
     section: int
-    """Sections that each member has ended, of its own; members that ended before count with those that they have."""
+    """Number of its own sections that each member has finished; members that ended earlier count with fewer."""
     weights: Mapping[Name, float]
-    """Of all that could be chosen, by its best section so far; 0 for those that were not. They sum to one."""
+    """Weights of all members that could be chosen, each at its best section so far; 0 if not chosen. They sum to one."""
     useful: tuple[Name, ...]
-    """Members that are in it, in one that is chosen from a random half of them, or on their way to it, as `EnsemblePlateau` says."""
+    """Members in the ensemble, in one chosen from a random half of them, or likely to enter it: see `EnsemblePlateau`."""
     loss: float | None
-    """On the samples that it was chosen on: mean negative log-likelihood, or mean squared error; None where no member could be chosen."""
+    """Mean negative log-likelihood or mean squared error on the samples that it was chosen on; None if no member could be chosen."""
     held_out: float | None
-    """The same on the samples that it was not chosen on; None where there are none."""
+    """The same loss on the samples that it was not chosen on; None if there are none."""
 
 
 class Saved(Event):
@@ -283,13 +283,13 @@ class Saved(Event):
     member: Name
     checkpoint: Checkpoint
     seconds: float = 0.0
-    """Its part of the time to write files together."""
+    """The member's part of the time to write several members' files together."""
     leg: int = 0
-    """Number of the leg in which it was assigned; 0 where that leg is over."""
+    """Number of the leg in which the member was assigned; 0 if that leg is over."""
 
 
 class MemberRested(Event):
-    """A member left its device, and is on disk only until it comes back; or it goes on elsewhere."""
+    """A member left its device. It is only on disk until it comes back, or continues on another device."""
 
     member: Name
     reason: str
@@ -304,7 +304,7 @@ class MemberEnded(Event):
 
 
 class Retried(Event):
-    """Members that had failed wait again: the user has fixed what made them fail."""
+    """Failed members wait for devices again: the user has fixed the cause."""
 
     members: tuple[Name, ...]
 
@@ -313,7 +313,7 @@ class BeganAnew(Event):
     """Members begin from nothing, as if they had never trained."""
 
     members: Mapping[str, str]
-    """By name, where in the run's directory the files of their earlier beginning are kept."""
+    """By name: the path in the run directory where the member's earlier files are kept."""
 
 
 class Fed(Event):
@@ -324,31 +324,31 @@ class Fed(Event):
     epoch: int
     section: int
     samples: int
-    """Samples prepared for this section since the leg began, holes among them."""
+    """Number of samples prepared for this section since the leg began, including holes."""
 
 
 class Passed(Event):
-    """All assignments of a leg are through a section: what was predicted when it began, and what came of it."""
+    """All assignments of a leg have finished a section: the prediction made when it began, and the actual figures."""
 
     leg: int
     epoch: int
     section: int
-    """Section of the stream's epoch; the last one, where several were passed at once."""
+    """Section of the stream's epoch; the last one if several were finished at once."""
     samples: int
-    """Samples of the stream that it had on this leg."""
+    """Number of stream samples of the section on this leg."""
     seconds: float
-    """Time since all were through the section before."""
+    """Time since all assignments had finished the previous section."""
     predicted_seconds: float
     stepping: Mapping[str, float]
-    """By device: time in its members' own steps and validation. The rest it waited, saved, or changed its assignment."""
+    """By device: time in its members' own steps and validation. In the rest it waited, saved, or changed its assignment."""
     planning_seconds: float
-    """Time that the policy took, since the last section of any leg."""
+    """Time that the policy took since the last section of any leg."""
     changing_seconds: float
-    """Time until newly assigned members were ready, the files that they moved in included."""
+    """Time until newly assigned members were ready, including the files that they moved in."""
 
 
 class Discarded(Event):
-    """A feeder threw away what it had prepared ahead: the stream went on elsewhere, or ended."""
+    """A feeder discarded samples that it had prepared ahead, because the stream continued elsewhere or ended."""
 
     split: str
     epoch: int
@@ -360,24 +360,24 @@ class DataOpened(Event):
     """A driver's first feeder opened the data."""
 
     keeping: Mapping[str, str]
-    """By split, what is kept of its prepared samples, or why nothing is, in words; none for arrays."""
+    """By split: which of its prepared samples are cached, or why none are, in words; empty for arrays."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split, the lengths of the shards of a stream that is not kept, on which the order of its samples depends."""
+    """By split: the shard lengths of a stream that is not cached; the order of its samples depends on them."""
 
 
 class ShardsRead(Event):
-    """How far the shards of a stream that is not kept were read, where the block begins in which members were saved."""
+    """How far the shards of an uncached stream had been read at the start of the block in which members were saved."""
 
     epoch: int
     """Epoch of the stream."""
     start: int
     """Element of the epoch's order at which the block begins."""
     marks: tuple[tuple[int, int, int, int, str], ...]
-    """Each the fields of `argosy.protocol.feeder.ShardMark`."""
+    """Each with the fields of `argosy.protocol.feeder.ShardMark`."""
 
 
 class Skipped(Event):
-    """A sample raised and left a hole in one epoch; reported before any trainer gets its block."""
+    """A sample raised an error and left a hole in one epoch; reported before any trainer gets its block."""
 
     split: str
     epoch: int
@@ -386,36 +386,36 @@ class Skipped(Event):
 
 
 class WorkerLost(Event):
-    """A worker ended without a last message, or made no progress; its members go on from their newest checkpoints."""
+    """A worker ended without a last message, or made no progress; its members continue from their newest checkpoints."""
 
     worker: str
-    """Name of the worker, after its node's where there are several nodes."""
+    """Name of the worker, preceded by its node's name if there are several nodes."""
     detail: str
     suspects: tuple[Name, ...] = ()
-    """Members of which one may have made its device unusable; their next trainer is careful with them."""
+    """Members, one of which may have made the device unusable; their next trainer is careful with them."""
 
 
 class NodeCame(Event):
-    """A node joined after the driver began, and can be used."""
+    """A node joined after the driver started, and can be used."""
 
     node: str
     devices: tuple[Mapping[str, Any], ...]
-    """Each as `argosy.cluster.Device` has it."""
+    """Each with the fields of `argosy.cluster.Device`."""
 
 
 class Recovered(Event):
-    """The way in which the members of a lost trainer go on, where others shared its stream."""
+    """How the members of a lost trainer continue, if other members shared its stream."""
 
     worker: str
     members: tuple[Name, ...]
     way: str
-    """apart: on a stream of their own; meet: so until the others wait for them; back: all go back to their newest files."""
+    """apart: on their own stream; meet: on their own stream until the others wait for them; back: all go back to their newest files."""
     costs: Mapping[str, float]
-    """Seconds that all members would lose by each way, by the planner's figures."""
+    """Seconds that all members together would lose, by way, according to the planner."""
 
 
 class Answered(Event):
-    """A command file was read, once."""
+    """A command file was answered; each is answered once."""
 
     file: str
     command: Mapping[str, Any]
@@ -423,12 +423,12 @@ class Answered(Event):
 
     @property
     def refused(self) -> bool:
-        """Whether nothing was done."""
+        """Whether the command was refused, so that nothing was done."""
         return self.answer.startswith(REFUSED)
 
 
 class Used(Event):
-    """A worker's gauges and CPU seconds at its end."""
+    """Gauge and CPU seconds of a worker at its end."""
 
     worker: str
     cpu_seconds: float
@@ -436,12 +436,12 @@ class Used(Event):
 
 
 class RunEnded(Event):
-    """The driver left. Status: done, or paused."""
+    """The driver ended. Status: done, or paused."""
 
     status: str
     reason: str
     seconds: float
     cpu_seconds: float = 0.0
-    """User and system time of the driver and of all its descendants."""
+    """User and system time of the driver and all its descendants."""
     joules: Mapping[str, float] = field(default_factory=dict)
-    """Energy of the whole machine meanwhile, by the meter that counts it; empty where there is none."""
+    """Energy that the whole machine used during the run, by meter; empty if there is no meter."""

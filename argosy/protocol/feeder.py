@@ -1,4 +1,4 @@
-"""Messages from the driver to feeders, and their answers apart from journaled events: values only."""
+"""Messages from the driver to feeders, and their answers other than journaled events."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -29,85 +29,85 @@ class Open(Message):
     """Message to a feeder: open the data; answered by Opened."""
 
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split, the lengths of its shards, where an earlier driver's feeder has told them."""
+    """By split: the lengths of its shards, if a feeder of an earlier driver has reported them."""
 
 
 class Opened(Message):
-    """Message from a feeder: the data is there."""
+    """Message from a feeder: the data is open."""
 
     lengths: Mapping[str, int]
     fingerprints: Mapping[str, str]
     """Fingerprint of each split."""
     block_size: int
     seconds_per_sample: float
-    """Time that one core takes to prepare a sample, measured on a few; 0 where blocks are gathered from arrays."""
+    """Time that one core takes to prepare a sample, measured on a few; 0 if blocks are gathered from arrays."""
     opening_seconds: float
     """Time from the command until now."""
     keeping: Mapping[str, str]
-    """By split, what is kept of its samples, or why nothing is, in words."""
+    """By split: which of its prepared samples are cached, or why none are, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split, the lengths of the shards of a stream that is not kept."""
+    """By split: the shard lengths of a stream that is not cached."""
     doubts: tuple[str, ...] = ()
-    """Why what members reach on validation samples may say little, in sentences."""
+    """Reasons why validation results may not be meaningful, as sentences."""
 
 
 class Lend(Message):
-    """Message to a feeder from the launcher, with its end of a connection: lend the ring to this trainer."""
+    """Message from the launcher to a feeder, with the feeder's end of a connection: lend the ring to this trainer."""
 
     reader: str
 
 
 class ShardMark(NamedTuple):
-    """Where reading of a shard can go on, where its stream has the two methods `state_dict` and `load_state_dict`."""
+    """A point from which a shard can be read on, if its stream has the methods `state_dict` and `load_state_dict`."""
 
     shard: int
     row: int
     rows: int
-    """Number of samples, from this row on, that prove it."""
+    """Number of samples, from this row on, that verify the mark."""
     checksum: int
-    """CRC-32 of their leaves."""
+    """CRC-32 of the leaves of these samples."""
     state: str
-    """What the stream's `state_dict` said before it gave this row, as JSON."""
+    """The result of the stream's `state_dict` before it yielded this row, as JSON."""
 
 
 class Leg(Message):
     """Start of the stretch of the stream that one flotilla reads.
 
-    Sections are numbered through the whole stream: with k of them an epoch, section n is number n mod k of epoch n div k.
+    Sections are numbered through the whole stream: with k sections per epoch, section n is number n mod k of epoch n div k.
     """
 
     number: int
-    """Number of the leg; grows."""
+    """Number of the leg; later legs have higher numbers."""
     section: int
     """The first section."""
     position: int
-    """Element of its epoch's order at which the section begins here: its own first one, or another where members go on."""
+    """Element of the epoch's order at which the leg begins: the section's first one, or a later one at which members continue."""
     marks: tuple[ShardMark, ...] = ()
-    """Where reading of shards can go on, not behind the position."""
+    """Points from which shards can be read on, none of them after `position`."""
 
     @classmethod
     def empty(cls) -> "Leg":
-        """Return a leg of no stream at all."""
+        """Return a leg without a stream."""
         return cls(number=-1, section=0, position=0)
 
 
 class Team(Message):
-    """The feeders that share a leg, one a node, as one of them sees it."""
+    """The feeders that share a leg, one per node, as described to one of them."""
 
     sharing: str | None
-    """Name of the pipeline; None to measure those that there are."""
+    """Name of the pipeline; None to measure all pipelines."""
     preparing: int
-    """Nodes that prepare, the first of the team; between 1 and ``nodes``."""
+    """Number of nodes that prepare samples, the first ones of the team; between 1 and ``nodes``."""
     rank: int
     nodes: int
     key: str
-    """Key of the team, for this leg alone."""
+    """Key of the team, used for this leg only."""
     rendezvous: str
-    """Where the exchanges of the team find each other."""
+    """Where the exchange processes of the team find each other."""
 
 
 class Feed(Message):
-    """Message to a feeder: prepare this leg instead of the one before; it is announced only within `Credit`."""
+    """Message to a feeder: prepare this leg instead of the previous one; announce its blocks only within `Credit`."""
 
     leg: Leg
     team: Team | None = None
@@ -121,9 +121,9 @@ class Credit(Message):
     until: int
     """The first section that may not be announced."""
     horizon: int | None
-    """The first section that no member will want, up to which blocks are prepared ahead; None where that is not known."""
+    """The first section that no member will train on; blocks are prepared ahead up to it. None if it is unknown."""
     assignments: Mapping[str, int]
-    """By reader, the number of its assignment from the next announced block on."""
+    """By reader: the number of its assignment from the next announced block on."""
 
 
 class Hold(Message):
@@ -131,34 +131,34 @@ class Hold(Message):
 
     leg: int
     multiple: int
-    """The number of the first section that is held must be a multiple of this: k for the ends of epochs."""
+    """The number of the first held section must be a multiple of this: k to hold at the end of an epoch."""
 
 
 class Held(Message):
-    """Message from a feeder: the first section that it does not announce, and that no reader has seen a block of."""
+    """Message from a feeder: the first section that it does not announce; no reader has seen a block of it."""
 
     leg: int
     until: int
 
 
 class Probe(Message):
-    """Message to a feeder: measure what it costs to prepare and to exchange blocks; answered by Probed, or Parted."""
+    """Message to a feeder: measure the cost of preparing and exchanging blocks; answered by Probed or Parted."""
 
     team: Team
 
 
 class Probed(Message):
-    """Message from a feeder: what sharing costs between the nodes of its team."""
+    """Message from a feeder: the cost of sharing between the nodes of its team."""
 
     cpu_seconds_per_sample: float
-    """CPU time of preparation, over the samples that it has prepared so far."""
+    """CPU time per sample, over the samples that it has prepared so far."""
     sample_bytes: int
     exchanges: tuple[tuple[str, int, float, float], ...]
     """(pipeline, preparing nodes, bytes of the stream per second, CPU seconds of this node per byte)."""
 
 
 class UseLoaders(Message):
-    """Message to a feeder: so many loader workers are enough."""
+    """Message to a feeder: use only this many loader workers, which are enough."""
 
     count: int
 
@@ -167,7 +167,7 @@ class Parted(Message):
     """Message from a feeder: the exchange with the other nodes broke."""
 
     team: str
-    """Key of the team that it was in."""
+    """Key of the feeder's team."""
     detail: str
 
 

@@ -1,4 +1,4 @@
-"""Gauges of workers, as they stand in the journal."""
+"""Gauges of workers, in the form in which they are journaled."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -9,7 +9,7 @@ __all__ = ["check_gauge"]
 
 
 class Queue(TypedDict):
-    """How full a queue was, as `argosy.stream.gauges.QueueGauge` has it."""
+    """How full a queue was, with the fields of `argosy.stream.gauges.QueueGauge`."""
 
     mean: float
     step_seconds: float
@@ -17,7 +17,7 @@ class Queue(TypedDict):
 
 
 class FeederFigures(TypedDict):
-    """Gauge of a feeder, as `argosy.stream.gauges.StreamGauge` has it."""
+    """Gauge of a feeder, with the fields of `argosy.stream.gauges.StreamGauge`."""
 
     cores: int
     loaders: int
@@ -34,7 +34,7 @@ class FeederFigures(TypedDict):
 
 
 class TrainerFigures(TypedDict):
-    """Gauge of a trainer, as `argosy.stream.gauges.TrainerGauge` has it."""
+    """Gauge of a trainer, with the fields of `argosy.stream.gauges.TrainerGauge`."""
 
     busy_seconds: float
     waiting_seconds: float
@@ -43,5 +43,5 @@ class TrainerFigures(TypedDict):
 
 
 def check_gauge(gauge: Mapping[str, Any]) -> None:
-    """Raise ValueError for what is neither a feeder's gauge nor a trainer's."""
+    """Raise ValueError unless this is the gauge of a feeder or a trainer."""
     conforming(dict(gauge), FeederFigures if "to_train" in gauge else TrainerFigures, "gauge")

@@ -1,4 +1,4 @@
-"""What messages between processes and events of a run are: frozen values with fields that are given by name."""
+"""The base class of messages between processes and of a run's events: frozen values with keyword-only fields."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, dataclass_transform
@@ -8,7 +8,7 @@ __all__ = ["Message"]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Message:
-    """Base of all of them: a class that is derived from it is a dataclass, frozen, and with keywords only."""
+    """Base class of messages and events; it makes every subclass a frozen dataclass with keyword-only fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     """Set by `dataclass`."""

@@ -1,4 +1,4 @@
-"""Programs that step the members that share a device, as journaled events."""
+"""Journaled events about the programs that step the members of a device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ __all__ = ["Chosen", "FellBack", "Packed", "StepsAlone"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """Programs that were chosen before for members like these."""
+    """A program choice for similar members, made earlier."""
 
     members: int
-    """Members that shared the device."""
+    """Number of members that shared the device."""
     size: int
-    """Members of the largest program."""
+    """Number of members of the largest program."""
     kind: str
     """Kind of the programs."""
 
@@ -26,51 +26,51 @@ class Packed(Event):
 
     device: str
     programs: tuple[tuple[Name, ...], ...]
-    """The members of each; one alone is stepped by itself."""
+    """The members of each program; a program may have a single member."""
     settled: bool
-    """Whether the choice is final; else it is being tried."""
+    """Whether the choice is final; otherwise it is being tried."""
     seconds_per_sample: tuple[tuple[int, float], ...]
-    """What was measured so far of plain programs: (members in a program, seconds of a training sample of one member)."""
+    """Measurements of plain programs so far: (members in a program, seconds per training sample and member)."""
     step_bytes: tuple[tuple[int, int], ...] = ()
-    """(Members in a program of this kind, bytes that a step takes for each of them), where the device counts them."""
+    """(Members in a program of this kind, bytes of a step per member), if the device counts bytes."""
     reason: str = ""
-    """Why there are no more members in a program."""
+    """Why the programs have no more members."""
     kind: str = "plain"
-    """How the programs make their steps: plain, graphed (captured whole), compiled, or grouped, of unlike members."""
+    """Kind of the programs: plain, graphed, compiled, or grouped (of different architectures)."""
     seconds_by_kind: tuple[tuple[str, int, float], ...] = ()
-    """What was measured of programs that are not plain: (kind, members in a program, seconds)."""
+    """Measurements of other kinds: (kind, members in a program, seconds per training sample and member)."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Kinds of program that these members cannot have, and why."""
     exact: bool = False
-    """Whether each member has the bits in them that it would have alone."""
+    """Whether these programs give each member bitwise the results that it would get alone."""
     shows: bool = False
-    """Whether other programs would have given these members other last bits."""
+    """Whether other programs would have given these members results that differ in the last bits."""
     unlike: bool = False
-    """Whether they are MLPs of several architectures."""
+    """Whether the members are MLPs of several architectures."""
 
     @property
     def chosen(self) -> Chosen:
-        """The choice, without the members' names."""
+        """The choice without the members' names."""
         kind = "grouped" if self.unlike else self.kind
         return Chosen(members=sum(map(len, self.programs)), size=self.size, kind=kind)
 
     @property
     def size(self) -> int:
-        """Members of the largest program."""
+        """Number of members of the largest program."""
         return max(map(len, self.programs))
 
     @property
     def seconds(self) -> Mapping[tuple[str, int], float]:
-        """Seconds of a training sample of one member, by kind of program and members in it."""
+        """Seconds per training sample and member, by kind of program and number of its members."""
         plain = {("plain", size): seconds for size, seconds in self.seconds_per_sample}
         return plain | {(kind, size): seconds for kind, size, seconds in self.seconds_by_kind}
 
     @property
     def improvement(self) -> float | None:
-        """(sum of T_i - T_pack) / sum of T_i of the largest program that was measured; negative where it is slower.
+        """(sum of T_i - T_pack) / sum of T_i of the largest program that was measured; negative if it is slower.
 
-        T_i is what a member's sample takes alone in a plain program, T_pack what one sample of each takes together, by the
-        fastest kind. None where it is not known.
+        T_i is the time per sample of a member alone in a plain program; T_pack is the time for one sample of each member
+        together, with the fastest kind. None if unknown.
         """
         alone = ("plain", 1)
         largest = max((size for _, size in self.seconds), default=1)
@@ -81,15 +81,15 @@ class Packed(Event):
 
 
 class StepsAlone(Event):
-    """These members of a device cannot share a program with its others."""
+    """These members of a device cannot share a program with its other members."""
 
     device: str
     reasons: Mapping[Name, str]
-    """Why, by member."""
+    """Reasons by member."""
 
 
 class FellBack(Event):
-    """A faster program of these members raised, or gave other results than each of them by itself; slower code steps them."""
+    """A faster program of these members raised an error or gave results that they do not get alone; slower code steps them."""
 
     device: str
     members: tuple[str, ...]

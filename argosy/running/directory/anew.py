@@ -1,4 +1,4 @@
-"""Begin a whole run anew, or some of its members. Nothing is deleted: what was there is kept under another name.
+"""Begin a whole run anew, or some of its members. Nothing is deleted: earlier files are kept under another name.
 
 A member's new beginning is an event. It is journaled before the member's old folder is moved to the place that the
 event names, and before anything else about the member. If the driver is killed in between, the member has no sections,

@@ -1,7 +1,7 @@
-"""What members answered to the validation samples in sections that were their best: a file that is only appended to.
+"""An append-only file with the members' answers on the validation samples, for the sections that were their best.
 
-A record is a line of JSON, which names the member, its section, the values of each sample and a number of bytes, and these bytes: float32, as
-in `argosy.training.member.answers`. A record is on the disk before the journal has its section. A torn last record is cut off.
+A record is a line of JSON, which names the member, its section, the number of values per sample and a number of bytes, followed by these
+bytes: float32, as in `argosy.training.member.answers`. A record is on disk before its section is journaled. A torn last record is cut off.
 """
 
 import json
@@ -27,9 +27,9 @@ class Record:
 
     member: Name
     section: Positive
-    """Sections that the member had ended with this one."""
+    """Number of sections that the member had finished, including this one."""
     each: Positive
-    """Values of a sample."""
+    """Number of values per sample."""
     bytes: Positive
 
 
@@ -41,7 +41,7 @@ class AnswerFile:
         self._descriptor = append_descriptor(path)
 
     def read(self) -> dict[tuple[str, int], npt.NDArray[np.float32]]:
-        """Return all answers ``[samples, each]`` by (member, section), the last of those that are there twice. Raises RunError for a file that is none of these."""
+        """Return all answers ``[samples, each]`` by (member, section); of duplicates, the last. Raises RunError for a file of another format."""
         with opened(self.path) as file:
             content = file.read()
         found, at = {}, 0
@@ -56,7 +56,7 @@ class AnswerFile:
         return found
 
     def append(self, answers: Iterable[tuple[str, int, int, bytes]]) -> None:
-        """Add (member, section, values of a sample, their bytes) and flush them to the disk; raises DiskError."""
+        """Append (member, section, values per sample, bytes) and flush them to the disk; raises DiskError."""
         try:
             append_flushed(self._descriptor, b"".join(_record(*one) for one in answers))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A run from beside it, in another process or a notebook: where it is, and what it is asked to change."""
+"""Access to a run from another process or a notebook: its status, and requests to change it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ __all__ = ["AttachedRun", "attach"]
 @known_names("AttachedRun")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttachedRun:
-    """A run, by its directory. What it is asked is answered by its driver, when it is done.
+    """A run, identified by its directory. Its driver answers each request once it has been carried out.
 
-    A refusal raises RefusedError with the driver's sentence; what is asked of a run without a driver raises RunError.
+    A refusal raises RefusedError with the driver's sentence; a request to a run without a driver raises RunError.
     """
 
     directory: Path
 
     def status(self) -> Report:
-        """Return its report as it is now, without Optuna's study and without networks to load."""
+        """Return the current report of the run, without Optuna's study and without networks to load."""
         return load(self.directory)
 
     def add(self, study_file: str | Path) -> str:
-        """Add the members of a study file that the run does not have yet, and return its answer.
+        """Add the members of a study file that the run does not have yet, and return the answer.
 
-        A file, because the driver runs it and unpickles nothing.
+        It has to be a file, because the driver executes it and unpickles nothing.
         """
         (answer,) = self._ask({"command": "add", "study": str(study_file)})
         return answer
@@ -44,7 +44,7 @@ class AttachedRun:
     def stop(self, names: str | Sequence[str] | None = None) -> list[str]:
         """Save these members and stop them; without names, save all and end the run, as Ctrl-C does.
 
-        Returns the answers, one for each name; where the run as a whole was stopped, after it has ended.
+        Returns the answers, one for each name. If the whole run was stopped, it has ended by then.
         """
         if names is None:
             answers = self._ask({"command": "stop"})
@@ -54,11 +54,11 @@ class AttachedRun:
         return self._ask(*({"command": "stop", "member": member} for member in members))
 
     def clone(self, member: str, name: str, changes: Mapping[str, Any], *, warm: bool = False) -> str:
-        """Add a member that is another one but for these hyper-parameters, as ``{"optimizer.lr": 0.01}``, and return the answer.
+        """Add a copy of a member with hyper-parameters changed, for example ``{"optimizer.lr": 0.01}``, and return the answer.
 
-        A `warm` one goes on from the other one's weights, instead of from nothing.
+        A `warm` clone continues from the member's weights instead of starting from scratch.
         """
-        # Numbers of NumPy and torch have a number of Python's.
+        # Scalars of NumPy and torch convert to Python numbers.
         values = {key: value.item() if hasattr(value, "item") else value for key, value in changes.items()}
         for key, value in values.items():
             if not isinstance(value, bool | int | float | str) or value in (math.inf, -math.inf) or value != value:
@@ -69,7 +69,7 @@ class AttachedRun:
         return answer
 
     def wait(self, *, section: bool = False) -> Report:
-        """Wait until the run has ended, or with `section` until any member ends a section from now on; return the report."""
+        """Wait until the run has ended, or with `section` until the next section of any member has ended; return the report."""
         (wait_for_section if section else wait_for_end)(self.directory)
         return self.status()
 
@@ -86,8 +86,8 @@ class AttachedRun:
 
 @known_keywords("argosy.attach")
 def attach(directory: str | Path) -> AttachedRun:
-    """Return the run in a directory, to ask it for changes while it goes on; raises RunError if there is none."""
+    """Return the run in a directory, to request changes while it continues; raises RunError if there is none."""
     directory = user_path(directory)
-    if not at_work(directory):  # a driver that has just begun has no journal yet
+    if not at_work(directory):  # a driver that has just started has no journal yet
         read_journal(directory)
     return AttachedRun(directory=directory)

@@ -31,7 +31,7 @@ LATE = ("lengths", "fingerprint", "val_fingerprint", "parameter_shapes")
 """Keys that are known only once the data is open and the networks are built."""
 IDENTITY = ("seed", "objective", "mode", "validations_per_epoch", "lengths", "ragged")
 SAMPLES = {"fingerprint": "Data.train", "val_fingerprint": "Data.val"}
-"""Digest of values, or of a few samples and the labels, of each split, and the data's name in messages."""
+"""By key of a split's digest (of its values, or of a few samples and the labels): the data's name in messages."""
 MEMBER_IDENTITY = (*MEMBER_FIELDS, "average", "parameter_shapes", "subset", "val_subset")
 MOST_NAMED = 3
 """Most members, or changed things, that a line names."""
@@ -42,8 +42,8 @@ MOST_SHOWN = 120
 class Identity:
     """The identity of one run: the study as an earlier driver wrote it, compared with this one.
 
-    All that decides the weights or metrics of members that have begun must be the same. What is meant to change may
-    differ: rules, limits, devices, added members, and the code of members that failed.
+    Everything that determines the weights or metrics of members that have begun must be unchanged. Stopping rules, limits,
+    devices, added members, and the code of members that failed may change.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Identity:
         """Members that failed; their code may have been fixed."""
         self._code = Code()
         self._readings: dict[str, dict[str, Reading]] = {}
-        """By member, "" for the study. Read once, because code that runs may change what it refers to."""
+        """By member, "" for the study. Read once, because running code may change the objects that it refers to."""
 
     @functools.cached_property
     def found(self) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ class Identity:
             write_json(self.directory / "study.json", here)
 
     def _keep(self, found: Mapping[str, Any], here: dict[str, Any]) -> None:
-        """Copy into `here` what this study lacks of members that have begun: those left out, and earlier metrics."""
+        """Copy into `here` what this study lacks: members that have begun and were left out, and earlier metrics."""
         for name, there in found["members"].items():
             if name not in here["members"]:
                 if name in self._begun:
@@ -106,7 +106,7 @@ class Identity:
             known.extend(digest for digest in digests if digest not in known)
 
     def add(self, study: Study, names: Iterable[str], **known: Any) -> None:
-        """Append added members to a file beside ``study.json``: rewriting that for each of thousands would be slow."""
+        """Append added members to a file beside ``study.json``, because rewriting it for each of thousands would be slow."""
         here = self._summary(replace(study, members=[study.member(name) for name in names]), **known)
         line = json.dumps({"members": here["members"], "parts": here["code"]["parts"]})
         with appending(self.directory / NEWCOMERS) as file:
@@ -114,19 +114,19 @@ class Identity:
             os.fsync(file.fileno())
 
     def equal_member(self, member: Member, study: Study) -> str | None:
-        """Return the member that becomes the same, bit for bit: of the same configuration and the same given seed."""
+        """Return the member that would become bitwise equal: one with the same configuration and the same given seed."""
         if member.seed is None:
             return None
         here = self._described(member, study)
         others = (other for other in study.members if other.seed == member.seed)
         equal = next((other.name for other in others if self._described(other, study) == here), None)
         if equal is not None:
-            del self._readings[member.name]  # another member will get that name
+            del self._readings[member.name]  # another member will get this name
         return equal
 
     def of_networks(self, study: Study) -> dict[str, list[str]]:
-        """Return by member, in words, what has changed in its network, as far as is known: its weights are of what it was. Asked before one is
-        built, which may change what its factory refers to."""
+        """Return by member, in words, what is known to have changed in its network since its weights were trained. Call this before
+        building a network, which may change what its factory refers to."""
         there, here = {} if self.found is None else self.found["members"], self._summary(study)["members"]
         return {
             name: list(self._other_code(name, there[name], here[name], ["model"])) for name in here if name in there
@@ -198,7 +198,7 @@ class Identity:
     def _of_member(self, name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
         """Yield what has changed in a member.
 
-        Metrics may come and go, and decide nothing; those of both are compared.
+        Metrics may come and go and do not affect weights; only metrics in both studies are compared.
         """
         fields = [*FACTORIES, *(key for key in _metrics(there) if key in here)]
         yield from (f", {change}" for change in _other_values(there, here, MEMBER_IDENTITY))
@@ -207,7 +207,7 @@ class Identity:
     def _other_code(
         self, owner: str, there: Mapping[str, Any], here: Mapping[str, Any], fields: Iterable[str]
     ) -> Iterator[str]:
-        """Yield what has changed in each function: its name, the values bound to it, or what it computes."""
+        """Yield what has changed in each function: its name, its bound values, or what it computes."""
         for field in fields:
             before, now = there.get(field), here.get(field)
             bound = list(_other_bindings(field, there, here))
@@ -229,7 +229,7 @@ class Identity:
 
 
 def _ways_on(changed: Sequence[str], directory: Path) -> str:
-    """Return how to train in the directory nevertheless, given the members that have changed."""
+    """Return how the user can still train in the directory, given the members that have changed."""
     everything = f"fresh=True (--fresh) trains everything anew, and keeps what is there in {directory.name}.old-1, or with the next number."
     if not changed:
         return f"Or begin anew: {everything}"
@@ -258,13 +258,13 @@ def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Itera
 
 
 def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
-    """Whether a value has changed, as far as both are known."""
+    """Return whether a value has changed; False unless both are known."""
     unknown = key not in there or (key in LATE and None in (there[key], here[key]))
     return not unknown and bool(there[key] != here[key])
 
 
 def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield changed hyper-parameters of a function; that of the data has none."""
+    """Yield changed hyper-parameters of a function; the data's function has none."""
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
     for key in dict.fromkeys([*before, *now]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
@@ -283,5 +283,5 @@ def _short(value: Any) -> str:
 
 
 def _bare(spelled: str | None) -> str | None:
-    """Return the name of a function, without its file and what is bound to it."""
+    """Return the name of a function without its file and bound values."""
     return spelled.partition("(")[0].rpartition(":")[2] if isinstance(spelled, str) else None

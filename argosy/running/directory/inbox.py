@@ -30,7 +30,7 @@ class Inbox:
         self._polled = 0.0
 
     def new(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return (file, command) of the commands left since the last check, oldest first; checks each 0.1 s at most."""
+        """Return (file, command) of the commands left since the last check, oldest first; checks at most every 0.1 s."""
         if time.monotonic() - self._polled < POLL_SECONDS:
             return []
         try:
@@ -46,7 +46,7 @@ class Inbox:
         return [(name, _command_in(self.folder / name)) for name in names]
 
     def _is_own(self) -> bool:
-        """Whether the folder belongs to this user alone.
+        """Return whether the folder belongs to this user alone.
 
         Checked each time before commands are read, because these decide what code runs.
         """
@@ -105,7 +105,7 @@ def _answers_in(journal: Path, start: int) -> dict[str, str]:
 def leave(directory: Path, command: dict[str, Any]) -> str:
     """Leave a command for the run's driver, or its next one; returns the name of its file.
 
-    A study file is copied with it, because users go on editing theirs.
+    A study file is copied with it, because users may edit theirs later.
     """
     folder, at = directory / "commands", time.time_ns()
     make_folder(folder)

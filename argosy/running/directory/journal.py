@@ -39,13 +39,13 @@ POLL_SECONDS = 0.1
 NOTES = (Fed, Passed)
 """Events without consequences: they are written to disk with the next event that something depends on."""
 NOTE_SECONDS = 1.0
-"""Most seconds that they wait for such an event."""
+"""Most seconds that notes wait for such an event."""
 OF_DRIVERS = (NodeCame, Passed, Used)
 """Events that concern the driver that started last."""
 MOST_NAMED = 8
-"""Most unknown things of a later version that are named."""
+"""Most unknown events and fields of a later version that a message names."""
 ENDS = (b'{"event": "SectionEnded"', b'{"event": "RunEnded"')
-"""How the lines of the ends of a section and of the run begin."""
+"""Prefixes of the lines that end a section or the run."""
 LONGEST_SIGNATURE = 512
 """Most bytes of the signature in a driver's lock."""
 PATIENCE_SECONDS = 10.0
@@ -169,14 +169,14 @@ def _time_of(line: Any) -> float:
 
 @functools.cache
 def _say_once(sentence: str) -> None:
-    """Print a sentence for the user, only once, though the same journal is read again."""
+    """Print a sentence for the user only once, even if the same journal is read again."""
     print(visible(sentence), file=sys.stderr)
 
 
 def at_work(directory: Path) -> bool:
-    """Whether a driver works on this run.
+    """Return whether a driver works on this run.
 
-    On another host that cannot be seen, so whatever process holds the lock counts.
+    A process of another host cannot be examined, so any such process that holds the lock counts.
     """
     path = directory / "run.lock"
     try:
@@ -185,7 +185,7 @@ def at_work(directory: Path) -> bool:
     except BlockingIOError:
         # Processes of a killed driver hold the lock a little longer than the driver lives.
         return _lives(*_signature(path))
-    except PermissionError:  # of another user, who lets others read the rest
+    except PermissionError:  # another user's lock; the rest of the directory may be readable
         return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
     except OSError:
         return False  # without a lock there is no run
@@ -193,7 +193,7 @@ def at_work(directory: Path) -> bool:
 
 
 def wait_for_data(directory: Path) -> None:
-    """Wait until a run's data is open, before which there is nothing to report, or no driver works on it."""
+    """Wait until a run's data is open (before that there is nothing to report), or no driver works on it."""
     while at_work(directory) and not (directory / "study.json").exists():
         time.sleep(POLL_SECONDS)
 
@@ -249,7 +249,7 @@ class Lock:
             self.descriptor = append_descriptor(self.path, 0o600)
             try:
                 self._wait()
-                # A directory that was moved meanwhile, as to begin anew, has taken its lock along.
+                # A directory that was moved meanwhile, for example to begin anew, has taken its lock along.
                 with contextlib.suppress(FileNotFoundError):
                     there = os.path.samestat(os.fstat(self.descriptor), self.path.stat())
                 if there:
@@ -286,7 +286,7 @@ class Lock:
 
     def _end_stopped_orphans(self) -> None:
         """Kill stopped processes that hold the lock: stopped before their tie was set, they outlive the driver."""
-        import psutil  # which readers do not need
+        import psutil  # readers do not need it
 
         own = self.path.resolve()
         for process in psutil.process_iter():
@@ -317,7 +317,7 @@ def _signature(path: Path) -> tuple[str, str, str]:
 
 
 def _lives(pid: str, host: str, begun: str) -> bool:
-    """Whether the driver with this signature lives; on another host that cannot be seen, so it counts as living."""
+    """Return whether the driver with this signature lives; one on another host cannot be examined and counts as living."""
     if host != socket.gethostname():
         return pid != "?"  # a driver that has the lock and has not signed it yet will do so in a moment
     return pid != "?" and begun == _begun(int(pid))

@@ -18,7 +18,7 @@ __all__ = ["load", "search_of"]
 
 
 def load(directory: str | Path, *, study: Study | None = None, compares: bool = True) -> Report:
-    """Return the report of a run, read from its directory, as `argosy.load` does; `compares` networks with what was trained."""
+    """Return the report of a run as `argosy.load` does, read from its directory; if `compares`, check networks against the trained ones."""
     directory = user_path(directory)
     state, working = RunState.of(read_journal(directory)), at_work(directory)
     summary = found_study(directory)
@@ -45,7 +45,7 @@ def search_of(found: Report) -> SearchReport | None:
 
 
 def _changed(study: Study, directory: Path) -> dict[str, list[str]]:
-    from argosy.running.directory.identity import Identity  # imports torch, as the study has
+    from argosy.running.directory.identity import Identity  # imports torch, which the study has imported already
     from argosy.training.device.process_state import ProcessState
 
     return Identity(directory, {}, ProcessState.here()).of_networks(study)

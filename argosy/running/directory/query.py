@@ -1,4 +1,4 @@
-"""SQL over a run: its members, sections and events as tables of a SQLite database in memory, made from its journal for one query."""
+"""SQL queries over a run: each query gets an in-memory SQLite database of its members, sections and events, built from the journal."""
 
 import contextlib
 import json
@@ -21,17 +21,17 @@ __all__ = ["Answer", "columns_of", "query"]
 
 TABLES = ("members", "sections", "events")
 SECONDS = 10.0
-"""Most seconds that a query takes."""
+"""Most seconds that a query may take."""
 MOST_ROWS = 100_000
 """Most rows of an answer."""
 LARGEST_BYTES = 10_000_000
-"""Most bytes of a value, so that no function of SQL fills the memory."""
+"""Most bytes of a value, so that no SQL function fills the memory."""
 STEPS = 10_000
-"""Instructions of SQLite between two looks at the clock."""
+"""SQLite instructions between two checks of the clock."""
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-"""What a query may do."""
+"""Actions that a query may perform."""
 QUOTED = re.compile(r"""('(?:[^']|'')*'|--[^\n]*|/\*.*?\*/)|"((?:[^"]|"")*)\"""", re.DOTALL)
-"""Texts and comments, which stay, and names in double quotes."""
+"""String literals and comments, which stay unchanged, and names in double quotes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +43,9 @@ class Answer:
 
 
 def query(directory: Path, sql: str) -> Answer:
-    """Return what a SELECT gives; raises RunError for a statement that SQLite refuses, that writes, or that takes too long."""
+    """Return the rows of a SELECT; raises RunError for a statement that SQLite refuses, that writes, or that takes too long."""
     with contextlib.closing(_opened(directory)) as database:
-        # After this no statement but a SELECT is carried out, and none that opens a file.
+        # From here on only SELECT statements are allowed, and none that opens a file.
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_BYTES)
         database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         database.set_authorizer(_authorize)
@@ -65,7 +65,7 @@ def _opened(directory: Path) -> sqlite3.Connection:
     database = sqlite3.connect(":memory:")
     for table, rows in zip(TABLES, (found.table(), [*_sections(found)], [*_events(directory)]), strict=True):
         _fill(database, table, rows)
-    database.execute("SELECT * FROM json_each('[]')")  # what it makes for itself at its first use is refused later
+    database.execute("SELECT * FROM json_each('[]')")  # its first use creates tables, which would be refused later
     return database
 
 
@@ -89,7 +89,7 @@ def _asked(database: sqlite3.Connection, sql: str) -> Answer:
 
 
 def _as_name(part: re.Match[str]) -> str:
-    """Return a quoted name in backticks: in double quotes SQLite takes one that no column has for a text, and compares that."""
+    """Return a quoted name in backticks, because SQLite treats an unknown name in double quotes as a string literal."""
     return part[1] or "`{}`".format(part[2].replace('""', '"').replace("`", "``"))
 
 
@@ -124,7 +124,7 @@ def _events(directory: Path) -> Iterable[dict[str, Any]]:
 
 
 def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Make a table with the columns of all rows. Names that differ only by case are one column in SQL: the first has it."""
+    """Create a table with the columns of all rows. Names that differ only by case are one column in SQL; the first one gets it."""
     columns: dict[str, str] = {}
     for name in (name for row in rows for name in row):
         columns.setdefault(name.casefold(), name)
@@ -138,7 +138,7 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
 
 
 def _value(value: Any) -> Any:
-    """Return a value of SQLite: numbers and text as they are, a switch as 0 or 1, anything else as JSON."""
+    """Return a value for SQLite: numbers and text unchanged, a bool as 0 or 1, anything else as JSON."""
     if isinstance(value, float | None) or (isinstance(value, int) and value.bit_length() < 64):
         return value
     text = value if isinstance(value, str) else json.dumps(value, default=str)

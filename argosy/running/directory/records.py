@@ -20,7 +20,7 @@ from argosy.settings import Settings
 __all__ = ["Metrics", "run_started", "tree_cpu_seconds"]
 
 HOOKS = ("on_end", "on_diverged")
-"""Settings that are in no file: a command may hold what lets in, as the address of a chat's webhook, and directories are passed on."""
+"""Settings that are not written to files, because directories are passed on and a command may contain a secret, for example a webhook's address."""
 
 
 def run_started(
@@ -51,14 +51,14 @@ class Metrics:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._noted: dict[str, MemberState] = {}
-        """Members with sections that are not in their files."""
+        """Members with sections that are not in their files yet."""
         self._written: dict[str, int] = {}
-        """Rows of each member in its files that have not been taken back."""
+        """By member: number of rows in its files that no fault has taken back."""
         self._columns: dict[str, list[str]] = {}
-        """Columns of each member's files: sections before a metric was added have no value in its column."""
+        """By member: columns of its files; sections before a metric was added have no value in its column."""
 
     def note(self, state: MemberState) -> None:
-        """Note that a section has ended; rows written beyond it, before a fault, no longer hold."""
+        """Note that a section has ended; later rows, written before a fault, are no longer valid."""
         self._noted[state.name] = state
         if self._written.get(state.name, 0) >= len(state.sections):
             self._written.pop(state.name, None)
@@ -97,7 +97,7 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _row(ended: SectionEnded) -> dict[str, float]:
-    """Return all figures of a section: epochs count from 1, and in fractions within one that has several sections."""
+    """Return all figures of a section; epochs are counted from 1, with fractions if an epoch has several sections."""
     epoch = int(ended.epochs) if ended.epochs == int(ended.epochs) else ended.epochs
     return {"epoch": epoch, **ended.metrics, "seconds": ended.seconds, "steps": ended.steps, "samples": ended.samples}
 

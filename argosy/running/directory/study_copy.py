@@ -26,7 +26,7 @@ class StudyCopy:
         """Copy a file; raises StudyError if there is none."""
         if not file.is_file():
             raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
-        with replacing(path, durable=True) as copy:  # no run could go on without it once its members are journaled
+        with replacing(path, durable=True) as copy:  # once its members are journaled, no run can resume without it
             copy.write(file.read_bytes())
         return cls(path=path, folder=file.resolve().parent, sha256=sum_of(path))
 

@@ -45,7 +45,7 @@ class CodeDigests(TypedDict):
 
 
 class Described(TypedDict):
-    """What is read of a member, as `describe` writes it, with the digests of its functions."""
+    """The fields of a member that are read: as written by `describe`, with the digests of its functions."""
 
     batch_size: Positive
     drop_last: bool
@@ -59,7 +59,7 @@ class Described(TypedDict):
 
 
 class DescribedStudy(TypedDict):
-    """What is read of ``study.json``."""
+    """The fields of ``study.json`` that are read."""
 
     seed: int
     objective: str
@@ -135,7 +135,7 @@ def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
 
 
 def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add the members of ``newcomers.jsonl``; an unfinished line is of members that had not begun."""
+    """Add the members of ``newcomers.jsonl``, except those of an unfinished line, which had not begun."""
     for text in lines_of(path) if path.exists() else ():
         line = _checked(text, NewcomersLine, path)
         for name, described in line["members"].items():
@@ -147,15 +147,15 @@ def _with_newcomers(found: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a file atomically: after a crash the old or the new content is there, on the disk."""
+    """Replace a file atomically: after a crash the old or the new content is on disk."""
     with replacing(path, durable=True) as file:
         file.writelines(part.encode() for part in _spelled(value))
         file.write(b"\n")
 
 
 def _spelled(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield JSON with one line for each key of the outer dictionaries: a subset of a million indices is one line, and of many members they are
-    not in memory as text together."""
+    """Yield JSON with one line for each key of the outer dictionaries. A subset of a million indices is one line, and the text of many members is
+    never in memory as a whole."""
     if not isinstance(value, dict) or not value or depth == LINES_DEEP:
         yield json.dumps(value)
         return
@@ -183,7 +183,7 @@ def describe(member: Member, shapes: str | None) -> dict[str, Any]:
 
 
 def functions(member: Member) -> dict[str, Any]:
-    """Return a member's functions by field, metrics as ``metrics.<name>``; None for a field that is left out."""
+    """Return a member's functions by field, metrics as ``metrics.<name>``; None for an unset field."""
     metrics = {f"metrics.{name}": metric for name, metric in member.metrics.items()}
     return {**{field: getattr(member, field) for field in FACTORIES}, **metrics}
 
@@ -204,7 +204,7 @@ def spell(factory: Any) -> str:
 def _spell_subset(subset: Any) -> list[int] | None:
     if isinstance(subset, list | None):
         return subset and [*map(int, subset)]  # the same numbers, and no copies of millions
-    import numpy as np  # which a reader does not need
+    import numpy as np  # readers do not need it
 
     indices: list[int] = np.asarray(subset, dtype=np.int64).tolist()
     return indices

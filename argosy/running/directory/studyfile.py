@@ -22,8 +22,8 @@ __all__ = ["load_copy", "load_search", "load_study"]
 def load_study(path: Path, *, folder: Path | None = None) -> Study:
     """Return the variable `study` of a Python file; the file's folder is put first on sys.path, as if it were run.
 
-    With `folder` the file is a copy of one from that folder, which is put last on sys.path, so that its modules hide no
-    others. Raises StudyError for any error in the file, with the file's own traceback.
+    With `folder` the file is a copy of a file in that folder. The folder is put last on sys.path, so that its modules hide
+    no others. Raises StudyError for any error in the file, with the file's own traceback.
     """
     found: Study = _variable(path, "study", Study, folder)
     return found
@@ -60,7 +60,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     sys.modules[path.stem] = module
     with _as_a_script(path):
         spec.loader.exec_module(module)
-    # Workers get the file's definitions by value, so that no process runs the file again.
+    # Workers get the file's definitions pickled by value, so that no process runs the file again.
     cloudpickle.register_pickle_by_value(module)
     value = getattr(module, name, None)
     if not isinstance(value, kind):
@@ -73,7 +73,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether a module of Python has this name, or an installed one that is imported already."""
+    """Return whether a module of Python has this name, or an installed module that is already imported."""
     file = getattr(sys.modules.get(name), "__file__", None)
     return name in sys.stdlib_module_names or (file is not None and is_installed(Path(file)))
 

@@ -1,4 +1,4 @@
-"""Versions of the packages that decide what processes compute, as they are installed: none is imported to be asked."""
+"""Installed versions of the packages that determine what processes compute, found without importing them."""
 
 import importlib.metadata
 import platform
@@ -11,13 +11,13 @@ __all__ = ["versions", "versions_of"]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that decides what this process computes; ``unknown`` where it was not installed as a package."""
+    """Return the versions of the software that determines what this process computes; ``unknown`` if it is not installed as a package."""
     installed = {name: version or "unknown" for name, version in versions_of(["torch", "numpy"]).items()}
     return {"argosy": __version__, **installed, "python": platform.python_version()}
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """Return versions by package, and of ``python``; None for a package that is not installed."""
+    """Return versions by package, including ``python``; None for a package that is not installed."""
     return {name: _version(name) for name in packages}
 
 

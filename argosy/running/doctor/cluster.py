@@ -34,7 +34,7 @@ from argosy.stream.wire import Peer
 __all__ = ["answer", "examine_cluster", "place_in"]
 
 JOIN_SECONDS = 6.0
-"""Seconds by which the nodes may start after one another."""
+"""Most seconds between the starts of the nodes."""
 CALL_SECONDS = 1.5
 """Seconds that a node may take to accept a call."""
 ANSWER_SECONDS = 3.0
@@ -43,7 +43,7 @@ END_SECONDS = 60.0
 FLOOD_SECONDS = 0.3
 PIECE = bytes(2**16)
 ASKS = 5
-"""Number of answers, of which the quickest tells the clock best."""
+"""Number of answers; the quickest one gives the best estimate of the clock."""
 MOST_CALLS = 32
 """Most calls of one node at the same time."""
 TICK_SECONDS = 0.1
@@ -219,7 +219,7 @@ def _collect(peers: Mapping[int, Peer], deadline: float) -> dict[int, Findings]:
 
 
 def _samples(study_file: Path) -> Samples:
-    """Return facts about the study's data, as this node opens it."""
+    """Open the study's data on this node, and return facts about it."""
     # Imported here because it takes longer than all the rest.
     from argosy.running.directory.studyfile import load_study
     from argosy.stream.sources import open_sources
@@ -246,7 +246,7 @@ def _folder_of(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[Path]:
-    """Create that folder for this user alone; removes at the end what it created."""
+    """Create that folder for this user alone, and remove at the end what was created."""
     folder = _folder_of(directory)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     own_directory(directory)

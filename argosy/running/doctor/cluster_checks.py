@@ -1,4 +1,4 @@
-"""How ``argosy doctor --cluster`` judges what the nodes of a job have found out about each other: pure functions.
+"""Judge what the nodes of a job have found out about each other, for ``argosy doctor --cluster``: pure functions.
 
 Rank 0 is the reference: a node that differs from it is the one to fix.
 """
@@ -45,7 +45,7 @@ class MeasuredLink:
     ahead_seconds: float = 0.0
     """Seconds by which its clock is ahead."""
     within_seconds: float = 0.0
-    """Error bound of that: half a round trip."""
+    """Error bound of `ahead_seconds`: half a round trip."""
     bytes_per_second: float | None = None
     """None if it was not measured."""
 
@@ -69,7 +69,7 @@ class Findings:
 
 
 def judge(nodes: Sequence[Here], size: int, findings: Mapping[int, Findings], refusals: Sequence[str]) -> list[Check]:
-    """Return all checks of a job of `size` nodes: those that are there, and by rank what they found."""
+    """Return all checks of a job of `size` nodes, given the nodes that have called, and their findings by rank."""
     links = [(_of(nodes, rank), _of(nodes, link.to), link) for rank, one in findings.items() for link in one.links]
     silent = [node for node in nodes if node.rank not in findings]
     checks = [
@@ -197,7 +197,7 @@ def _difference(found: Samples, wanted: Samples) -> str:
 
 
 def _first(said: Iterable[str]) -> str:
-    """Join the first `MOST_NAMED` sentences, and the number of the others."""
+    """Join the first `MOST_NAMED` sentences and the number of the others."""
     words = list(said)
     more = [f"and {len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
     return "; ".join([*words[:MOST_NAMED], *more])

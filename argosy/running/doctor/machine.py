@@ -1,4 +1,4 @@
-"""Checks of what would keep a run from working on this machine: `examine` inspects, and `machine_checks` judges."""
+"""Check for problems that would keep a run from working on this machine: `examine` inspects, `machine_checks` judges."""
 
 import contextlib
 import fcntl
@@ -46,7 +46,7 @@ FORK_SECONDS = 60.0
 
 
 def examine(directory: Path) -> list[Check]:
-    """Return every check, for a run below this directory; a check that raises has failed."""
+    """Return all checks, for a run below this directory; a check that raises has failed."""
     # The server imports while the other checks run.
     server, problem = _start_server()
     cores = usable_cores()
@@ -96,7 +96,7 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _task_limit() -> int | None:
-    """Return the most tasks that this user may have; None without a limit, and for root, which it does not bind."""
+    """Return the most tasks that this user may have; None without a limit, and for root, to which it does not apply."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
@@ -163,7 +163,7 @@ def _start_server() -> tuple[ForkServer | None, str]:
 
 
 def _check_server(server: ForkServer | None, problem: str) -> Check:
-    """Have a worker forked that answers, as every worker of a run does."""
+    """Check that the server can fork a worker that answers, as every worker of a run does."""
     wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
     fix = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
     started = time.monotonic()
@@ -176,9 +176,9 @@ def _check_server(server: ForkServer | None, problem: str) -> Check:
 
 
 def _fork_one(server: ForkServer, log: Path) -> str:
-    """Return an empty text when a forked worker has answered; else what went wrong."""
+    """Return an empty string if a forked worker has answered, and otherwise what went wrong."""
     ours, theirs = Peer.pair()
-    blob = os.memfd_create("argosy-doctor")  # no study: the worker says that it cannot go on, and ends
+    blob = os.memfd_create("argosy-doctor")  # no study: the worker reports that it cannot continue, and ends
     os.write(blob, bytes(8))
     _, heartbeat = Heartbeat.create()
     try:

@@ -1,4 +1,4 @@
-"""How ``argosy doctor`` judges what it has found on a machine: pure functions; each names what fixes a fault."""
+"""Judge what ``argosy doctor`` has found on a machine: pure functions, each of which names the fix of a problem."""
 
 import resource
 from collections.abc import Mapping
@@ -41,9 +41,9 @@ DISK_BYTES = GIB
 SERVICE_BYTES, DEVICE_BYTES = GIB, GIB // 2
 """Bytes of memory of driver, fork server, feeder and ring; and of one trainer with small members."""
 SERVICE_FILES, WORKER_FILES = 48, 4
-"""Descriptors of a run's busiest process: those that it needs anyway, and those for each worker that it talks to."""
+"""Descriptors of a run's busiest process: those that it always needs, and those for each worker that it talks to."""
 SERVICE_TASKS, WORKER_TASKS = 16, 2
-"""Processes and threads of a run: those that it needs anyway, and those for each worker."""
+"""Processes and threads of a run: those that it always needs, and those for each worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Check:
     wanted: str
     ok: bool
     fix: str = ""
-    """The exact command or setting that fixes it; if all is well, empty or advice."""
+    """The exact command or setting that fixes it; empty or advice if there is no problem."""
 
 
 def judged(name: str, found: str, wanted: str, fix: str = "") -> Check:
@@ -147,7 +147,7 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
 
 
 def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
-    """Check for room for more processes and threads of this user: the limit (None for none), and how many there are."""
+    """Check for room for more processes and threads of this user, given the limit (None if there is none) and the present number."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
     fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container"

@@ -1,10 +1,10 @@
 """The agent of a node: it starts the workers of its node, and passes messages between them and the driver.
 
 Contract. An agent decides nothing. It has one connection to the driver, in which messages keep their order, and the
-same handle of its node's workers as the driver has of its own (`argosy.running.launch.processes`), so their promises
+same handle of its node's workers as the driver has of its own (`argosy.running.launch.processes`), so the same guarantees
 hold on every node. It never waits for either side. If its node does not see the run directory, its workers write into a
 folder of the node; each file that a trainer reports as saved is sent before the report, and each file that a member
-continues from arrives before the command to do so. Without the driver the agent ends, and with it all that it started:
+continues from arrives before the command to do so. Without the driver the agent ends, and so does everything that it started:
 the kernel ties the fork server to the agent, and the workers to the fork server.
 """
 
@@ -63,7 +63,7 @@ class Given(NamedTuple):
 
     roles: tuple[str, ...]
     mark: str
-    """Name of a file in ``workers/`` of the run directory: an agent that finds it sees the directory."""
+    """Name of a file in ``workers/`` of the run directory; an agent that finds the file sees the directory."""
     directory: str
     """Path of the run directory on the driver's node."""
     path: tuple[str, ...]
@@ -100,7 +100,7 @@ class Joined(NamedTuple):
     rank: int
     host: str
     node: Node
-    """With the names that its own node uses."""
+    """The node, with the device names that it uses itself."""
     versions: Mapping[str, str]
 
 
@@ -175,7 +175,7 @@ class Agent:
         self.peer = peer
         self.outbox: Outbox = Outbox(peer)
         self.directory = directory
-        """The run directory by the command line of this node; None if that has none."""
+        """The run directory from the command line of this node; None if it names none."""
         self.scratch = scratch
         self.arrivals: Arrivals = Arrivals(scratch, scratch / "arriving")
         self.sees_directory: bool = False
@@ -187,7 +187,7 @@ class Agent:
         """By member: the file of its best weights that was sent last."""
 
     def run(self, processes: Processes) -> int:
-        """Serve until the run is over, and return 0; raises EOFError if the driver is gone before.
+        """Serve until the run is over, and return 0; raises EOFError if the driver is lost before.
 
         Raises RunError if another user owns the directory, or may write to it, on this node.
         """
@@ -280,7 +280,7 @@ class Agent:
         self.outbox.put(Said(worker, said))
 
     def _send_files(self, saved: Saved) -> None:
-        """Send the member's file, and the file of its best weights if that is another one that was written here."""
+        """Send the member's file, and the file of its best weights if this node wrote a new one."""
         folder, best = f"members/{saved.member}", saved.checkpoint.best
         self.outbox.put_file(f"{folder}/{saved.checkpoint.file}", self.scratch / folder / saved.checkpoint.file)
         if best is None or best == self._best.get(saved.member):
@@ -290,7 +290,7 @@ class Agent:
             self.outbox.put_file(f"{folder}/{best}", self.scratch / folder / best)
 
     def _give_signs(self, workers: ProcessWorkers) -> None:
-        """Send heartbeats past the queue of other messages: they show that this node is alive."""
+        """Send heartbeats ahead of other queued messages, because they show that this node is alive."""
         signs = {}
         for name in list(workers.workers):
             heartbeat = workers.heartbeat(name)

@@ -1,4 +1,4 @@
-"""The driver's listener for the agents of other nodes, those that have called, and the log of refused callers."""
+"""The driver's listener for the agents of other nodes, the agents that have called, and the log of refused callers."""
 
 import socket
 import time
@@ -71,7 +71,7 @@ class AgentListener:
         self._listener.close()
 
     def _first_word(self, name: str, peer: Peer) -> list[Joined]:
-        """Return the caller's first message; empty if it has gone, or does not send one in time."""
+        """Return the caller's first message; empty if the caller is gone or sends none in time."""
         try:
             return peer.wait(FIRST_WORD_SECONDS)
         except EOFError:

@@ -32,7 +32,7 @@ from argosy.stream.wire import Peer
 __all__ = ["Agents"]
 
 GATHER_SECONDS = 300.0
-"""Seconds by which the processes of a job may start after one another."""
+"""Most seconds between the starts of a job's processes."""
 QUIET_SECONDS = 10.0
 """Seconds after which the driver says what it waits for."""
 POLL_SECONDS = 0.2
@@ -54,7 +54,7 @@ class Agents:
         """Whether the driver has said what it waits for."""
 
     def warm(self) -> "Agents":
-        """Start the fork server of this node, which imports while the caller goes on."""
+        """Start the fork server of this node, which imports while the caller continues."""
         self.here.warm()
         return self
 
@@ -103,7 +103,7 @@ class Agents:
         return listener
 
     def _gather(self, listener: AgentListener, waited: float) -> None:
-        """Let in the agents that call within a moment; raises WorkerError if the driver has waited for too many seconds."""
+        """Accept the agents that call within a moment; raises WorkerError if the driver has `waited` too many seconds."""
         there = f"{len(listener.joined) + 1} of the job's {self.place.nodes} nodes"
         ranks = ", ".join(str(rank) for rank in sorted({0, *listener.joined}))
         if waited > GATHER_SECONDS:
@@ -125,7 +125,7 @@ class _Settled:
     """The nodes of a job, which do not change while it runs."""
 
     def gone(self) -> Mapping[str, str]:
-        """Return nothing: no other source than the connections tells of lost nodes."""
+        """Return nothing: lost nodes are known only from their connections."""
         return {}
 
     def take(self, joined: Joined, peer: Peer) -> None:

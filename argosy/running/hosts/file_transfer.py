@@ -1,8 +1,8 @@
 """Files between nodes without a common file system: sent in pieces, in order with the messages around them.
 
 Contract. An outbox is received in the order of its contents, so a message that names a file arrives after it. A file is
-read piece by piece, the next one when the connection has taken the last: neither end holds more of it in memory, and
-none waits. An arriving file is written beside its place, and moved there once it is complete and on the disk.
+read piece by piece, the next one when the connection has accepted the last. Neither end holds more of it in memory, and
+neither waits. An arriving file is written beside its place, and moved there once it is complete and on the disk.
 """
 
 import os
@@ -60,7 +60,7 @@ class Outbox:
 
     @property
     def unsent(self) -> bool:
-        """Whether something is left to send: then watch for room in the connection, and call `flush`."""
+        """Whether something is left to send; if so, wait until the connection is writable and call `flush`."""
         return bool(self._waiting) or self.peer.unsent
 
     def put(self, value: Any) -> None:
@@ -101,7 +101,7 @@ class Arrivals:
         self._whole: list[str] = []
 
     def take(self, piece: FilePiece) -> None:
-        """Write a piece. After the last piece of a file, the next `settle` puts the file into its place."""
+        """Write a piece. After the last piece of a file, the next `settle` moves the file to its place."""
         if piece.name not in self._open:
             make_folder(self._unfinished)
             self._beside(piece.name).unlink(missing_ok=True)  # left by a driver that was killed

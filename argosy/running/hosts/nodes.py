@@ -1,9 +1,8 @@
 """The workers of a run on several nodes, each reached through its node's agent or as a process of this node.
 
-Contract. How a worker is known to be there, gets commands and is lost is up to its node's handle (`RemoteNode`,
-`ProcessWorkers`). The launcher says whether nodes may join while the run goes on, and which other source knows of their
-end (`Recruits`). A node that joins is reported to the driver by `Came`, after all that its workers unpack has been put
-into its outbox.
+Contract. A node's handle (`RemoteNode`, `ProcessWorkers`) decides how its workers start, get commands and are lost. The
+launcher says whether nodes may join during the run, and how else it learns of their end (`Recruits`). A node that joins
+is reported to the driver by `Came`, after everything that its workers unpack has been put into its outbox.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ __all__ = ["NodeWorkers", "Recruits"]
 
 
 class Recruits(Protocol):
-    """What a launcher knows about the nodes of a run that goes on."""
+    """What a launcher knows about the nodes of a run in progress."""
 
     def gone(self) -> Mapping[str, str]:
         """Return the nodes known to be gone, and why; never waits."""
@@ -55,10 +54,10 @@ class NodeWorkers:
         here: ProcessWorkers | None = None,
     ) -> None:
         self.here = here
-        """The workers of the driver's own node, ``node0``; None if that node is no part of the run."""
+        """The workers of the driver's own node, ``node0``; None if that node is not part of the run."""
         self.remote: list[RemoteNode] = list(remote)
         self.blobs = blobs
-        """Descriptors of what workers of each role unpack."""
+        """By role: descriptor of the blob that workers unpack."""
         self.listener = listener
         self.recruits = recruits
         self.directory = directory
@@ -110,15 +109,15 @@ class NodeWorkers:
         self.send(worker, enlisting(members))
 
     def rendezvous(self) -> str:
-        """Return an unused name in the store that all nodes reach."""
+        """Return an unused name in the store that all nodes can reach."""
         return self._store.rendezvous()
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """Return the heartbeat that the worker's node has for it."""
+        """Return the worker's heartbeat, from its node's handle."""
         return self._place_of[worker].heartbeat(worker)
 
     def cpu_seconds(self, worker: str) -> float:
-        """Return the seconds that the worker's node has for it."""
+        """Return the worker's CPU seconds, from its node's handle."""
         return self._place_of[worker].cpu_seconds(worker)
 
     def receive(self, timeout: float) -> list[tuple[str, Any]]:
@@ -143,7 +142,7 @@ class NodeWorkers:
         try:
             check_versions(joined)
         except PlanError as error:
-            self.listener.note(str(error))  # the run can go on without that node
+            self.listener.note(str(error))  # the run can continue without that node
             peer.close()
             return
         found = self.recruits.take(joined, peer)

@@ -52,15 +52,15 @@ SHORTEST_KEY = 16
 FEWEST_LETTERS = 8
 """Fewest different characters of a user's own key."""
 SCRYPT_COST = 2**15
-"""Cost of scrypt, by which a guess at a user's own key takes 32 MiB and about 0.1 s."""
+"""Cost of scrypt; with it, each guess at a user's own key takes 32 MiB and about 0.1 s."""
 LONGEST_NOTICE = 2**16
 """Most characters of a notice that are parsed."""
 STORE_SECONDS = datetime.timedelta(seconds=5)
 """Time that torch's store may take to answer."""
 JOIN_SECONDS = 300.0
-"""Seconds by which the processes of a job may start after one another."""
+"""Most seconds between the starts of a job's processes."""
 CALL_SECONDS = 5.0
-"""Seconds that an address may take to answer; it may not be the driver's at all."""
+"""Seconds that an address may take to answer; it need not be the driver's at all."""
 POLL_SECONDS = 0.2
 
 
@@ -199,7 +199,7 @@ class StoreBoard:
                 return None
             found = self._store.get(self._name)
         except RuntimeError:
-            return None  # it was taken away between the two, or the store is gone
+            return None  # it was deleted between the two calls, or the store is gone
         return read(found.decode(errors="replace"), self._key)
 
     def clear(self) -> None:
@@ -248,7 +248,7 @@ def board_of(place: JobPlace, directory: Path, environment: Mapping[str, str]) -
 
 
 def _addresses() -> tuple[str, ...]:
-    """Return this host's addresses, that of its name first and the loopback last: other processes may be here too."""
+    """Return this host's addresses: that of its name first, and the loopback last, for processes of the job on this host."""
     found = [one.address for many in psutil.net_if_addrs().values() for one in many if one.family == socket.AF_INET]
     named = ""
     with contextlib.suppress(OSError):
@@ -261,7 +261,7 @@ def listener_and_notice(
 ) -> tuple[Listener, Notice]:
     """Open a driver's listener; returns it and its notice for callers.
 
-    Without a key one is drawn, which the notice then has.
+    Without a key, one is drawn and put into the notice.
     """
     proof = key or os.urandom(32)
     listener = Listener(proof, refused, seal=None if certificate is None else certificate.called)
@@ -299,7 +299,7 @@ def call_driver(
 
 
 def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | None) -> Peer:
-    """Dial a driver at its addresses, and return the first connection; raises the last address's WorkerError.
+    """Dial a driver at its addresses, and return the first connection; if all fail, raises the last WorkerError.
 
     Raises PlanError if the driver has another certificate.
     """
@@ -310,7 +310,7 @@ def call_any(notice: Notice, key: bytes, name: str, certificate: Certificate | N
         except WorkerError as error:
             errors.append(error)
     if not all(isinstance(error.__cause__, ConnectionRefusedError) for error in errors):
-        _check_certificate(name, notice, certificate)  # otherwise the notice is of a driver that is gone
+        _check_certificate(name, notice, certificate)  # otherwise the notice is from a driver that is gone
     raise errors[-1]
 
 
@@ -325,7 +325,7 @@ def _check_certificate(name: str, notice: Notice, certificate: Certificate | Non
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has an address; raises LookupError where none has."""
+    """Return the network interface that has an address; raises LookupError if none has."""
     for name, found in psutil.net_if_addrs().items():
         if any(one.address == address for one in found):
             return str(name)

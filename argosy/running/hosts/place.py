@@ -1,8 +1,8 @@
 """The place of a process in a job of ``srun``, ``mpirun``, ``torchrun`` or the like, read from environment variables.
 
-Launchers differ only in names, so there is one table. The first row with all variables set counts: the launcher that
-starts the process last (``torchrun`` in a job of Slurm, ``mpirun`` in its allocation) stands above the one that
-provides the machines.
+Launchers differ only in the names of the variables, so there is one table. The first row whose variables are all set
+counts: a launcher that starts the process itself (``torchrun`` in a Slurm job, ``mpirun`` in its allocation) is above
+the one that provides the machines.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class JobPlace:
     """Rank among the processes of its node."""
     nodes: int
     job: str
-    """Name that tells this job from others, as far as its launcher gives one."""
+    """Name that distinguishes this job from others, if its launcher provides one."""
     store: tuple[str, int] | None = None
     """Host and port of torch's store, which ``torchrun`` keeps."""
 
@@ -43,7 +43,7 @@ class JobPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """One launcher's names for these."""
+    """One launcher's names of these variables."""
 
     launcher: str
     rank: str
@@ -79,7 +79,7 @@ TABLE = (
     _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", local_size="MPI_LOCALNRANKS"),
     # Cray's PMI
     _Names("mpiexec", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE"),
-    replace(SRUN, rank="PMIX_RANK"),  # where Slurm starts through PMIx
+    replace(SRUN, rank="PMIX_RANK"),  # if Slurm starts processes through PMIx
     SRUN,
 )
 
@@ -115,7 +115,7 @@ def place_of(environment: Mapping[str, str]) -> JobPlace | None:
 def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | None:
     """Return `place_of` if the launcher of that name uses it; raises PlanError for ``agents`` outside a job.
 
-    Warns where the script of a batch job uses one of its several nodes.
+    Warns if the script of a batch job uses only one of the job's nodes.
     """
     place = place_of(environment) if launcher in ("auto", "agents") else None
     nodes = environment.get("SLURM_JOB_NUM_NODES", "")
@@ -141,7 +141,8 @@ def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | Non
 def seconds_left(environment: Mapping[str, str], now: float) -> float | None:
     """Return the seconds until Slurm ends the job, less the reserve for saving; None if unknown. `now` is Unix time.
 
-    An end that has passed is that of an earlier job, as in a tmux that was started in one, or of a job that was given more time.
+    An end that has passed is ignored: it is that of an earlier job, for example of one in which a tmux was started, or of a job
+    that was given more time.
     """
     end = environment.get("SLURM_JOB_END_TIME", "")
     return max(int(end) - now - RESERVE_SECONDS, 0.0) if end.isdecimal() and int(end) > now else None

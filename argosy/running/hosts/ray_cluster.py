@@ -1,9 +1,9 @@
-"""The launcher for Ray clusters: Ray tells which nodes exist, and runs an agent (`argosy.running.hosts.agent`) on each.
+"""The launcher for Ray clusters: Ray reports which nodes exist, and runs an agent (`argosy.running.hosts.agent`) on each.
 
 Contract. Ray places agents, reserves their share of each node, and reports their end. All else is as between the nodes
 of any job: agents dial the driver, prove a key that was drawn for this driver, and start their node's workers as
 ordinary processes. Blocks and checkpoints never pass through Ray's object store. The driver's node need not train. A
-node that appears while the run goes on gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at
+node that appears during the run gets an agent, and so does one that has lost its own, `MOST_AGENTS` times at
 most.
 """
 
@@ -40,12 +40,12 @@ __all__ = ["Ray"]
 GATHER_SECONDS = 300.0
 """Seconds that nodes may take to appear, and Ray to find room on them."""
 BUSY_SECONDS = 30.0
-"""Seconds that the first nodes wait for others, for which Ray may have no room yet; those join during the run."""
+"""Seconds that the first nodes wait for others. Ray may have no room on these yet; they join during the run."""
 POLL_SECONDS = 0.2
 NEWS_SECONDS = 1.0
-"""Seconds between two queries to Ray while a run goes on."""
+"""Seconds between two queries to Ray during a run."""
 MOST_AGENTS = 3
-"""Most agents started on one node, one after the other: what ends them may do so for ever."""
+"""Most agents started on one node, one after the other, because the cause of their end may persist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +78,10 @@ class Ray:
         self.address = address
         """Address for `ray.init`: ``auto``, ``ray://host:10001``, ``local``.
 
-        By default a cluster that Ray finds, else this machine.
+        By default the cluster that Ray finds, else this machine.
         """
         self.runtime_env = runtime_env
-        """What Ray brings to the nodes: code, packages, data. By default nothing, or that of the Ray job."""
+        """Code, packages and data that Ray brings to the nodes. By default nothing, or the environment of the Ray job."""
         self.settings: Settings = Settings()
         self._connected = False
         self._listener: AgentListener | None = None
@@ -150,7 +150,7 @@ class Ray:
         return self._remote_node(joined, peer), self._node(joined)
 
     def _all_there(self, joined: Collection[int], waited: float) -> bool:
-        """Whether the nodes that have called can begin; they wait `BUSY_SECONDS` for agents that may never call."""
+        """Return whether the nodes that have called can begin; they wait `BUSY_SECONDS` for agents that may never call."""
         enough = len(joined) >= max(self.settings.nodes, 1)
         return enough and (not set(self._placed) - set(joined) or waited > BUSY_SECONDS)
 
@@ -233,7 +233,7 @@ def share_of(settings: Settings, resources: Mapping[str, float]) -> tuple[Settin
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Restore the SIGTERM handler: Ray's would exit in the middle of anything, while here the signal pauses a run."""
+    """Restore the SIGTERM handler: Ray's exits at any point, but in Argosy the signal pauses a run."""
     earlier = signal.getsignal(signal.SIGTERM)
     try:
         yield

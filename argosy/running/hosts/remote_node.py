@@ -1,8 +1,8 @@
 """The driver's handle of another node's workers, by way of the node's agent (`argosy.running.hosts.agent`).
 
-Contract. Messages are kept until the next `let_go`, as by every launcher. A node is gone when its connection breaks, or
-when nothing was received from it for `SILENCE_SECONDS` in which the driver listened: then each of its workers is lost,
-once, and so is each one that is started there later. Files of a node that does not see the run directory are on the
+Contract. Messages are kept until the next `let_go`, as in every launcher. A node is gone when its connection breaks, or
+when nothing was received from it during `SILENCE_SECONDS` of listening. Then each of its workers is lost once, and so is
+each one that is started there later. Files of a node that does not see the run directory are on the
 driver's disk before the report that names them is returned; files that its members continue from are sent before the
 command to do so.
 """
@@ -28,7 +28,7 @@ __all__ = ["RemoteNode"]
 
 SILENCE_SECONDS = 30.0
 LISTENED_SECONDS = 1.0
-"""Most seconds between two polls that count as silence: while the driver was held up, it could receive nothing."""
+"""Most seconds between two polls that count as silence, because a delayed driver could not receive anything."""
 FAREWELL_SECONDS = 10.0
 """Seconds that an agent has to end what it started."""
 
@@ -183,7 +183,7 @@ class _Ferry:
         self.directory = directory
         self.arrivals: Arrivals = Arrivals(directory, directory / "workers" / f"arriving-{node}")
         self.kept: dict[str, KeptFiles] = {}
-        """By member that was sent there."""
+        """By member whose files were sent there."""
 
     def before(self, command: Any) -> list[tuple[str, Path]]:
         """Return the files that must arrive before a command."""
@@ -209,6 +209,6 @@ class _Ferry:
                 self.kept[event.member].add(event.checkpoint)
 
     def close(self) -> None:
-        """Delete what arrived in part: nothing more comes."""
+        """Delete partially received files: nothing more arrives."""
         with contextlib.suppress(OSError):  # the directory was removed
             self.arrivals.close()

@@ -108,7 +108,7 @@ class _BufferPickler(_Pickler):
 
 
 def _send_by_value_unless_imported(name: str) -> None:
-    """Let a module of the user's travel as scripts do if a worker would not find it, or would train as well since its import is what trains."""
+    """Pickle a user's module by value, like a script, if a worker would not find it, or if importing it would start a training run."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if file is None or name == "__main__" or not is_own_module(name) or type(module) is not ModuleType:
@@ -117,16 +117,16 @@ def _send_by_value_unless_imported(name: str) -> None:
         cloudpickle.register_pickle_by_value(module)
 
 
-@functools.cache  # it is asked for each class and function that is sent, with each member
+@functools.cache  # called for each class and function that is pickled, with each member
 def _is_found(module: str, file: str) -> bool:
-    """Return whether an import finds this file; a module may have been loaded from a path, or be the script of the process that started this one."""
+    """Return whether importing the module finds this file; it may have been loaded from a path, or be the script of the parent process."""
     spec, package = _spec(module), _spec(module.partition(".")[0])
     same = spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
     return same and package is not None
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Return what an import would load in another process; `importlib.util.find_spec` knows only of what this one has loaded."""
+    """Return the spec that an import would find in another process; `importlib.util.find_spec` returns that of a module loaded here."""
     folders = getattr(sys.modules.get(module.rpartition(".")[0]), "__path__", None)
     return next(filter(None, (finder.find_spec(module, folders) for finder in sys.meta_path)), None)
 
@@ -136,12 +136,12 @@ def dump(members: Iterable[Member]) -> bytes:
     members = tuple(members)
     try:
         return _dumps(members)
-    except Exception as error:  # whatever the user's objects raise when they are pickled
+    except Exception as error:  # pickling the user's objects may raise anything
         raise StudyError(f"{_culprit(members)} cannot be sent to another process: {error!r}. {ADVICE}") from error
 
 
 def enlisting(members: tuple[Member, ...]) -> Enlist:
-    """Return the message that tells another process what members are; raises StudyError for one that cannot be sent."""
+    """Return the message that defines members for another process; raises StudyError for one that cannot be sent."""
     return Enlist(definitions=dump(members), path=tuple(sys.path), sources=sources(), imported=imported_by(members))
 
 
@@ -224,7 +224,7 @@ def _write(value: Any, file: BinaryIO) -> tuple[MappedFile, ...]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether memory, dtype and shape describe the tensor completely; not for an expanded one, smaller in memory."""
+    """Return whether memory, dtype and shape describe the tensor completely; not for an expanded one, which is smaller in memory."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -254,7 +254,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _culprit(members: Iterable[Member]) -> str:
-    """The first member that cannot be pickled."""
+    """Return the first member that cannot be pickled."""
     unsendable = (member for member in members if not _is_picklable(member))
     return next((f"member {member.name!r}" for member in unsendable), "the members")
 

@@ -1,4 +1,4 @@
-"""The devices of this machine, as the settings ask for them. Asked for CPU slots, a process does not import torch for it."""
+"""Find the devices of this machine that the settings ask for. For CPU slots this does not import torch."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def discover(settings: Settings) -> Cluster:
 
 
 def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tuple[int, ...]]:
-    """Return the kind of devices asked for, and the numbers after it: a count for ``cpu``, else indices; or none."""
+    """Return the requested kind of devices and the numbers after it: a count for ``cpu``, indices for others, or nothing."""
     kind, _, which = (default if settings.devices is None else settings.devices).partition(":")
     if which and not all(number.isdecimal() for number in which.split(",")):
         raise PlanError(f"--devices {kind}:{which} cannot be read; write cpu, cpu:2, cuda or cuda:0,1.")
@@ -39,7 +39,7 @@ def devices_asked(settings: Settings, *, default: str = "cpu") -> tuple[str, tup
 
 
 def node_of(name: str, devices: tuple[Device, ...], cores: int) -> Node:
-    """Return one of several nodes, with its devices renamed after it."""
+    """Return one of several nodes, with the node's name in the names of its devices."""
     named = tuple(replace(device, name=f"{name}/{device.name}", node=name) for device in devices)
     return Node(name=name, devices=named, cores=max(cores, 1))
 

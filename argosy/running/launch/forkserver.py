@@ -38,11 +38,11 @@ __all__ = ["PYTHON", "STOPPED_SECONDS", "ForkServer", "main", "reason_of"]
 FAREWELL_SECONDS = 5
 """Seconds that workers have to exit by themselves when the run is over."""
 POLL_SECONDS = 0.005
-"""Seconds between two looks whether the server has ended."""
+"""Seconds between two checks whether the server has ended."""
 STOPPED_SECONDS = 5.0
 """Seconds that a process of a run may stay stopped before it is killed."""
 PYTHON = [sys.executable, "-P", *["-O"] * sys.flags.optimize, "-c"]
-"""An interpreter that compiles modules as this one does, and that finds none in the folder that it is started in."""
+"""An interpreter that compiles modules as this one does, and does not import from its current folder."""
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that only the driver acts on; workers follow its commands."""
 
@@ -53,16 +53,16 @@ class ForkServer:
     def __init__(self, process: subprocess.Popen[bytes], channel: Peer, words: IO[bytes]) -> None:
         self.process = process
         self._words = words
-        """The server's standard error, in which an interpreter that cannot start says why."""
+        """The server's standard error; an interpreter that cannot start reports the reason there."""
         self.channel = channel
         """Connection to the server: readable when `news` has reports; `unsent` while the server imports."""
         self.used: bool = False
 
     @classmethod
     def start(cls) -> "ForkServer":
-        """Start the server; it imports while the caller goes on.
+        """Start the server; it imports while the caller continues.
 
-        Raises WorkerError where the system refuses it.
+        Raises WorkerError if the system refuses it.
         """
         try:
             return cls._start()
@@ -81,7 +81,7 @@ class ForkServer:
                 # A check for a GPU must not start the CUDA driver, which would not survive the fork.
                 env={**without_tcache(os.environ), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,  # it was closed, and is some file by now
+                stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,  # its descriptor may be another file's
                 stderr=words,
                 start_new_session=True,
                 # The tie is set before exec: only a moment inside the kernel lies between the server's birth and the
@@ -109,7 +109,7 @@ class ForkServer:
         return self.channel.receive()
 
     def _ends_within(self, seconds: float) -> bool:
-        """Wait for the server's end, and leave its number to it; raises ChildProcessError where it has lost that already."""
+        """Wait for the server's end without reaping it, so its pid stays reserved; raises ChildProcessError if it was reaped already."""
         until = time.monotonic() + seconds
         while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() > until:
@@ -120,12 +120,12 @@ class ForkServer:
     def close(self) -> str:
         """Let the server kill its remaining workers and wait until it has exited; returns its standard error.
 
-        What is left of its process group is killed: a child of a worker may have been stopped before it was tied to its parent.
+        The rest of its process group is killed: a child of a worker may have been stopped before it was tied to its parent.
         """
         self.channel.close()
         if not self.used:
             self.process.kill()  # it may still be importing
-        # Its number may be another's where it was waited for, as the system does for a program that ignores SIGCHLD; and it may
+        # If it was reaped, which the kernel does for a program that ignores SIGCHLD, its pid may be another's; and it may
         # have ended before it had a group.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             if not self._ends_within(FAREWELL_SECONDS + 5):
@@ -146,7 +146,7 @@ def reason_of(words: str) -> str:
 
 
 def _path() -> list[str]:
-    """The entries of ``sys.path`` that Python itself uses."""
+    """Return the entries of ``sys.path`` that Python itself uses."""
     return [folder for folder in sys.path if isinstance(folder, str)]
 
 
@@ -154,8 +154,8 @@ def _path() -> list[str]:
 def _no_stopped_child() -> Iterator[None]:
     """Kill a child that this process starts inside the block if that child is stopped.
 
-    ``subprocess`` waits until the child's program begins: for ever, if the child was stopped before. Once killed, it is
-    a server that ended at once, which its channel reports.
+    ``subprocess`` waits until the child's program begins, and would wait forever for a child that was stopped before. A
+    killed child is a server that ended at once, which its channel reports.
     """
     us, over = psutil.Process(), threading.Event()
     before = set(us.children())
@@ -183,7 +183,8 @@ def main() -> None:
     from argosy.running.launch.worker import work  # the heavy import, after the tie
     from argosy.training.device.devices import choose_kernels
 
-    choose_kernels("the fork server")  # for all workers: one that could not read it would choose other kernels
+    # For all workers: one that could not read the CPU's file would choose other kernels.
+    choose_kernels("the fork server")
 
     # A worker's full garbage collection would write into every object that was imported, and so copy its pages.
     gc.freeze()
@@ -224,7 +225,7 @@ def main() -> None:
 
 @functools.cache
 def _import_for_optimizers() -> None:
-    """Build one optimizer, for which torch imports as much again: once here, while the feeder opens the data."""
+    """Build one optimizer, for which torch imports as much again. It is done once here, while the feeder opens the data."""
     import torch
 
     torch.optim.SGD([torch.zeros(1)], lr=0.1)
@@ -248,7 +249,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], work: Any, channel: P
         code = _become(request, descriptors, work)
     except (OSError, RunError) as error:
         print(f"argosy: {request['arguments']['name']} cannot start: {error}", file=sys.stderr)
-    except BaseException:  # process boundary: nothing of a worker may return into the server's loop
+    except BaseException:  # process boundary: a worker must never return into the server's loop
         traceback.print_exc()
     finally:
         os._exit(code)
@@ -275,7 +276,7 @@ def _tell_ends(channel: Peer, children: dict[int, str]) -> None:
 
 
 def _bid_farewell(children: dict[int, str]) -> None:
-    """Wait for the workers, which exit at their connection's end-of-file; those that do not are killed."""
+    """Wait for the workers, which exit at the end-of-file of their connection, and kill those that do not."""
 
     def kill(*_: Any) -> None:
         for pid in children:

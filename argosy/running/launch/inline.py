@@ -36,7 +36,7 @@ __all__ = ["Inline"]
 
 
 class Inline:
-    """Launcher of workers without processes; samples are prepared here, whatever ``loader_workers`` says."""
+    """Launcher of workers without processes; samples are prepared in this process, and ``loader_workers`` is ignored."""
 
     def discover(self, settings: Settings) -> Cluster:
         """Return this machine as a cluster; raises PlanError if the settings ask for several nodes."""
@@ -55,7 +55,7 @@ class Inline:
 
 
 class InlineWorkers:
-    """Workers as plain objects: `receive` lets the feeder prepare a block and the trainers take it."""
+    """Workers as plain objects; `receive` lets the feeder prepare a block and the trainers take it."""
 
     side_by_side: ClassVar[bool] = False
 
@@ -68,7 +68,7 @@ class InlineWorkers:
         self.leaving: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
         """Restores the caller's process state at the end."""
         self.until: float = 0.0
-        """Time at which `receive` is due to return to the driver, even in the middle of a block that takes long."""
+        """Time at which `receive` has to return to the driver, even in the middle of a slow block."""
 
     def start(self, name: str, role: str, node: str) -> None:
         """Create a feeder, which opens its data when it is told to, or a trainer, which reports to this object directly."""
@@ -102,7 +102,7 @@ class InlineWorkers:
         raise AssertionError("workers of one process exchange nothing")
 
     def heartbeat(self, worker: str) -> Heartbeat | None:
-        """Return None: a process that could check the heartbeat would be held up as well."""
+        """Return None: if a worker hangs, so does the driver in the same process."""
         return None
 
     def cpu_seconds(self, worker: str) -> float:
@@ -149,7 +149,7 @@ class InlineWorkers:
 
 
 class _InlineFeeder:
-    """A feeder that prepares a block when it may be announced."""
+    """A feeder that prepares a block once the block may be announced."""
 
     def __init__(self, job: Job, name: str) -> None:
         self.job = job
@@ -181,7 +181,7 @@ class _InlineFeeder:
         return []
 
     def feed(self, trainers: dict[str, Trainer]) -> Iterator[Any]:
-        """Pass the next block to the trainers if there is credit for one; yields what there is to report."""
+        """Pass the next block to the trainers if there is credit for one; yields messages for the driver."""
         place = self.course.peek()
         if place is None or not self.course.assignments or not self.course.may_announce(place):
             return

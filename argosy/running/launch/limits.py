@@ -1,4 +1,4 @@
-"""What the kernel lets this process use: cores and memory, limited by affinity and by control groups v1 and v2."""
+"""Cores and memory that the kernel lets this process use, as limited by affinity and by control groups v1 and v2."""
 
 import contextlib
 import math
@@ -12,12 +12,12 @@ __all__ = ["memory_limit", "memory_to_keep_in", "only_cores", "quota_cores", "re
 
 GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 2**60
-"""From this value up, version 1 of control groups means no limit."""
+"""In version 1 of control groups, values from this one up mean no limit."""
 
 
 @contextlib.contextmanager
 def only_cores(count: int | None) -> Iterator[None]:
-    """Restrict this thread, and what it starts, to at most so many of its cores; restores the affinity at the end."""
+    """Restrict this thread, and what it starts, to at most `count` of its cores; restores the affinity at the end."""
     before = os.sched_getaffinity(0)
     restrict(0, count)
     try:
@@ -27,7 +27,7 @@ def only_cores(count: int | None) -> Iterator[None]:
 
 
 def restrict(pid: int, count: int | None) -> None:
-    """Restrict a process to the first so many of its allowed cores; None for all of them."""
+    """Restrict a process to the first `count` of its allowed cores; None means all of them."""
     os.sched_setaffinity(pid, sorted(os.sched_getaffinity(pid))[:count])
 
 

@@ -1,7 +1,7 @@
 """The default launcher: one process per feeder and trainer on this machine, forked from a warm fork server.
 
 Contract. Each connection is a pair of sockets, made here and handed over: a worker gets its end when it is forked, and
-a trainer and its feeder get theirs of another one with the driver's `Attach`. So nothing listens, and no other process can call.
+a trainer and its feeder get the ends of another pair with the driver's `Attach`. So no process listens, and no other process can connect.
 
 The driver's thread never waits for a worker or for the fork server: messages to them are kept until they take them, and
 written from `receive` alone. A worker is lost once, when nothing more can come from it: when its connection has broken, or a
@@ -56,7 +56,7 @@ class Processes:
         self._server: ForkServer | None = server
 
     def warm(self) -> "Processes":
-        """Start the fork server, which imports while the caller goes on."""
+        """Start the fork server, which imports while the caller continues."""
         if self._server is None:
             self._server = ForkServer.start()
         return self
@@ -73,7 +73,7 @@ class Processes:
         """Implement `Launcher.open`: worker processes of this machine."""
         from argosy.running.launch.blobs import (
             blobs_of,
-        )  # with torch, for which an agent, which only passes blobs on, has no use
+        )  # imports torch, which an agent does not need because it only passes blobs on
 
         return self.workers(blobs_of(job), directory=job.directory, lock=job.lock, nodes_here=job.settings.nodes)
 
@@ -117,10 +117,10 @@ class ProcessWorkers:
 
     server: ForkServer
     blobs: dict[str, int]
-    """Descriptors of what workers of each role unpack."""
+    """By role: descriptor of the blob that workers unpack."""
     _: KW_ONLY
     directory: Path
-    """Run directory, or the folder that stands for it on this machine."""
+    """Run directory, or the folder that replaces it on this machine."""
     lock: int
     """A descriptor that workers hold as long as they live."""
     nodes_here: int = 1
@@ -240,7 +240,7 @@ class ProcessWorkers:
         arguments: dict[str, Any] = {"name": name, "worker_id": worker.worker_id, "role": role}
         arguments |= {"directory": str(self.directory), "nodes_here": self.nodes_here, "interface": self.interface}
         log = self.directory / "workers" / f"{name.replace(':', '-').replace('/', '-')}.log"
-        # A server that has just died is replaced when its end-of-file is read; requests until then are lost.
+        # A server that has just died is replaced once its end-of-file is read; requests until then are lost.
         data = [self.blobs["data"]] if role == "feeder" else []
         given = [theirs.fileno(), self.blobs[role], descriptor, self.lock, self.blobs["state"], *data]
         self.server.fork(arguments, given, log)
@@ -248,7 +248,7 @@ class ProcessWorkers:
         os.close(descriptor)
 
     def _attach(self, trainer: Peer, name: str, command: Attach) -> None:
-        """Give a trainer and a feeder the two ends of a connection; where the feeder is gone, the trainer finds it broken."""
+        """Give a trainer and a feeder the two ends of a connection; if the feeder is gone, the trainer finds the connection broken."""
         feeder = self.workers.get(command.feeder)
         one, other = socket.socketpair()
         with one, other:
@@ -333,7 +333,7 @@ class ProcessWorkers:
         return reason_of(words)
 
     def _kill_stopped(self) -> None:
-        """Kill processes stopped for too long, as if they had died: their trainers or the ring would wait for ever."""
+        """Kill processes stopped for too long, because their trainers or the ring would wait for them forever."""
         server = psutil.Process(self.server.process.pid)
         stopped = set()
         for process in (server, *server.children(recursive=True)):
@@ -362,7 +362,7 @@ class ProcessWorkers:
 
     @property
     def _rendezvous(self) -> Path:
-        """Folder of the files by which exchanges, and ranks of members, find each other; lasts as long as the run."""
+        """Folder of the files by which exchange processes and ranks of members find each other; it exists as long as the run."""
         return self.directory / "rendezvous"
 
     def _forget_rendezvous(self) -> None:

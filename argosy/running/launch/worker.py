@@ -1,4 +1,4 @@
-"""What a worker process does between its fork and its end: feed or train until the driver tells it to exit."""
+"""The main function of a worker process: feed or train until the driver tells it to exit."""
 
 import contextlib
 import os
@@ -35,9 +35,9 @@ __all__ = ["without_feeder", "work"]
 
 SIGN_OF_LIFE_SECONDS = 1.0
 LISTEN_SECONDS = 0.01
-"""Seconds between two checks, among steps, for a waiting command."""
+"""Seconds between two checks for waiting commands while stepping."""
 COPY_SECONDS = 0.001
-"""Seconds between two checks whether a copy or the steps on a block have finished, which nothing signals."""
+"""Seconds between two checks whether a copy or the steps on a block have finished, which no event signals."""
 LAST_WORD_SECONDS = 5.0
 """Seconds that a worker waits at its end for the driver to take its last messages."""
 
@@ -55,7 +55,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     driver, heartbeat = Peer(socket.socket(fileno=descriptors[0])), Heartbeat.open(descriptors[2])
     try:
         heartbeat.start("unpacking what it was given", opaque=True)
-        _unpacked(descriptors[4]).apply()  # before anything else of the user's runs
+        _unpacked(descriptors[4]).apply()  # before any of the user's code runs
         given = _unpacked(descriptors[1])
         heartbeat.rest()
         if arguments["role"] == "feeder":
@@ -153,7 +153,7 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
     while True:
         took = blocks.give()
         left = trainer.turns_left
-        if left != before:  # a beat for each turn, and no other: so a device that hangs is noticed
+        if left != before:  # one beat per iteration and no others, so that a device that hangs is noticed
             before = left
             heartbeat.start("waiting for its device") if left else heartbeat.rest()
         started = time.perf_counter()
@@ -177,10 +177,10 @@ def _serve(driver: Peer, commands: "_Commands", blocks: "_Blocks", trainer: Trai
 
 
 def without_feeder(command: Any) -> Any:
-    """Return what a trainer without a feeder does of a command; None for nothing. The driver starts the leg again.
+    """Return the part of a command that a trainer without a feeder carries out; None for nothing. The driver restarts the leg.
 
-    Members that are to leave are unassigned: if they were the last of their leg, the driver starts no leg again, and
-    waits for them.
+    Leaving members are unassigned: if they were the last of their leg, the driver waits for them and does not restart
+    the leg.
     """
     match command:
         case Assign(leave=names):
@@ -199,7 +199,7 @@ class _Commands:
         self._polled = 0.0
 
     def waiting(self) -> bool:
-        """Whether there are any; polls at most a hundred times a second, and sends unsent messages then."""
+        """Return whether there are any; polls at most a hundred times a second, and then also sends unsent messages."""
         now = time.monotonic()
         if now - self._polled > LISTEN_SECONDS:
             self._polled = now
@@ -207,7 +207,7 @@ class _Commands:
             try:
                 self.arrived.extend(self.driver.receive())
             except EOFError:
-                return True  # the driver is gone, which is no member's fault; `take` says so too
+                return True  # the driver is gone, which is no member's fault; `take` reports it too
         return bool(self.arrived)
 
     def take(self) -> list[Any]:
@@ -260,7 +260,7 @@ class _Blocks:
             self._close()
 
     def give(self) -> bool:
-        """Let the trainer go on, or give it one block; returns False if there is nothing to do."""
+        """Let the trainer continue, or give it one block; returns False if there is nothing to do."""
         if self.trainer.go_on():
             return True
         if self.arrived and self.trainer.ready:
