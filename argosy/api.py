@@ -4,7 +4,6 @@ import contextlib
 import functools
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from argosy.cluster import Cluster
 from argosy.described import takes_fields_of
 from argosy.disk.files import user_path
+from argosy.disk.scratch import scratch
 from argosy.errors import DiskError, PlanError, RunError, StudyError
 from argosy.errors.spelling import known_keywords, meant
 from argosy.errors.system import refusals_told
@@ -428,12 +428,10 @@ def profile(
 def _only_measured(
     study: Study, settings: Settings, launcher: Launcher
 ) -> Iterator[tuple[Job, Cluster, Workers, Journal]]:
-    """What there is to measure members with, in a folder that is thrown away."""
-    with tempfile.TemporaryDirectory(prefix="argosy-profile-") as folder:
-        directory = Path(folder)
-        with _claimed(directory, settings, launcher) as (lock, journal):
-            job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
-            yield job, launcher.discover(settings), launcher.open(job), journal
+    """Yield everything that measures members, in a folder that is deleted afterwards."""
+    with scratch("profile") as directory, _claimed(directory, settings, launcher) as (lock, journal):
+        job = Job(study=study, settings=settings, directory=directory, lock=lock.descriptor)
+        yield job, launcher.discover(settings), launcher.open(job), journal
 
 
 def forecast_cluster(

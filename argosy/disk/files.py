@@ -27,13 +27,13 @@ __all__ = [
     "check_own",
     "created",
     "flush_folder",
-    "user_path",
     "lines_of",
     "make_folder",
     "opened",
     "own_text",
     "replacing",
     "sum_of",
+    "user_path",
 ]
 
 FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

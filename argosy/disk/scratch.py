@@ -1,15 +1,16 @@
-"""Temporary folders that the next process deletes if their own process was killed."""
+"""Folders that belong to a process as long as it holds their lock, and that the next process deletes if it was killed."""
 
 import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["scratch"]
+__all__ = ["in_use", "is_left", "scratch"]
 
 YOUNG_SECONDS = 60.0
 """A process locks its folder at most this long after creating it."""
@@ -23,7 +24,7 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     for folder in parent.glob(f"argosy-{kind}-*"):
-        if _is_left(folder):
+        if is_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"argosy-{kind}-", dir=parent) as made:
         lock = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
@@ -35,15 +36,24 @@ def scratch(kind: str, parent: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
-def _is_left(folder: Path) -> bool:
-    """Return whether a folder belongs to this user and to no process."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def is_left(folder: Path) -> bool:
+    """Return whether a folder belongs to this user and to no process. Young ones are spared, because their process may be about to lock them."""
+    try:
+        status = folder.lstat()
+        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        return own and time.time() - status.st_mtime > YOUNG_SECONDS and not in_use(folder)
+    except OSError:
+        return False
+
+
+def in_use(path: Path) -> bool:
+    """Return whether a process holds a lock on a file or folder; raises OSError where there are no locks."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            status = os.fstat(descriptor)
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG_SECONDS:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
         finally:
             os.close(descriptor)
     return False

@@ -25,7 +25,7 @@ RUNGS = ("hyperband", "asha")
 """Schedulers that promote trials from one budget to the next."""
 BY_ONE_NUMBER = ("median", "pbt")
 """Schedulers that compare trials by one number."""
-MEND = "Fix it, and give the same command again. Let the space leave out parameters that cannot be trained."
+FIX = "Fix it, and give the same command again. Let the space leave out parameters that cannot be trained."
 CONSTRAINTS = "a function: what a trial has reached -> list of numbers, as lambda reached: [reached['seconds'] - 60]"
 
 
@@ -229,7 +229,7 @@ class Search:
         """Call `build` with a trial's parameters, for a budget of `sections`."""
         whole, part = divmod(sections, self.validations_per_epoch)
         epochs = sections / self.validations_per_epoch if part else whole
-        with mistakes_in(f"build({parameters})", MEND):
+        with mistakes_in(f"build({parameters})", FIX):
             return self.build(parameters, **({"epochs": epochs} if _takes_epochs(self.build) else {}))
 
     def trials(self, points: int | None) -> int:

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from argosy.disk.cached import cache_folder
 from argosy.disk.files import check_directory, replacing
 from argosy.disk.json_values import conforming, parsed
+from argosy.disk.scratch import in_use, is_left
 from argosy.stream.blocks import Layout
 from argosy.stream.kept.keys import Key
 from argosy.stream.kept.rows import ROWS, Rows, marked
@@ -33,7 +33,6 @@ VERSION = 2
 HEADER, NOTES = "header.json", "read.jsonl"
 MOST = 200
 """Most keys. Opening data that were never kept reads the headers of all of them."""
-YOUNG_SECONDS = 60.0
 SHARE = 5
 """By default all rows together may take this part (a fifth) of the free disk space."""
 
@@ -151,7 +150,7 @@ class RowCache:
         if roots == key.place or marked(entry.folder)[: entry.header.count].all():
             return entry
         moved = roots[:-1] == key.place[:-1] or not any(Path(root).exists() for root in roots[:-1])
-        if not moved or _in_use(entry.folder / ROWS):
+        if not moved or in_use(entry.folder / ROWS):
             return None
         folder, header = self.folder / key.name, replace(entry.header, roots=key.place)
         try:
@@ -212,18 +211,17 @@ class RowCache:
         wanted = min(bytes_wanted, most)
         for number, entry in enumerate(entries if wanted else (), start=1):
             surplus = len(entries) - number >= MOST
-            spared = entry.folder.name in self._used or _in_use(entry.folder / ROWS)
+            spared = entry.folder.name in self._used or in_use(entry.folder / ROWS)
             if (surplus or taken + wanted > most) and not spared:
                 self.discard(entry.folder)
                 taken -= entry.bytes
         return max(min(wanted, most - taken), 0)
 
     def _sweep(self) -> None:
-        """Delete temporary folders of killed processes. Young ones are spared, because their process may be about to lock them."""
+        """Delete temporary folders of killed processes."""
         for folder in self.folder.glob(".*"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - folder.stat().st_mtime > YOUNG_SECONDS and not _in_use(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
+            if is_left(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def discard(self, folder: Path) -> None:
         """Delete rows from the cache. Processes that have them open can still use them."""
@@ -261,16 +259,3 @@ def _header(folder: Path) -> Header | None:
     except (OSError, ValueError):
         return None
     return found if found.version == VERSION else None
-
-
-def _in_use(path: Path) -> bool:
-    """Return whether a process holds a lock on a file or folder."""
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
