@@ -102,7 +102,7 @@ class Data:
     val_arrays: Sequence[Any] | None = None
     """Validation data like `arrays`, instead of `val`."""
     then: Callable[[Any], Any] | None = None
-    """Random transform of a training sample, sample -> sample, applied after the cached part: `train` decodes, `then` augments. It gets
+    """Random transform of a training sample, sample -> sample, applied after the kept part: `train` decodes, `then` augments. It gets
     the sample's leaves as tensors and may draw from `random`, NumPy or torch, which are seeded for each sample."""
     keep: bool = True
     """Whether samples whose preparation draws no random numbers are prepared only once. Later epochs, validation and other runs read them

@@ -17,7 +17,7 @@ def cache(
     every: All = False,
     as_json: Json = False,
 ) -> None:
-    """List or delete what is cached for later runs: prepared samples (none with Data(keep=False)), and choices of programs and device shares."""
+    """List or delete what is kept for later runs: prepared samples (none with Data(keep=False)), and choices of programs and device shares."""
     from argosy.disk.cached import choices_folder
     from argosy.stream.kept.cache import RowCache
     from argosy.views.tables import kept_table

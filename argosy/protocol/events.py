@@ -360,9 +360,9 @@ class DataOpened(Event):
     """A driver's first feeder opened the data."""
 
     keeping: Mapping[str, str]
-    """By split: which of its prepared samples are cached, or why none are, in words; empty for arrays."""
+    """By split: which of its prepared samples are kept, or why none are, in words; empty for arrays."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split: the shard lengths of a stream that is not cached; the order of its samples depends on them."""
+    """By split: the shard lengths of a stream that is not kept; the order of its samples depends on them."""
 
 
 class ShardsRead(Event):

@@ -44,9 +44,9 @@ class Opened(Message):
     opening_seconds: float
     """Time from the command until now."""
     keeping: Mapping[str, str]
-    """By split: which of its prepared samples are cached, or why none are, in words."""
+    """By split: which of its prepared samples are kept, or why none are, in words."""
     shards: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By split: the shard lengths of a stream that is not cached."""
+    """By split: the shard lengths of a stream that is not kept."""
     doubts: tuple[str, ...] = ()
     """Reasons why validation results may not be meaningful, as sentences."""
 

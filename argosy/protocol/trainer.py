@@ -206,7 +206,7 @@ class OutOfMemory(Message):
     batch_norm: bool
     """Whether the member has BatchNorm; known only if it ran out of memory while it was measured."""
     freed: bool
-    """Whether samples cached on the device were freed meanwhile, so that the member may fit unchanged."""
+    """Whether samples kept on the device were freed meanwhile, so that the member may fit unchanged."""
 
 
 class Broke(Message):

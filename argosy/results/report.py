@@ -61,7 +61,7 @@ class Report:
     preparations_alone: float
     """How often it would have been prepared by one script per member, for the same epochs."""
     keeping: Mapping[str, str]
-    """By split: which prepared samples are cached, or why none are, in words."""
+    """By split: which prepared samples are kept, or why none are, in words."""
     skipped: Mapping[str, tuple[int, int]]
     """By split: number of samples that raised and were left out (`Data.on_error`), and number of all samples."""
     waiting_share: float

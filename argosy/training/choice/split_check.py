@@ -94,11 +94,11 @@ def _differences(
     """Yield each reason against a split, those closest to the cause first. `moved`, with weights an ulp away, is None in float64."""
     drawn, before = whole.live.randomness, live.randomness
     if not torch.equal(drawn.torch_state, before.torch_state) or not _equal(drawn.device_state, before.device_state):
-        yield "its step draws random numbers, which every shard would draw for itself"
+        yield "its step draws random numbers, which every rank would draw for itself"
     if not drawn.others_equal(before):
-        yield "its step draws from numpy or random, which every shard would draw for itself"
+        yield "its step draws from numpy or random, which every rank would draw for itself"
     if whole.changed:
-        yield f"a step changes {whole.changed}, which every shard would change for itself"
+        yield f"a step changes {whole.changed}, which every rank would change for itself"
     if any(gradient.is_sparse for gradient in whole.gradients.values()):
         yield "its gradients are sparse"
         return
