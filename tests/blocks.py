@@ -1,4 +1,4 @@
-"""Blocks of a stream as a feeder would lay them out."""
+"""Blocks with the memory layout that a feeder gives them."""
 
 from collections.abc import Collection, Sequence
 
@@ -22,7 +22,7 @@ def blocks(
     stop: int | None = None,
     holes: Collection[int] = (),
 ) -> list[Block]:
-    """Elements start … stop-1 of an order in blocks of a size; without arrays every row holds its sample's index."""
+    """Return elements start … stop-1 of an order in blocks of a size; without arrays every row holds its sample's index."""
     numbers = torch.arange(len(order))
     arrays = arrays or (numbers[:, None].expand(-1, width).float(), numbers)
     layout, stop = Layout.of(tuple(array[0] for array in arrays)), len(order) if stop is None else stop

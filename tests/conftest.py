@@ -1,4 +1,4 @@
-"""Every test leaves the process as it found it: one thread, no stray child."""
+"""Fixtures and hooks of all tests: each test leaves no child process, and the runs that it leaves behind pass their audit."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ from argosy.running.watch import apart
 from argosy.stream.kept.witnesses import RECORDER
 
 pytest_plugins = ("listeners", "quick")
-# The same examples in every run, however slow the machine: a failure says something about the last change.
+# Every run tries the same examples, however slow the machine, so that a new failure is due to the last change.
 settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("hostile", settings.get_profile("tests"), derandomize=False, max_examples=10_000)
 settings.load_profile("tests")
@@ -33,27 +33,27 @@ settings.load_profile("tests")
 
 MANY_MODULES = 100
 _frozen = [0]
-"""Modules that were there when all was frozen."""
+"""Number of modules that were imported when the heap was last frozen."""
 MEMORY, ROOM_BYTES = Path("/dev/shm"), 4 * 2**30
-"""A file system in memory, and what must be free there."""
+"""A file system in memory, and the free bytes that it must have to be used."""
 
 
 def pytest_configure() -> None:
-    """The folders of tests are in memory where there is room: to flush a file to a disk takes milliseconds, and to remove it again.
+    """Put the temporary folders of tests in memory if there is room, because flushing and removing files on a disk takes milliseconds each.
 
-    No test can see whether a disk was reached. What a disk forgets is played (`simulation.disk`); full ones are mounted.
+    No test can see whether data reached a disk. Lost writes are simulated (`simulation.disk`), and full disks are mounted.
     """
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: collecting garbage need not look through it again in each test."""
+    """Freeze what was imported and collected, so that garbage collections in tests need not look through it."""
     _freeze()
 
 
 def pytest_runtest_setup() -> None:
-    """The same where earlier tests imported more, as torch's compiler, ONNX or Optuna, each of hundreds of modules."""
+    """Freeze again if earlier tests imported many modules, such as torch's compiler, ONNX or Optuna with hundreds each."""
     if len(sys.modules) > _frozen[0] + MANY_MODULES:
         _freeze()
 
@@ -65,7 +65,7 @@ def _freeze() -> None:
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """A failed comparison of what runs made says what differs first."""
+    """Say what differs first if a comparison of two runs' results fails."""
     words = differing.explained(left, right) if op == "==" else ""
     return [words] if words else None
 
@@ -75,14 +75,14 @@ def _tidy() -> object:
     torch.set_num_threads(1)
     yield
     left = {child: words for child in children() if (words := described(child))}
-    for child in left:  # the tests after this one have done nothing
+    for child in left:  # so that later tests do not fail for this one
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     assert not list(left.values())
 
 
 def children() -> list[psutil.Process]:
-    """All below this process; looking through those of the machine takes longer than most tests."""
+    """Return all descendants of this process; asks first whether it has children, because psutil searches all processes of the machine."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -92,7 +92,7 @@ def children() -> list[psutil.Process]:
 
 
 def described(process: psutil.Process) -> list[str]:
-    """The words of a process that still runs; none of one that has just gone."""
+    """Return the command line of a running process; empty if it has ended."""
     try:
         return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     except psutil.NoSuchProcess:
@@ -101,13 +101,13 @@ def described(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _watched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view hears all that there is to hear, however slow the machine."""
+    """Let runs wait until their view has received everything, however slow the machine."""
     monkeypatch.setattr(apart, "FAREWELL_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)
 def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork servers need not import again what this process has imported."""
+    """Fork the fork servers of runs from this process, which has imported what they need; the mark `fresh` starts real ones."""
     if request.node.get_closest_marker("fresh") is None:
         monkeypatch.setattr(ForkServer, "start", forked.start_server)
 
@@ -116,7 +116,7 @@ def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def _cache(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs of a test keep of its samples, rates and choices no other test finds, nor what its samples read."""
+    """Give each test its own caches for samples, rates and program choices, and no record of what earlier tests' samples read."""
     number = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache" / number))
     monkeypatch.setenv("ARGOSY_CACHE", str(tmp_path_factory.getbasetemp() / "kept" / number))
@@ -126,7 +126,7 @@ def _cache(
 
 @pytest.fixture(autouse=True)
 def _audited(request: pytest.FixtureRequest) -> object:
-    """Every run that a test leaves behind passes its audit, unless the test is about one that does not, as no view failed."""
+    """Check that every run a test leaves behind passes its audit, unless the test has the mark `tampers`, and that no view failed."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     for log in folder.rglob("workers/view.log") if folder is not None else ():
@@ -139,7 +139,7 @@ def _audited(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture(autouse=True)
 def _fell_back(request: pytest.FixtureRequest) -> object:
-    """No run that a test leaves behind gave up a faster program, in whatever process, unless the test is about one that does."""
+    """Check that no run a test leaves behind fell back to a slower program, unless the test has the mark `falls_back` or `tampers`."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     if folder is not None and not any(map(request.node.get_closest_marker, ("falls_back", "tampers"))):
@@ -151,7 +151,7 @@ def _fell_back(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 600 kB."""
+    """Mount a file system of 600 kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs whose workers only talk (`benchmarks/fake_workers.py`): a real driver, with policies and faults as tests write them."""
+"""Runs of a real driver with fake workers (`benchmarks/fake_workers.py`), which only exchange messages, and with policies and faults of tests."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,14 +34,14 @@ __all__ = ["Brings", "Deals", "Script", "Vanishing", "cluster_of", "drive_fakes"
 
 
 def fleet(*epochs: int) -> Study:
-    """Members that do unlike work, each for so many epochs."""
+    """Return a study of members with different costs, one for each number of epochs."""
     study = study_of(len(epochs), argosy.MaxEpochs(1))
     members = zip(study.members, epochs, strict=True)
     return replace(study, members=[replace(member, stop=argosy.MaxEpochs(count)) for member, count in members])
 
 
 def cluster_of(*devices: int) -> Cluster:
-    """A node for each number, with so many devices: d0, d1, …"""
+    """Return a cluster with one node for each number of devices; devices are named d0, d1, …"""
     names = iter(f"d{number}" for number in range(sum(devices)))
 
     def node(name: str, count: int) -> Node:
@@ -53,11 +53,13 @@ def cluster_of(*devices: int) -> Cluster:
 
 @dataclass(slots=True)
 class Script:
-    """A policy that launches what is written, line by line, when all of a line wait and its devices are free; then whoever waits
-    on the first device that is free."""
+    """A policy that launches its lines in order, each when all its members wait and its devices are free.
+
+    After the last line it launches all waiting members on the first free device.
+    """
 
     lines: list[Mapping[str, Sequence[str]]] = field(default_factory=list)
-    """By member: its devices, in rank order."""
+    """For each flotilla, the devices of its members, in rank order."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`."""
@@ -86,10 +88,10 @@ def _flotilla(line: Mapping[str, Sequence[str]], profiles: Mapping[str, Profile]
 
 @dataclass(slots=True)
 class Deals:
-    """A policy that leaves it to a function who trains where, whenever there is somebody new."""
+    """A policy that asks a function which members train where, and ends a leg as soon as members wait."""
 
     place: Callable[[Collection[str]], Mapping[str, Sequence[str]]]
-    """Of names that wait: the devices of some of them."""
+    """Maps the names of waiting members to the devices of those that are to train."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`."""
@@ -105,7 +107,7 @@ class Deals:
 
 @dataclass(slots=True)
 class Brings:
-    """Members that join as soon as one has ended its first section, or come to an end; or at once."""
+    """A source of members that join at once, or as soon as the member `after` has finished its first section or has ended."""
 
     members: Sequence[Member]
     after: str = ""
@@ -132,7 +134,7 @@ class Brings:
 
 
 class Unsaving(FakeTrainer):
-    """Writes files when members leave, and else none; measures beside its assignment on the next block."""
+    """A trainer that saves only members that leave, and that makes measurements beside its assignment when the next block comes."""
 
     beside: tuple[Measure, ...] = ()
 
@@ -156,7 +158,7 @@ class Unsaving(FakeTrainer):
 
 
 class Probing(FakeFeeder):
-    """Measures what sharing costs, unless it is told to prepare a leg before it has."""
+    """A feeder that measures the costs of sharing, unless a command to feed a leg comes first."""
 
     probes = False
 
@@ -167,22 +169,22 @@ class Probing(FakeFeeder):
         return super().obey(command)
 
     def probed(self) -> list[Any]:
-        """What it has found out since it was asked last."""
+        """Return the result of a measurement that was asked for since the last call."""
         probes, self.probes = self.probes, False
         return [Probed(cpu_seconds_per_sample=0.0, sample_bytes=4, exchanges=())] if probes else []
 
 
 class Vanishing(Alone):
-    """The trainer that is to save a member which leaves is gone the first time, when it is told to."""
+    """Workers of which the trainer of the `doomed` member is lost when it is first told to let this member leave, before it saves it."""
 
     def __init__(self, cluster: Cluster, directory: Path, *, doomed: str = "") -> None:
         super().__init__(cluster, directory, loses=-1)
         self.doomed = doomed
-        """The member."""
+        """Name of the member; empty: no trainer is lost."""
         self.vanished: list[str] = []
         """Trainers that were lost."""
         self.saving: list[str] = []
-        """Those that were told to save their members at the end of the next section."""
+        """Trainers that were told to save their members at the end of the next section."""
 
     def start(self, name: str, role: str, node: str) -> None:
         """See `Workers.start`."""
@@ -220,7 +222,7 @@ def drive_fakes(
     bringers: Sequence[Brings] = (),
     **settings: Any,
 ) -> tuple[Vanishing, RunState]:
-    """A whole run by this script; the trainer that saves the `doomed` member is lost over that, once."""
+    """Drive a whole run by a script of lines, or by a policy; see `Vanishing` for the `doomed` member."""
     cluster = cluster or cluster_of(2)
     name = living.policy(patch, policy or Script(list(lines)))
     chosen = Settings(policy=name, nodes=len(cluster.nodes), **settings)

@@ -1,4 +1,4 @@
-"""A run in a process of its own, and its processes by role, so that tests can hurt them for real."""
+"""A run in its own process, and its processes by role, so that tests can kill and stop real processes."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ SCRIPT = """
 import signal, sys, argosy, studies
 from functools import partial
 
-signal.signal(signal.SIGINT, signal.{sigint})  # not what the shell of the tests has it, which ignores it in the background
+signal.signal(signal.SIGINT, signal.{sigint})  # because a shell that runs the tests in the background ignores it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
 slow = studies.member("slow", augment=partial(studies.dawdle_until, sys.argv[1] + ".go"))
 study = studies.study({length}, fleet=[*studies.members(), slow], epochs={epochs})
@@ -39,7 +39,7 @@ study = studies.study({length}, fleet=fleet, epochs={epochs}, validations_per_ep
 argosy.train(study, directory=sys.argv[1], {settings}, block_size=32, checkpoint_seconds=0.05,
              numerics="exact", hang_seconds={hang_seconds})
 """
-"""Members change devices at the end of every section in which one of them ends."""
+"""A script in which members change devices at the end of every section in which one of them ends."""
 HANG_SECONDS = 60
 ONE_NODE = 'devices="cpu:2", loader_workers=2'
 MOVES = f'{ONE_NODE}, policy="restless"'
@@ -56,11 +56,11 @@ from argosy.cli.app import main
 sys.argv[1:] = ["run", "{settings}", "--dir", sys.argv[1], "--devices", "cpu:1", "--loader-workers", "1"]
 main()
 """
-"""``argosy run`` of the study file that the settings name."""
+"""A script that calls ``argosy run`` with the study file that the settings name."""
 
 
 def study_file(folder: Path, epochs: int) -> str:
-    """A study of one slow member."""
+    """Write a study file of one slow member and return its path."""
     path = folder / "study.py"
     path.write_text(
         "import studies\n"
@@ -70,19 +70,19 @@ def study_file(folder: Path, epochs: int) -> str:
 
 
 def unsure(sections: int) -> str:
-    """`SCRIPT`, never so many sections ahead of its driver: whatever that one misses while it is halted, the run is not over."""
+    """Return `SCRIPT` with a slow member that trains at most this many sections ahead of its driver, so the run outlasts a halted driver."""
     return SCRIPT.replace('".go"))', f'".go"), stop=studies.Unsure({{epochs}}, sections={sections}))')
 
 
 def faultless(directory: Path) -> dict[str, Any]:
-    """Results of `SCRIPT` in one process, to which nothing happens."""
+    """Return the results of `SCRIPT`'s study, trained in one process without any fault."""
     study = studies.study(400, fleet=[*studies.members(), studies.member("slow")], epochs=3)
     argosy.train(study, directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 
 def halt(kind: str, count: int, go: str) -> None:
-    """Let the driver of this process wait, once its journal has so many events of a kind, until there is a file."""
+    """Let the driver of this process wait, once its journal has `count` events of a kind, until the file `go` exists."""
     commit, told = Journal.commit, json.dumps({"event": kind})[1:-1].encode()
 
     def committed(journal: Journal) -> None:
@@ -94,7 +94,7 @@ def halt(kind: str, count: int, go: str) -> None:
 
 
 class Run:
-    """A driver and what belongs to it."""
+    """A run in its own process: its driver, and the processes that the driver starts."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Run:
     ) -> None:
         self.directory = directory
         self.go = Path(f"{directory}.go")
-        """A file for which a halted driver waits; without it there is a moment to do something to other runs as well."""
+        """The file for which a halted driver waits. Until it exists, the member "slow" of any run in this directory takes its time."""
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
@@ -119,7 +119,7 @@ class Run:
 
     @classmethod
     def halted(cls, directory: Path, kind: str, count: int, script: str = SCRIPT, **how: Any) -> "Run":
-        """A run whose driver has journaled so many events of a kind, and does nothing more until `go_on`."""
+        """Start a run whose driver stops after `count` events of a kind, and wait until it has; the driver continues after `go_on`."""
         go = f"{directory}.go"
         Path(go).unlink(missing_ok=True)
         run = cls(directory, HALTING.format(kind=kind, count=count, go=go) + script, **how)
@@ -127,17 +127,17 @@ class Run:
         return run
 
     def go_on(self) -> None:
-        """Let a halted driver go on, and from now on all that trains in this directory hurry."""
+        """Let a halted driver continue, and members of runs in this directory train at full speed from now on."""
         self.go.touch()
 
     def lines(self) -> list[dict]:
-        """The journal so far."""
+        """Return the journal's complete lines so far."""
         path = self.directory / "journal.jsonl"
         text = path.read_bytes() if path.exists() else b""
         return [json.loads(line) for line in text.split(b"\n")[:-1]]
 
     def wait_for(self, kind: str, count: int = 1, seconds: float = 60) -> None:
-        """Until the journal has so many events of a kind."""
+        """Wait until the journal has `count` events of a kind."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if sum(line["event"] == kind for line in self.lines()) >= count:
@@ -148,7 +148,7 @@ class Run:
         raise AssertionError(f"no {count} events {kind} within {seconds} s")
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of the run but the driver; remembered for `left`."""
+        """Return all processes of the run except the driver, and remember them for `left`."""
         try:
             found = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -157,7 +157,7 @@ class Run:
         return found
 
     def role(self, role: str, node: str = "") -> list[psutil.Process]:
-        """Processes of one role (server, feeder, exchange, loader, trainer, driver), of one node if it is named."""
+        """Return the processes of one role (server, feeder, exchange, loader, trainer, driver), of one node if `node` is given."""
         if role == "driver":
             return [psutil.Process(self.process.pid)]
         found = []
@@ -171,22 +171,22 @@ class Run:
         return found
 
     def end(self, seconds: float = 120) -> int:
-        """Wait for the driver; its exit code."""
+        """Wait for the driver and return its exit code."""
         self.processes()
         return self.process.wait(seconds)
 
     @property
     def errors(self) -> str:
-        """What the driver wrote to stderr."""
+        """The driver's standard error."""
         return self.log.read_text()
 
     def left(self, seconds: float = 10) -> list[psutil.Process]:
-        """Processes that are still there after so long."""
+        """Return the processes that still run after so many seconds."""
         _, alive = psutil.wait_procs(list(self.seen.values()), timeout=seconds)
         return [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     def signal(self, process: psutil.Process, number: signal.Signals) -> None:
-        """Send a signal to a process that may have gone."""
+        """Send a signal to a process, if it still exists."""
         try:
             process.send_signal(number)
         except psutil.NoSuchProcess:
@@ -194,7 +194,7 @@ class Run:
 
 
 def repeats_at_most_one_interval(directory: Path) -> bool:
-    """Whether every start took up the newest checkpoint journaled before it."""
+    """Return whether every start of a member resumed from the newest checkpoint journaled before it."""
     newest: dict[str, tuple[int, int]] = {}
     text = (directory / "journal.jsonl").read_text()
     for line in map(json.loads, text.splitlines()):

@@ -1,4 +1,4 @@
-"""Random studies over the whole of the API: valid ones, which a plain loop must equal, and invalid ones, which one sentence refuses."""
+"""Random studies over the whole API: valid ones, which must equal a plain loop, and invalid ones, which must be refused in one sentence."""
 
 import dataclasses
 import math
@@ -29,14 +29,14 @@ __all__ = ["BAD", "Asked", "Samples", "differences", "invalid", "network", "refu
 
 INPUTS, CLASSES = 6, 4
 CLOSE = 1e-9
-"""Allowed differences of programs that may round otherwise."""
+"""Tolerance for programs that may round differently."""
 
 
 # ---- what members are made of
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """Noise from all three generators where there is to be some; samples in `broken` raise."""
+    """A dataset with noise, if `noise` is above 0, from the generators of torch, NumPy and `random`; samples in `broken` raise."""
 
     def __init__(self, length: int, dtype: torch.dtype, noise: float = 0.0, broken: Sequence[int] = ()) -> None:
         self.x, self.y = table(length)
@@ -55,14 +55,14 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 
 def table(length: int) -> tuple[Any, Any]:
-    """Samples of four classes."""
+    """Return samples of four classes, and their labels."""
     state = np.random.RandomState(length)
     x = state.normal(size=(length, INPUTS))
     return x, (x[:, 0] > 0).astype(np.int64) + 2 * (x[:, 1] > x[:, 2])
 
 
 class Residual(nn.Module):
-    """A weight that is used twice, and one that is not trained."""
+    """A network that uses one layer twice and does not train another."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class Residual(nn.Module):
 
 
 def network(kind: str, width: int, rate: float, dtype: torch.dtype) -> nn.Module:
-    """A small network of one kind.
+    """Return a small network of one kind.
 
-    No bias stands before a BatchNorm: its gradient is zero but for rounding, and optimizers that divide by its size would move it as
-    that rounding has it.
+    Layers before a BatchNorm have no bias. Its gradient would be zero except for rounding errors, and optimizers that divide by the
+    gradient's size would amplify these.
     """
     parts: dict[str, Callable[[], Sequence[nn.Module]]] = {
         "linear": lambda: [nn.Linear(INPUTS, CLASSES)],
@@ -114,60 +114,60 @@ def network(kind: str, width: int, rate: float, dtype: torch.dtype) -> nn.Module
 
 
 def squared(output: Tensor, target: Tensor) -> Tensor:
-    """Losses of each sample."""
+    """Return a loss per sample."""
     return ((output - functional.one_hot(target, CLASSES)) ** 2).mean(1)
 
 
 def of_each_class(output: Tensor, target: Tensor) -> Tensor:
-    """Losses of each sample and class."""
+    """Return a loss per sample and class."""
     return (output - functional.one_hot(target, CLASSES)) ** 2
 
 
 def noisy(batch: Any) -> Any:
-    """Draws for each number."""
+    """An augmentation that draws a random number for each element."""
     return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
 
 
 def shuffled(batch: Any) -> Any:
-    """Draws an order of the batch, and mixes samples with those that stand there."""
+    """An augmentation that mixes each sample with another of its batch, in a random order."""
     return 0.8 * batch[0] + 0.2 * batch[0][torch.randperm(len(batch[0]))], batch[1]
 
 
 def turned(batch: Any) -> Any:
-    """Draws nothing."""
+    """An augmentation that draws no random numbers."""
     return batch[0].flip(1), batch[1]
 
 
 def scaled(batch: Any) -> Any:
-    """The study's own work on a batch."""
+    """The study's `on_device`."""
     return batch[0] * 0.5 - 0.1, batch[1]
 
 
 def loss_alone(model: Any, batch: Any) -> Any:
-    """A step of a member's own."""
+    """A member's own step that returns the loss only, so it has no metrics."""
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def all_three(model: Any, batch: Any) -> Any:
-    """A step with what metrics need."""
+    """A step that returns losses, outputs and targets, as metrics need them."""
     output = model(batch[0])
     return functional.cross_entropy(output, batch[1], reduction="none"), output, batch[1]
 
 
 def doubled(model: Any, batch: Any) -> Any:
-    """A validation of a member's own."""
+    """A member's own validation; doubled, so that it differs from the step's loss."""
     losses, output, target = all_three(model, batch)
     return 2 * losses, output, target
 
 
 def two_optimizers(model: Any) -> Mapping[str, Any]:
-    """For a step that moves the weights."""
+    """Return two optimizers for `moving`, a step that changes the weights itself."""
     first, *rest = model.parameters()
     return {"first": optim.SGD([first], lr=0.05), "rest": optim.Adam(rest, lr=0.01)}
 
 
 def moving(model: Any, batch: Any, optimizers: Mapping[str, Any]) -> Any:
-    """One of them steps on the gradient of the other's step."""
+    """A step of two optimizers: the second uses the gradient at the weights that the first has changed."""
     for optimizer in optimizers.values():
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(batch[0]), batch[1])
@@ -177,32 +177,32 @@ def moving(model: Any, batch: Any, optimizers: Mapping[str, Any]) -> Any:
 
 
 def right(output: Tensor, target: Tensor) -> Tensor:
-    """For each sample."""
+    """A metric with one value per sample."""
     return (output.argmax(1) == target).double()
 
 
 def spread(output: Tensor, target: Tensor) -> Tensor:
-    """Of the whole set."""
+    """A metric of the whole validation set, which is no mean over samples."""
     return output.double().std(correction=0) + target.double().mean()
 
 
 class Highest:
-    """Of the whole set, kept by itself."""
+    """A metric of the whole validation set that accumulates its own state."""
 
     def __init__(self) -> None:
         self.value = -math.inf
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        """A batch."""
+        """Add a batch."""
         self.value = max(self.value, float(output.double().max()))
 
     def compute(self) -> Tensor:
-        """Of all."""
+        """Return the value of all batches."""
         return torch.tensor(self.value, dtype=torch.float64)
 
 
 def one_cycle(optimizer: optim.Optimizer) -> lr_scheduler.OneCycleLR:
-    """One that moves the momentum too, of an optimizer that has any."""
+    """Return a schedule that changes the momentum too if the optimizer has any."""
     moves = not optimizer.defaults.keys().isdisjoint({"momentum", "betas"})
     return lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=500, cycle_momentum=moves)
 
@@ -252,15 +252,15 @@ KINDS = ("linear", "mlp", "batchnorm", "dropout", "layernorm", "cnn", "cnn2d", "
 
 @dataclass(frozen=True)
 class Asked:
-    """A study, and how it is run."""
+    """A study and the settings that it is run with."""
 
     study: argosy.Study
     settings: Mapping[str, Any]
     first: argosy.Study | None = None
-    """The same, to be run before it in the same directory: with fewer epochs."""
+    """The same study with fewer epochs, to be run before it in the same directory, so that the study resumes it."""
 
     def __repr__(self) -> str:
-        """What it was made of."""
+        """Describe what the study is made of."""
         data = {f.name: _short(getattr(self.study.data, f.name)) for f in dataclasses.fields(self.study.data)}
         members = [
             {f.name: _short(getattr(m, f.name)) for f in dataclasses.fields(m) if getattr(m, f.name) is not f.default}
@@ -285,14 +285,14 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @st.composite
 def valid(draw: Draw, launcher: str = "inline") -> Asked:
-    """A study that can be trained, and settings that it can be run with."""
+    """Draw a study that can be trained, and settings that it can be run with."""
     exact = draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float64, torch.float32])) if exact else torch.float64
     data = draw(_data(dtype))
     length, held_out = (_length(data, split) for split in ("train", "val"))
     sections = draw(st.sampled_from([1, 1, 1, 2, 3]))
     count = draw(st.integers(1, 6))
-    # Most members are alike, so that there are programs of several.
+    # Most members are alike, so that some programs step several members.
     alike = draw(_kind(exact=exact, dtype=dtype, has_val=data.has_val))
     members = []
     for number in range(count):
@@ -336,7 +336,7 @@ def _data(draw: Draw, dtype: torch.dtype) -> argosy.Data:
     train = Samples(length, dtype, noise, broken)
     val = Samples(held_out, dtype, noise, broken if held_out == 20 else ()) if held_out else None
     if held_out == 7 and not noise:
-        val = train  # prepared once for both
+        val = train  # one dataset object for both splits, so its samples are prepared once
     how = {"on_error": "skip"} if broken or draw(st.booleans()) else {}
     return argosy.Data(train=train, val=val, on_device=on_device, **how)
 
@@ -348,7 +348,7 @@ def _length(data: argosy.Data, split: str) -> int:
 
 @st.composite
 def _kind(draw: Draw, *, exact: bool, dtype: torch.dtype, has_val: bool) -> dict[str, Any]:
-    """What members that are one program have in common."""
+    """Draw what members of one program have in common."""
     kind, width = draw(st.sampled_from(KINDS)), draw(st.integers(2, 8))
     found: dict[str, Any] = {
         "model": partial(network, kind, width, draw(st.sampled_from([0.2, 0.5])), dtype),
@@ -373,7 +373,7 @@ def _kind(draw: Draw, *, exact: bool, dtype: torch.dtype, has_val: bool) -> dict
 
 @st.composite
 def _own(draw: Draw, kind: Mapping[str, Any], length: int, held_out: int, data: argosy.Data) -> dict[str, Any]:
-    """What is a member's own."""
+    """Draw what members of one program may differ in."""
     schedule, per = draw(st.sampled_from(SCHEDULES))
     found: dict[str, Any] = {
         "optimizer": draw(st.sampled_from(OPTIMIZERS)),
@@ -410,11 +410,11 @@ def _stop(draw: Draw, has_val: bool) -> argosy.stopping.Stop:
     return argosy.MaxEpochs(1) & argosy.MaxSteps(4) | epochs if rule == "both" else epochs
 
 
-# ---- what came of them
+# ---- comparison with the plain loop
 
 
 def differences(asked: Asked, directory: Path) -> list[str]:
-    """Run a study; in what its members differ from a plain loop."""
+    """Run a study and return in what its members differ from a plain loop."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
@@ -434,8 +434,10 @@ def differences(asked: Asked, directory: Path) -> list[str]:
 
 
 def _raises(study: argosy.Study, member: argosy.Member) -> bool:
-    """Whether a member cannot be trained alone either, on a batch of one sample, as BatchNorm: in some epoch, as the one sample of
-    another one may be broken."""
+    """Return whether the plain loop raises for this member too, because BatchNorm gets a batch of one sample.
+
+    Several epochs are tried, because in some of them the one sample may be a broken one.
+    """
     try:
         trained(study, dataclasses.replace(member, stop=argosy.MaxEpochs(8)), range(8))
     except ValueError:
@@ -447,12 +449,12 @@ def _of_member(asked: Asked, member: argosy.Member, state: RunState, directory: 
     known, exact = state.members[member.name], asked.settings["numerics"] == "exact"
     ended = {section.epoch: section.stream_epoch for section in known.sections}
     if known.status == "failed" and (not ended or known.sections[-1].section == asked.study.validations_per_epoch - 1):
-        ended[len(ended)] = known.stream_epoch(len(ended)) or 0  # the one in which it did
+        ended[len(ended)] = known.stream_epoch(len(ended)) or 0  # the epoch in which it failed
     fails = f"{member.name} is {known.status}: {known.reason}"
     try:
         expected = trained(asked.study, member, list(ended.values()))
     except ValueError as error:
-        # BatchNorm of a batch of one sample, of which a run has words of its own where it names the member.
+        # BatchNorm got a batch of one sample; a run may describe this in its own words.
         tells = str(error) in known.reason or "a batch came to BatchNorm with 1 sample" in known.reason
         return [] if known.status == "failed" and tells else [f"{fails}, and alone raises {error}"]
     if any(map(_diverged, [{"samples": 0}, *expected.rows], expected.rows[:-1])):
@@ -464,7 +466,7 @@ def _of_member(asked: Asked, member: argosy.Member, state: RunState, directory: 
 
 
 def _diverged(before: Mapping[str, float], row: Mapping[str, float]) -> bool:
-    """Whether the loss of samples in a section is no number; a section may have none."""
+    """Return whether a section has a train loss that is not finite, although it trained on samples."""
     return row["samples"] > before["samples"] and not math.isfinite(row["train_loss"])
 
 
@@ -488,7 +490,7 @@ def _apart(expected: Trained, weights: Mapping[str, Tensor], history: Sequence[A
 def _near(one: float, other: float, *, exact: bool) -> bool:
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and math.isnan(other)
-    # Sums of float64 over batches are made in another order here.
+    # The plain loop adds float64 losses of batches in another order.
     return abs(one - other) <= (1e-12 if exact else CLOSE) * max(1.0, abs(other))
 
 
@@ -587,12 +589,12 @@ BAD: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "trackers": (("nobody",), (3,)),
     },
 }
-"""By what takes them, and the name of the argument."""
+"""Invalid values by class or function, and by argument."""
 
 
 @st.composite
 def invalid(draw: Draw) -> tuple[str, Callable[[Path], Any]]:
-    """Words for what is wrong with a study, and what runs it."""
+    """Draw an invalid study: a description of its error, and a function that runs it in a directory."""
     asked = draw(valid())
     where = draw(st.sampled_from(sorted(BAD)))
     name = draw(st.sampled_from(sorted(BAD[where])))
@@ -602,7 +604,7 @@ def invalid(draw: Draw) -> tuple[str, Callable[[Path], Any]]:
 
 
 def spoilt(asked: Asked, where: str, name: str, value: Any) -> Callable[[Path], Any]:
-    """Run a study in a directory, but with this value for an argument of one of the four."""
+    """Return a function that runs a study in a directory, with this value for one argument of a class or function in `BAD`."""
 
     def run(directory: Path) -> Any:
         study, settings = asked.study, {**asked.settings, "directory": directory}
@@ -618,15 +620,15 @@ def spoilt(asked: Asked, where: str, name: str, value: Any) -> Callable[[Path], 
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """But what is made of others anyway."""
+    """Return the fields that `run` does not build from others."""
     names = [one.name for one in dataclasses.fields(value) if one.init and one.name not in ("data", "members")]
     return {name: getattr(value, name) for name in names}
 
 
 def refusal(run: Callable[[Path], Any], directory: Path, *, ends: bool = False) -> list[str]:
-    """Run an invalid study; what is wrong with how it was refused. One that some members fail of has sentences for them.
+    """Run an invalid study and return what is wrong with its error message, or with the reasons of its failed members.
 
-    One that ends does so for all members.
+    With `ends`, a study of which no member fails is an error.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -643,7 +645,7 @@ def refusal(run: Callable[[Path], Any], directory: Path, *, ends: bool = False) 
 
 
 def _unlike_a_sentence(words: str) -> list[str]:
-    """What a person could not use of it. Where code of the study raises, it has the traceback through that code."""
+    """Return why a message is not one useful sentence; a traceback is allowed if it goes through code of the study."""
     if "Traceback" in words:
         return [] if "fuzzing.py" in words or "<dynamic-code>" in words else [f"a traceback of Argosy's own: {words}"]
     one = "\n" not in words.strip() and words.strip().endswith((".", ")", "]"))

@@ -1,4 +1,4 @@
-"""Runs whose members come, go, rest and move: with judges and policies of the tests' own, and what must hold of them all."""
+"""Runs whose members are added, stopped, rested and moved by judges and policies of tests, and the check that each equals itself alone."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ def run(
     view: View | None = None,
     **settings: Any,
 ) -> argosy.Report:
-    """`argosy.train` with judges beside the stopping rules, and a view that the run waits for."""
+    """Run a study as `argosy.train` does, with exact numerics, additional judges, and a view in the driver's thread."""
     chosen = Settings(**{"numerics": "exact", **settings})
     place = LAUNCHERS[launcher]() if isinstance(launcher, str) else launcher
     directory.mkdir(parents=True, exist_ok=True)
@@ -65,12 +65,12 @@ def run(
 
 
 def state_of(directory: Path) -> RunState:
-    """What the journal says."""
+    """Return the run's state from its journal."""
     return RunState.of(read_journal(directory))
 
 
 def equal_alone(study: Study, directory: Path, *names: str) -> None:
-    """Each member is what a plain loop makes of it on its journaled list of stream epochs, at every section's end."""
+    """Assert that each member equals a plain loop over its journaled stream epochs: its weights, and its losses after every section."""
     assert audit(directory) == []
     members = state_of(directory).members
     for member in study.members:
@@ -86,7 +86,7 @@ def equal_alone(study: Study, directory: Path, *names: str) -> None:
 
 @dataclass(slots=True)
 class Rests:
-    """Rests members after so many sections, each once, and calls them when `back` says so."""
+    """A judge that rests each member once, after its number of sections, and calls resting members when `back` allows it."""
 
     after: Mapping[str, int]
     back: Callable[[RunState], bool] = lambda state: True
@@ -107,13 +107,13 @@ class Rests:
 
 @dataclass(slots=True)
 class Dealt:
-    """A policy of one flotilla whose members are where the test wants them to be when it is asked."""
+    """A policy that launches one flotilla at a time, of the members with the fewest epochs, on devices that the test chooses."""
 
     places: Callable[[str, int], int]
     """(member, how often the policy was asked to launch) -> number of its device."""
     keep: bool = False
     everywhere: bool = True
-    """Whether it waits until all devices are free."""
+    """Whether to wait until all devices are free."""
     asked: int = field(default=0)
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
@@ -137,14 +137,14 @@ class Dealt:
 
 
 def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any, *, name: str = "of-the-test") -> str:
-    """Register a policy for this test; returns its name. Those of FLEET level members at the ends of epochs."""
+    """Register a policy for this test; returns its name. Under the name of a FLEET policy, members that are behind skip epochs of the stream."""
     monkeypatch.setitem(POLICIES, name, chosen)
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class _Trusted:
-    """In place of a process that reads files which people add, and takes seconds to start."""
+    """A rehearsal that accepts all added files without the process that reads them, which takes seconds to start."""
 
     files: Collection[str]
 
@@ -162,13 +162,13 @@ class _Trusted:
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for commands in every round, and try no file that is added before it is read."""
+    """Let drivers look for requests in every round, and read added files without a rehearsal."""
     monkeypatch.setattr(inbox, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(additions, "Rehearsal", _Trusted)
 
 
 def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the journal names at any moment is there later, as it was then."""
+    """Keep all checkpoints, so that whatever the journal names at any moment can still be read later."""
 
     def only_links(states: Iterable[MemberState], directory: Path) -> None:
         for state in states:
@@ -179,7 +179,7 @@ def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Driver], None]) -> None:
-    """Let something happen behind the driver's back, at the end of each round in which members train."""
+    """Call `act` at the end of each of the driver's rounds in which members train."""
     before = Driver.go_on
 
     def go_on(driver: Driver) -> None:
@@ -190,23 +190,23 @@ def at_every_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[Driver], None
 
 
 class Dead:
-    """What is left of a trainer without a process: it takes what comes, and says nothing."""
+    """Stands for a lost trainer in a run without processes: it ignores all messages and sends none."""
 
     ready = True
     behind = 0
 
     def ignore(self, *what: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     obey = take = go_on = know = enlist = ignore
 
     def used(self, cpu_seconds: float) -> Used:
-        """Its last word."""
+        """Return its usage, the one report that the driver asks for."""
         return Used(worker="dead", cpu_seconds=cpu_seconds, gauge=asdict(TrainerGauge()))
 
 
 def lose(driver: Driver, device: str) -> None:
-    """The trainer of a run without processes is gone, with all that it was told and has not done."""
+    """Lose the trainer of a device in a run without processes, with all commands that it has not carried out."""
     workers = driver.pool.workers
     assert isinstance(workers, InlineWorkers)
     workers.trainers[device] = Dead()  # type: ignore[assignment]
@@ -214,10 +214,10 @@ def lose(driver: Driver, device: str) -> None:
 
 
 def way_on(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Way]) -> None:
-    """Let members of lost trainers go on so, whatever it costs."""
+    """Let `choose` decide how members of lost trainers go on, whatever it costs."""
     monkeypatch.setattr(Loss, "cheapest", property(lambda loss: choose()))
 
 
 def finished(state: MemberState) -> bool:
-    """Whether it wants no more."""
+    """Return whether a member has ended for good."""
     return state.status in ("done", "failed", "diverged", "stopped")

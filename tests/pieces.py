@@ -1,4 +1,4 @@
-"""Looks into the C library's heap."""
+"""Checks of how the C library's heap treats small freed pieces."""
 
 import ctypes
 import itertools
@@ -13,7 +13,7 @@ __all__ = ["left_in_use", "network_where_none_is_left"]
 
 
 def left_in_use() -> bool:
-    """Whether a small freed piece is set aside and not joined with its free neighbours, in a process that keeps memory."""
+    """Return whether the heap keeps a small freed piece in a cache, and does not merge it with free neighbours, after `keep_freed_memory`."""
     libc: Any = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
@@ -21,12 +21,12 @@ def left_in_use() -> bool:
     places = sorted(libc.malloc(104) for _ in range(1000))
     low, high = next(pair for pair in itertools.pairwise(places[500:]) if pair[1] - pair[0] == 112)
     libc.free(low)
-    # In front of every piece glibc keeps its size, and in that a bit that says whether the piece before it is in use.
+    # glibc stores a piece's size in front of it; the lowest bit of that says whether the piece before it is in use.
     return bool(ctypes.c_size_t.from_address(high - 8).value & 1)
 
 
 def network_where_none_is_left() -> nn.Module:
-    """A network that cannot be built where small pieces are set aside."""
+    """Build a network; raises in a process whose heap keeps small freed pieces in a cache."""
     if left_in_use():
         raise RuntimeError("a small freed piece was set aside")
     return studies.Mlp()

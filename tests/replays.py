@@ -1,8 +1,8 @@
-"""A recorder of a device that has none, as strict as a CUDA graph: operators of torch are noted with the memory that they meet.
+"""A recorder for CPUs that is as strict as a CUDA graph: it records torch's operators with the memory that they read and write.
 
-* Recording does nothing: what the work moves meanwhile is put back, of the random generator too.
-* A replay makes the operators again on the same memory, and nothing of what Python did between them.
-* To read a value on the host raises: there, and where a recorder is strict.
+* Recording changes nothing: what the work writes meanwhile is restored, and so is the state of the random generator.
+* A replay runs the operators again on the same memory, and nothing that Python did between them.
+* Reading a value on the host raises while work is recorded, and inside `strict`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Tape(TorchDispatchMode):
 
     calls: list[tuple[Any, Any, Any, list[Tensor]]] = field(default_factory=list)
     moved: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Storages that were written into, with what was there, by address."""
+    """Storages that operators were given, with their contents before, by address."""
     born: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -57,12 +57,12 @@ class Tape(TorchDispatchMode):
 
     @property
     def memory_bytes(self) -> int:
-        """See `Recording.memory_bytes`: all that was made on the way."""
+        """See `Recording.memory_bytes`: the storages that the work allocated."""
         made = {storage(t): t.untyped_storage().nbytes() for *_, found in self.calls for t in found}
         return sum(size for address, size in made.items() if address in self.born)
 
     def put_back(self) -> None:
-        """Let nothing have been done."""
+        """Restore the contents that storages had before the recording."""
         for whole, before in self.moved.values():
             whole.copy_(before)
         self.moved.clear()
@@ -84,7 +84,7 @@ class Tape(TorchDispatchMode):
 
 
 class Strict(TorchDispatchMode):
-    """Reads no values."""
+    """A mode that raises if a value is read on the host."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in READS:
@@ -93,7 +93,7 @@ class Strict(TorchDispatchMode):
 
 
 def storage(tensor: Tensor) -> int:
-    """What tells one storage from another while both live."""
+    """Return the address of a tensor's storage, which identifies it while it lives."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -103,7 +103,7 @@ class TapeRecorder:
 
     device: torch.device
     asked: list[str] = field(default_factory=list)
-    """Of its stream, in order."""
+    """Calls of its methods, in order."""
     draws_apart: bool = False
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class TapeRecorder:
         self.asked.append("over")
 
     def in_branches(self, works: Sequence[Callable[[], object]]) -> None:
-        """See `Recorder.in_branches`: backwards, as the parts are independent."""
+        """See `Recorder.in_branches`: runs the parts in reverse order, because they must be independent."""
         for work in reversed(works):
             work()
 
@@ -152,14 +152,14 @@ class TapeRecorder:
 
 
 recorded: list[TapeRecorder] = []
-"""All that a test has made."""
+"""All recorders of the test."""
 closed: list[Tape] = []
-"""Of these."""
+"""The recordings of these that were closed."""
 
 
 @pytest.fixture
 def replayable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let CPUs have recorders."""
+    """Give CPUs recorders."""
     recorded.clear()
     closed.clear()
     monkeypatch.setitem(recorders.RECORDERS, "cpu", TapeRecorder)

@@ -1,4 +1,4 @@
-"""Small studies that the tests share: a dataset that draws from every generator, and members of every kind."""
+"""Small studies that the tests share: datasets, among them one that draws from every generator, networks and members."""
 
 import random
 import time
@@ -19,7 +19,7 @@ from argosy.stopping import History, Stop
 
 
 class Vectors(Dataset[tuple[Tensor, int]]):
-    """Ten classes on a line, with noise from all three generators; element 0 of each sample is its index."""
+    """Samples of ten classes with noise from torch, NumPy and `random`; element 0 of a sample is its index divided by the length."""
 
     def __init__(self, length: int, noise: float = 0.5) -> None:
         self.length, self.noise = length, noise
@@ -28,7 +28,7 @@ class Vectors(Dataset[tuple[Tensor, int]]):
         return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        x = np.zeros(12, np.float32)  # of so few values NumPy makes a sample in a third of the time
+        x = np.zeros(12, np.float32)  # three times as fast as torch for so few values
         x[1 + index % 10] = 2.0
         if self.noise:
             x[1:] += self.noise * (torch.randn(11).numpy() + (np.random.rand() + random.random()))
@@ -37,7 +37,7 @@ class Vectors(Dataset[tuple[Tensor, int]]):
 
 
 class Lines(IterableDataset[tuple[Tensor, int]]):
-    """The same without noise, one after another."""
+    """An iterable dataset of the samples of `Vectors`, without noise."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -48,7 +48,7 @@ class Lines(IterableDataset[tuple[Tensor, int]]):
 
 
 def sharded(length: int) -> Any:
-    """The same in five shards, which are not kept."""
+    """Return the samples of `Vectors`, without noise, in five shards."""
     cuts = [length * n // 5 for n in range(6)]
     vectors = Vectors(length, noise=0.0)
 
@@ -59,14 +59,18 @@ def sharded(length: int) -> Any:
 
 
 def noisy(sample: Any) -> Any:
-    """For `Data.then`: noise from all three generators."""
+    """Add noise from all three generators to a sample, as `Data.then`."""
     x, y = sample
     x[1:] += 0.5 * (torch.randn(11) + float(np.random.rand()) + random.random())
     return x, y
 
 
 def data(kind: str, length: int, val: int = 41) -> argosy.Data:
-    """Drawn anew in each epoch, kept with noise behind it, read from a stream, or from shards in each epoch."""
+    """Return data of one kind.
+
+    "drawn" draws noise while it prepares samples, so it cannot be kept. For the others `then` adds the noise: "sharded" reads shards in
+    each epoch, "streamed" is an iterable dataset, and any other kind an indexed dataset whose samples are kept.
+    """
     if kind == "sharded":
         return argosy.Data(train=sharded(length), val=sharded(val), then=noisy, keep=False)
     if kind == "drawn":
@@ -76,7 +80,7 @@ def data(kind: str, length: int, val: int = 41) -> argosy.Data:
 
 
 class Mlp(nn.Module):
-    """One hidden layer with dropout, so that random states matter."""
+    """A network of one hidden layer, with BatchNorm for buffers, and dropout so that random states matter."""
 
     def __init__(self, hidden: int = 16, inputs: int = 12) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class Mlp(nn.Module):
 
 
 class Merging(nn.Linear):
-    """A layer of LoRA, which adds its two matrices to the weight in eval(), as loralib's do."""
+    """A LoRA layer that adds its two matrices to the weight in eval(), as loralib's layers do."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -112,7 +116,7 @@ class Merging(nn.Linear):
 def member(
     name: str = "mlp", *, hidden: int = 16, batch_size: int = 20, lr: float = 0.05, **rest: Any
 ) -> argosy.Member:
-    """A small member; `rest` are fields of Member."""
+    """Return a small member; `rest` are fields of Member."""
     optimizer = rest.pop("optimizer", partial(SGD, lr=lr, momentum=0.9))
     model = rest.pop("model", partial(Mlp, hidden=hidden))
     rest.setdefault("metrics", {"accuracy": argosy.accuracy})
@@ -120,7 +124,7 @@ def member(
 
 
 def members() -> list[argosy.Member]:
-    """Four unlike members: batch sizes that cut blocks differently, a bootstrap, an own schedule, Adam."""
+    """Return four different members: batch sizes that cut blocks differently, clipped gradients, a bootstrap, and Adam with micro-batches."""
     return [
         member("plain"),
         member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0),
@@ -132,14 +136,14 @@ def members() -> list[argosy.Member]:
 def study(
     length: int = 170, *, fleet: Sequence[argosy.Member] | None = None, epochs: int = 2, val: int = 41, **rest: Any
 ) -> argosy.Study:
-    """A study over Vectors."""
+    """Return a study on `Vectors`; `rest` are fields of Study."""
     data = rest.pop("data", None) or argosy.Data(train=Vectors(length), val=Vectors(val) if val else None)
     rest.setdefault("stop", argosy.MaxEpochs(epochs))
     return argosy.Study(data=data, members=members() if fleet is None else fleet, **rest)
 
 
 def steered(patience: int = 2, epochs: int = 8, **rest: Any) -> argosy.Study:
-    """Six networks, of which three hardly learn, and an ensemble that steers them."""
+    """Return a study of six members, of which three hardly learn, with an ensemble that decides which go on."""
     rates = {"a": 0.3, "b": 0.1, "c": 0.03, "d": 1e-4, "e": 1e-5, "f": 3e-6}
     fleet = [member(name, optimizer=partial(SGD, lr=rate), **rest) for name, rate in rates.items()]
     rule = argosy.EnsemblePlateau(patience=patience, holdout=0.25)
@@ -147,21 +151,21 @@ def steered(patience: int = 2, epochs: int = 8, **rest: Any) -> argosy.Study:
 
 
 def dawdle(batch: Any) -> Any:
-    """An augmentation that takes its time, so that there is a moment to interrupt."""
+    """An augmentation that waits, so that there is time to interrupt training."""
     time.sleep(0.02)
     return batch
 
 
 def dawdle_until(there: str, batch: Any) -> Any:
-    """The same until there is a file."""
+    """An augmentation that waits until a file exists; `partial` gives it the path."""
     return batch if Path(there).exists() else dawdle(batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Unsure(Stop):
-    """As `MaxEpochs`, but sure of few sections at a time: no member is done before the driver has heard of its first ones.
+    """A rule like `MaxEpochs` that is certain of few sections at a time, so no member finishes before the driver knows of its first ones.
 
-    However far behind the driver is, there is a moment to do something to a run.
+    However far behind the driver is, there is time to do something to a run.
     """
 
     epochs: float
@@ -173,7 +177,7 @@ class Unsure(Stop):
 
     @property
     def max_epochs(self) -> float | None:
-        """The number itself."""
+        """The number of epochs."""
         return self.epochs
 
     def certain(self, history: History, sections: int) -> int:

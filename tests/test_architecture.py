@@ -1,4 +1,4 @@
-"""The tree is the architecture: imports go one way, nouns need no torch, optional packages live in one file each."""
+"""Tests of the package's structure: imports go one way, modules that only describe need no torch, one file imports each optional package."""
 
 import ast
 import re
@@ -58,7 +58,7 @@ ROOMS = [
     "cli",
     "__main__",
 ]
-"""In one order: a module imports from its own room and from those before it."""
+"""Packages in import order: a module imports only from its own room and from those before it."""
 TORCH_FREE = {*ROOMS[: ROOMS.index("stream")], "running.watch", "cli", "argosy"}
 OPTIONAL = {
     "pandas",
@@ -84,20 +84,20 @@ OPTIONAL = {
 
 
 def files() -> dict[str, Path]:
-    """Modules of the package by name."""
+    """Return the files of the package's modules by module name."""
     found = {path.relative_to(PACKAGE.parent).with_suffix(""): path for path in sorted(PACKAGE.rglob("*.py"))}
     return {".".join(name.parts).removesuffix(".__init__"): path for name, path in found.items()}
 
 
 def room(module: str) -> str:
-    """The folder that a module is in, two deep where folders have rooms."""
+    """Return the room of a module: its folder; inside `running` and `training`, the folder below."""
     parts = module.split(".")[1:] or ["argosy"]
     deep = parts[0] in ("running", "training") and len(parts) > 1
     return ".".join(parts[:2]) if deep else parts[0]
 
 
 def imports() -> list[tuple[str, str, bool]]:
-    """(module, module that it imports, whether at module level); of ``TYPE_CHECKING`` and inside functions as well."""
+    """Return all imports as (module, imported module, whether at module level), including those in functions and under ``TYPE_CHECKING``."""
     found, modules = [], files()
     for module, path in modules.items():
         tree = ast.parse(path.read_text())
@@ -115,7 +115,7 @@ def imports() -> list[tuple[str, str, bool]]:
 
 
 def circles() -> set[str]:
-    """Modules that come back to themselves by imports."""
+    """Return the modules that import themselves through others."""
     graph: dict[str, set[str]] = {}
     for module, other, _ in imports():
         graph.setdefault(module, set()).add(other)
@@ -150,11 +150,11 @@ def test_the_page_of_the_structure_names_every_room() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    assert circles() == set(), "a circle is a missing seam"
+    assert circles() == set(), "modules import each other in a circle"
 
 
 def chain(node: ast.expr) -> list[str]:
-    """The name and the attributes of ``a.b.c``; empty for other expressions."""
+    """Return the name and the attributes of ``a.b.c`` as a list, empty for other expressions."""
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Attribute) and (before := chain(node.value)):
@@ -163,7 +163,10 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def test_parts_of_the_driver_do_not_reach_through_each_other() -> None:
-    """At most two attributes of another object: ``self.run.settings.policy``, ``leg.flotilla.members``; a call is one."""
+    """An expression follows at most two attributes of another object, as in ``leg.flotilla.members`` and ``self.run.settings.policy``.
+
+    A method counts as an attribute, and a call ends the chain.
+    """
     for module, path in files().items():
         if room(module) == "running.control":
             for node in ast.walk(ast.parse(path.read_text())):
@@ -174,7 +177,7 @@ def test_parts_of_the_driver_do_not_reach_through_each_other() -> None:
 
 
 def test_the_state_of_a_member_is_written_in_one_place() -> None:
-    """The table changes it by `_to`, which nothing outside calls, and hands out no entry."""
+    """The member table changes states in `_to`, which only the table calls, and it gives no entry to others."""
     for path in files().values():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in (
@@ -191,7 +194,10 @@ def test_the_state_of_a_member_is_written_in_one_place() -> None:
 
 
 def test_one_part_of_the_driver_writes_the_journal_and_gives_commands() -> None:
-    """`carry_out` alone. Which parts still hand it bare events and commands, or let the pool feed trainers, is a list that only shrinks."""
+    """Only `carry_out` appends to the journal and sends commands.
+
+    Other parts that pass it single events and commands, or that use the pool directly, are listed here; the lists may only become shorter.
+    """
     users: dict[str, set[str]] = {}
     for module, path in files().items():
         if room(module) == "running.control":
@@ -225,7 +231,7 @@ def test_a_class_name_means_one_class() -> None:
 def test_optional_packages_are_imported_in_one_file_each() -> None:
     users: dict[str, set[str]] = {}
     for module, other, _ in imports():
-        if module != "argosy.cli.demo":  # which `argosy demo` alone imports
+        if module != "argosy.cli.demo":  # imported only by `argosy demo`
             users.setdefault(other.split(".")[0], set()).add(module)
     for package in OPTIONAL:
         assert len(users.get(package, set())) <= 1, package
@@ -233,19 +239,19 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
 
 def test_nouns_do_not_import_torch() -> None:
     for module, other, top in imports():
-        if room(module) in TORCH_FREE and top and module != "argosy.cli.demo":  # which `argosy demo` alone imports
+        if room(module) in TORCH_FREE and top and module != "argosy.cli.demo":  # imported only by `argosy demo`
             assert other.split(".")[0] != "torch", module
 
 
 def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
-    """`argosy status`, `argosy report` and `argosy stop` need none."""
+    """`argosy status`, `argosy report` and `argosy stop` import no torch, which would take seconds."""
     needed = "argosy.cli.app, argosy.running.directory.loading, argosy.running.directory.attached, argosy.views.tables"
     words = [sys.executable, "-c", f"import sys, {needed}; sys.exit('torch' in sys.modules)"]
     assert subprocess.run(words, check=False).returncode == 0
 
 
 def test_the_agent_of_a_node_that_trains_on_cpu_slots_does_not_import_torch() -> None:
-    """Its fork server does, beside it; on one core the two would wait for each other."""
+    """The agent leaves importing torch to its fork server, which runs at the same time; on one core two imports would slow each other down."""
     script = """
 import sys
 from argosy.running.hosts.agent import serve

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: study files, scripts without a guard, functions of a notebook, exit codes."""
+"""Tests of the command line as users see it: study files, scripts without a main guard, notebook functions, messages and exit codes."""
 
 import csv
 import errno
@@ -98,7 +98,7 @@ def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Pa
     assert (folder / "run" / "report.html").exists()
     as_json = json.loads(argosy(folder, "report", "--csv", "run", "--json").stdout)["curves"]
     assert [f"{row['value']}" for row in as_json] == [row["value"] for row in rows]
-    # The same before the end, when a driver is at work: the journal is all that is read.
+    # A run in its first epoch gives the same rows: only the journal is read, so a shorter journal stands for it.
     text = "".join(
         f"{json.dumps(line)}\n" for line in journaled if line["event"] != "RunEnded" and line.get("epoch") != 1
     )
@@ -178,13 +178,13 @@ def test_the_help_of_run_greets_nobody_with_several_nodes(folder: Path) -> None:
 
 
 def _as_terminal() -> None:
-    """What is printed goes to a terminal without colours; elsewhere help is without frames and parts."""
+    """Make standard output look like a terminal without colours, because help has its panels on terminals only."""
     sys.stdout.isatty = lambda: True  # type: ignore[method-assign]
     os.environ["TERM"] = "dumb"
 
 
 def demo(folder: Path, *words: str, code: int = 0, **member: Any) -> subprocess.CompletedProcess[str]:
-    """``argosy demo`` with a smaller study, in its own process."""
+    """Run ``argosy demo`` with a smaller study in its own process and check its exit code."""
 
     def smaller() -> None:
         import argosy.cli.demo
@@ -228,7 +228,7 @@ def test_the_demo_compares_in_one_object_and_beside_any_folder(folder: Path) -> 
 
 
 def ctrl_c(batch: Any) -> Any:
-    """An augmentation during which a person presses a key, once."""
+    """An augmentation that raises SIGINT in its first call, as if a person had pressed Ctrl-C."""
     if os.environ.pop("KEY", None):
         signal.raise_signal(signal.SIGINT)
     return batch
@@ -256,7 +256,7 @@ def test_every_keyword_of_train_is_a_flag() -> None:
         if name.startswith("--")
     }
     keywords = set(inspect.signature(argosy.api.train).parameters)
-    # A command that had failures has told them, and says so by its exit code.
+    # A command reports failures by its exit code, so it needs no `raise_on_failure`.
     keywords -= {"study", "view", "progress", "directory", "trackers", "raise_on_failure", "quiet"}
     assert {f"--{keyword.replace('_', '-')}" for keyword in keywords} <= flags
     assert {"--dir", "--json", "--track"} <= flags
@@ -333,7 +333,7 @@ def test_train_spells_the_settings_as_they_are_declared() -> None:
 
 
 def run_script(folder: Path, text: str, *, stdin: bool = False, file: str = "script.py") -> str:
-    """Run a script, from a file or as a notebook sends its cells, without a file."""
+    """Run a script from a file, or from standard input, where functions have no source file, as in a notebook; return its output."""
     (folder / file).write_text(text)
     command = [sys.executable, "-"] if stdin else [sys.executable, file]
     found = subprocess.run(
@@ -417,7 +417,7 @@ def test_a_study_file_is_run_by_nobody_but_the_driver(folder: Path) -> None:
 
 
 def with_dataset(sample: str) -> str:
-    """The study on a Dataset whose ``__getitem__`` gives this."""
+    """Return the study file with a Dataset whose ``__getitem__`` returns this expression."""
     rows = f"""
 class Rows(torch.utils.data.Dataset):
     random = torch.Generator().manual_seed(0)
@@ -474,7 +474,7 @@ def test_bad_input_gets_one_message_and_exit_code_2(folder: Path, name: str) -> 
 
 
 INLINE = ("run", "study.py", "--launcher", "inline")
-"""What is said of members does not depend on where they train."""
+"""Inline, because messages about members do not depend on where they train."""
 ENDS = {
     "factory raises": (STUDY.replace("hidden=8", "width=8"), 1, "b failed: TypeError", ("done", "failed")),
     "diverges": (
@@ -519,7 +519,7 @@ def test_a_damaged_checkpoint_and_a_torn_journal_are_survived_and_said(folder: P
 
 
 class Trap:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -582,7 +582,7 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
         path: path.read_bytes() for path in (folder / "run").rglob("*") if path.suffix in (".json", ".jsonl", ".pt")
     }
     for change, epochs, message in (
-        # The run is finished; what it was made for is compared all the same, though its data need not be opened.
+        # With 2 epochs the run is finished and needs no data; its study is compared anyway. With 3, the data are compared too.
         (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: 0.1 there, 0.2 here"),
         (("ReLU()", "Tanh()"), 2, "members 'a', 'b', model: Net.__init__ changed since the run began"),
         (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its samples or labels are others"),
@@ -605,7 +605,7 @@ def test_a_run_or_a_member_begins_anew_in_the_directory_of_the_studys_name(folde
     one = argosy(folder, *INLINE, "--fresh", "b")
     assert (folder / "runs" / "study" / "members.old" / "b-1").is_dir()
     assert (folder / "runs" / "study" / "journal.jsonl").read_bytes().startswith(first)
-    # The study file is no member's name.
+    # The study file behind --fresh is not taken for a member's name.
     everything = argosy(folder, "run", "--fresh", *INLINE[1:])
     assert f"is kept in {folder / 'runs' / 'study.old-1'}" in " ".join(everything.stdout.split())
     assert "--fresh" not in one.stdout + everything.stdout
@@ -674,7 +674,7 @@ def test_where_nobody_reads_training_goes_on_and_the_exit_code_is_its_own(folder
 
 
 def report_of(folder: Path, name: str) -> dict:
-    """A run's report, read here."""
+    """Return a run's report as JSON, read in this process."""
     from argosy.running.directory.loading import load
 
     return load(folder / name).to_json()

@@ -1,4 +1,4 @@
-"""What a member's network and loss are shown before training: batches of sizes that they will see, and what is refused of that."""
+"""Tests of the checks before training: they call a network only with batch sizes that it will see, and refuse losses that sum or broadcast."""
 
 import re
 import warnings
@@ -28,7 +28,7 @@ CLASSES = torch.arange(72) % 5
 
 
 def ran(directory: Path, *members: argosy.Member, launcher: str = "inline", **rest: Any) -> argosy.Report:
-    """Two epochs of these members."""
+    """Train these members for two epochs and return the report."""
     data = rest.pop("data", None) or argosy.Data(arrays=(X, CLASSES), val_arrays=(X[:40], CLASSES[:40]))
     study = argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(2))
     return argosy.train(study, directory=directory, launcher=launcher, devices="cpu:1", **rest)
@@ -42,9 +42,9 @@ def member(name: str = "net", model: Any = LINEAR, batch_size: int = 16, **rest:
 
 
 def reason(directory: Path, *members: argosy.Member, **rest: Any) -> str:
-    """Why the one member failed; empty where it did not."""
+    """Train one member and return the reason why it failed, or an empty string if it did not fail."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MemberFailed)  # what it says is asserted of the row
+        warnings.simplefilter("ignore", MemberFailed)  # the report's row has the same text
         row = ran(directory, *(members or (member(),)), **rest).rows[0]
     assert (row.status == "failed") == bool(row.reason and row.status == "failed")
     return row.reason if row.status == "failed" else ""
@@ -54,7 +54,7 @@ def reason(directory: Path, *members: argosy.Member, **rest: Any) -> str:
 
 
 class Sized(nn.Module):
-    """Takes batches of these sizes alone, by a buffer and a view."""
+    """A network that raises for any batch size except these, which may differ between training and validation."""
 
     def __init__(self, training: tuple[int, ...], validating: tuple[int, ...]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Sized(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Its buffer has one row for each sample of a batch."""
+    """A network that keeps a state of one row per sample, so it can train on batches of one size only."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "batches larger than blocks": ({"drop_last": True, "batch_size": 36, "eval_batch_size": 40}, (36,), (40,)),
     "one sample": ({"batch_size": 1, "eval_batch_size": 20}, (1,), (20,)),
     "augmented": ({"drop_last": True, "augment": lambda batch: batch, "eval_batch_size": 20}, (16,), (20,)),
-    "a loss of its own": ({"drop_last": True, "loss": nn.CrossEntropyLoss(), "eval_batch_size": 20}, (16,), (20,)),
+    "a loss is given": ({"drop_last": True, "loss": nn.CrossEntropyLoss(), "eval_batch_size": 20}, (16,), (20,)),
 }
 
 
@@ -108,7 +108,7 @@ def test_a_network_is_shown_no_other_sizes_than_it_will_see(
     launcher: str,
 ) -> None:
     if launcher == "processes" and count == 1:
-        pytest.skip("several show the same and more")
+        pytest.skip("the case with three members covers this one")
     sized = partial(Sized, training, validating)
     report = ran(tmp_path, *(member(f"m{n}", sized, **rest) for n in range(count)), launcher=launcher, block_size=20)
     assert [row.status for row in report.rows] == ["done"] * count, report.rows[0].reason
@@ -149,7 +149,7 @@ def constant_and_sum(output: Tensor, target: Tensor) -> Tensor:
 
 
 def pairs(output: Tensor, target: Tensor) -> Tensor:
-    """A sum over all pairs."""
+    """A sum over all pairs of outputs."""
     return torch.cdist(output, output).sum()
 
 
@@ -189,7 +189,7 @@ def root(model: nn.Module, batch: Any) -> Tensor:
 
 
 def variational(model: nn.Module, batch: Any) -> Tensor:
-    """A sum, and random numbers in each pass."""
+    """A step that sums samples and also draws random numbers in each call."""
     return adding(model, (batch[0] + 0.01 * torch.randn_like(batch[0]), batch[1]))
 
 
@@ -209,7 +209,7 @@ def test_a_loss_that_compares_samples_of_a_class_is_taken_where_the_first_ones_a
 
 
 def remembering(memory: Tensor, batch: Any) -> Tensor:
-    """Moves a memory of what it has said of each sample (early-learning regularization, Liu et al. 2020)."""
+    """A loss that updates, in each call, a moving average of the predictions for each sample (early-learning regularization, Liu et al. 2020)."""
     output, target, number = batch
     said = output.softmax(1)
     memory[number] = 0.7 * memory[number] + 0.3 * said
@@ -227,7 +227,7 @@ def test_a_step_that_each_call_moves_is_taken_where_it_grows_by_itself(seed: int
 
 
 def denoising(network: nn.Module, seed: int, batch: Any) -> Tensor:
-    """A diffusion model's loss by the times and the noise of a fixed seed, as it is validated by."""
+    """A diffusion model's validation loss, which draws times and noise from a fixed seed: its value depends on the order of samples."""
     generator, (x,) = torch.Generator().manual_seed(seed), batch
     noise, time = torch.randn(x.shape, generator=generator), torch.rand(len(x), 1, generator=generator)
     return (network((1 - time) * x + time * noise) - noise).square().mean()
@@ -242,7 +242,7 @@ def test_a_value_that_goes_by_places_in_the_batch_is_taken_where_it_grows_by_cha
 
 
 def mining(model: nn.Module, batch: Any) -> Tensor:
-    """Draws the negative of each sample among those of other classes, of which there have to be some."""
+    """A step that draws a negative for each sample from other classes; it raises if the batch has one class only."""
     others = batch[1][:, None] != batch[1]
     drawn = torch.multinomial(others.float(), 1)[:, 0]
     output = model(batch[0])
@@ -268,13 +268,13 @@ def test_a_sum_of_a_network_that_takes_its_own_sizes_alone_is_refused(tmp_path: 
 
 
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
-    """InfoNCE within the batch."""
+    """InfoNCE with negatives from the batch."""
     near = output @ output.T - 1e9 * torch.eye(len(output))
     return functional.cross_entropy(near, torch.arange(len(output)).roll(1))
 
 
 def supervised(output: Tensor, target: Tensor) -> Tensor:
-    """Each sample's nearness to others of its class, against all others (Khosla et al. 2020); of a few samples there may be none."""
+    """Supervised contrastive loss (Khosla et al. 2020). A small batch may have no two samples of one class, and then the loss is 0."""
     apart = torch.eye(len(output))
     near = functional.normalize(output) @ functional.normalize(output).T / 0.2 - 1e9 * apart
     alike = (target[:, None] == target).float() - apart
@@ -304,7 +304,7 @@ def ctc(output: Tensor, target: Tensor) -> Tensor:
 MEANS: dict[str, Any] = {
     "the default": None,
     "cross-entropy": nn.CrossEntropyLoss(),
-    "one each": nn.CrossEntropyLoss(reduction="none"),
+    "one value per sample": nn.CrossEntropyLoss(reduction="none"),
     "weighted": nn.CrossEntropyLoss(weight=torch.tensor([9.0, 1, 1, 0.1, 0.01])),
     "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.3),
     "ignoring a label": nn.CrossEntropyLoss(ignore_index=0),
@@ -316,8 +316,8 @@ MEANS: dict[str, Any] = {
     "CTC": ctc,
     "contrastive": contrastive,
     "dice": dice,
-    "made for a few samples": of_one_size,
-    "with draws": drawing,
+    "for two batch sizes only": of_one_size,
+    "random": drawing,
     "a constant": lambda o, t: 0.0 * functional.cross_entropy(o, t) + 2.5,
     "a mean over a large constant": lambda o, t: 1e6 + functional.cross_entropy(o, t),
     "the mean of a sum": lambda o, t: functional.cross_entropy(o, t, reduction="sum") / len(t),
@@ -367,7 +367,7 @@ def test_val_loss_depends_on_no_batch_size_where_it_is_a_mean(tmp_path: Path) ->
 
 
 def notes(directory: Path, *members: argosy.Member, **rest: Any) -> list[str]:
-    """What is noted of a member that trains."""
+    """Train one member and return the notes that the journal has about it."""
     assert reason(directory, *members, **rest) == ""
     return [note for event in evidence.event_lines(directory, "MemberStarted") for note in event["notes"]]
 
@@ -377,7 +377,7 @@ def coupled(model: nn.Module, batch: Any) -> Tensor:
 
 
 def mixed(model: nn.Module, batch: Any) -> Tensor:
-    """Mixes samples of its batch."""
+    """A step that mixes each sample with a random one of its batch."""
     order = torch.randperm(len(batch[0]))
     return functional.cross_entropy(model(0.7 * batch[0] + 0.3 * batch[0][order]), batch[1])
 
@@ -419,7 +419,7 @@ SHOWN: list[tuple[bool, int]] = []
 
 
 class Counting(nn.Module):
-    """Notes what it is shown; a buffer counts it."""
+    """A network that records each call in `SHOWN`, and counts samples in a buffer that is saved with the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -452,14 +452,14 @@ def test_no_graph_is_compiled_for_a_size_that_is_tried(tmp_path: Path) -> None:
 
     assert reason(tmp_path, member(model=compiled, step=step, batch_size=20, drop_last=True)) == ""
     assert sizes, "nothing was compiled"
-    assert all(shown <= {20, 5} for shown in sizes)  # samples, and the weights' rows
+    assert all(shown <= {20, 5} for shown in sizes)  # 20 samples; 5 rows of the weight matrix
 
 
 # ---- first mistakes
 
 
 def sentence(directory: Path, *members: argosy.Member, arrays: Any = (X, CLASSES), **rest: Any) -> str:
-    """What is told of a study of these arrays: one line, without a traceback."""
+    """Train on these arrays and return the message of the error or of the failed member, which has no traceback."""
     try:
         told = reason(directory, *members, data=argosy.Data(arrays=arrays, val_arrays=arrays, **rest))
     except StudyError as error:
@@ -494,7 +494,7 @@ def mean_by_hand(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Flat(nn.Module):
-    """One number for each sample, ``[B]``."""
+    """A network that returns one number per sample, ``[B]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +511,7 @@ def test_a_loss_by_hand_that_broadcasts_is_refused(tmp_path: Path, loss: Any) ->
 
 
 def pinball(output: Tensor, target: Tensor) -> Tensor:
-    """A sum over quantiles, each of them `[B]`."""
+    """A quantile loss, which compares each output column, ``[B]``, with flat targets."""
     errors = [target - output[:, column] for column in range(3)]
     return sum(
         torch.maximum((q - 1) * error, q * error) for q, error in zip((0.1, 0.5, 0.9), errors, strict=True)
@@ -525,7 +525,11 @@ def test_a_loss_of_quantiles_takes_flat_targets_and_says_so(tmp_path: Path) -> N
 
 
 def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
-    """As of a contrastive one, whose values at the beginning are nearly the same: by chance those in four orders were equal, and others not."""
+    """A step that only draws random numbers is not taken for one that broadcasts targets.
+
+    Before training, a contrastive step gives nearly the same value in each call. Its values for four orders of the targets may be equal by
+    chance while those for other shapes differ.
+    """
     samples = X[:16], NUMBERS[:16].flatten()
     for seed in range(40):
         torch.manual_seed(seed)
@@ -534,7 +538,7 @@ def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
 
 @pytest.mark.parametrize("start", [0.4, 1.0, 1.2])
 def test_a_validation_that_moves_a_threshold_broadcasts_nothing(start: float) -> None:
-    """As of an autoencoder, which looks at no targets: its value changed while shapes of these were tried."""
+    """A validation without targets, as of an autoencoder, is accepted although its value changes while shapes of targets are tried."""
     threshold = torch.tensor(start)
 
     def error(batch: Any) -> Tensor:
@@ -546,7 +550,7 @@ def test_a_validation_that_moves_a_threshold_broadcasts_nothing(start: float) ->
 
 
 def cox(risk: Tensor, time: Tensor) -> Tensor:
-    """A partial likelihood: each sample is compared with those that live longer."""
+    """Cox's partial likelihood, which compares each sample on purpose with those that live longer."""
     risk = risk.flatten()
     longer = time[None, :] >= time[:, None]
     return (torch.where(longer, risk[None, :], -1e9).logsumexp(1) - risk).mean()
@@ -572,7 +576,7 @@ def test_a_step_by_hand_that_broadcasts_is_refused(tmp_path: Path, what: str) ->
 
 
 class Squares:
-    """A mean that is counted batch by batch."""
+    """A metric class that computes a mean over batches."""
 
     def __init__(self) -> None:
         self.total, self.rows = 0.0, 0
@@ -592,18 +596,18 @@ def right_half(output: Tensor, target: Tensor) -> Tensor:
 FLAT, HALF = NUMBERS.flatten(), (CLASSES % 2).float()
 WIDE: dict[str, tuple[Any, Tensor, Any]] = {
     "a mean": (ONE, FLAT, mean_by_hand),
-    "a root of it": (ONE, FLAT, lambda o, t: mean_by_hand(o, t).sqrt()),
-    "a greatest": (ONE, FLAT, lambda o, t: (o - t).abs().max()),
-    "a share": (ONE, FLAT, lambda o, t: 1 - ((t - o) ** 2).sum() / ((t - t.mean()) ** 2).sum()),
-    "each by each": (ONE, FLAT, by_hand),
-    "one each": (ONE, FLAT, lambda o, t: (o - t).abs().mean(1)),
+    "the root of a mean": (ONE, FLAT, lambda o, t: mean_by_hand(o, t).sqrt()),
+    "a maximum": (ONE, FLAT, lambda o, t: (o - t).abs().max()),
+    "explained variance": (ONE, FLAT, lambda o, t: 1 - ((t - o) ** 2).sum() / ((t - t.mean()) ** 2).sum()),
+    "a matrix": (ONE, FLAT, by_hand),
+    "one value per sample": (ONE, FLAT, lambda o, t: (o - t).abs().mean(1)),
     "accuracy": (ONE, HALF, right_half),
-    "torch's own": (ONE, FLAT, functional.mse_loss),
-    "of NumPy": (ONE, FLAT, lambda o, t: float(np.abs(o.numpy() - t.numpy()).mean())),
+    "a function of torch": (ONE, FLAT, functional.mse_loss),
+    "NumPy": (ONE, FLAT, lambda o, t: float(np.abs(o.numpy() - t.numpy()).mean())),
     "an object": (ONE, FLAT, Squares()),
     "a class": (ONE, FLAT, Squares),
     "flat outputs": (Flat, NUMBERS, mean_by_hand),
-    "a part of the outputs": (partial(nn.Linear, 6, 2), FLAT, lambda o, t: (o[:, :1] - t).abs().mean()),
+    "some of the outputs": (partial(nn.Linear, 6, 2), FLAT, lambda o, t: (o[:, :1] - t).abs().mean()),
 }
 ALIKE: dict[str, tuple[Any, Tensor, Any]] = {
     "columns": (ONE, NUMBERS, mean_by_hand),
@@ -629,7 +633,7 @@ ALIKE: dict[str, tuple[Any, Tensor, Any]] = {
 
 
 def near(output: Tensor, target: Tensor) -> Tensor:
-    """A loss that takes both shapes."""
+    """A loss that accepts flat and column targets, so that only the metric can be refused."""
     if target.is_floating_point():
         return functional.mse_loss(output.reshape(len(output), -1)[:, 0], target.flatten())
     return functional.cross_entropy(output, target)
@@ -708,7 +712,7 @@ def narrow() -> nn.Module:
 
 
 class Tokens(nn.Module):
-    """A class for each of four places, the classes last."""
+    """A network that classifies four positions per sample and returns classes in the last dimension, ``[B, 4, 5]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -822,7 +826,7 @@ def test_a_first_mistake_is_one_sentence(tmp_path: Path, rest: dict[str, Any], a
 
 
 class Own(nn.Module):
-    """A network with a forward of its own, and a wrong width below."""
+    """A network with its own `forward`, of which a submodule has a wrong width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -857,7 +861,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "strides below 0": flipped,
     "read-only": read_only,
     "big-endian": big_endian,
-    "in Fortran's order": np.asfortranarray,
+    "Fortran order": np.asfortranarray,
     "a frame": pd.DataFrame,
     "a read-only frame": lambda array: pd.DataFrame(read_only(array)),
     "a frame with another index": lambda array: pd.DataFrame(array, index=range(100, 100 + len(array))),
@@ -869,7 +873,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 class Rows:
-    """A dataset over rows of an array."""
+    """A dataset of the rows of an array."""
 
     def __init__(self, rows: Any, labels: Any) -> None:
         self.rows, self.labels = rows, labels
@@ -888,7 +892,7 @@ def scaled(batch: Any) -> Any:
 @pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
 def test_arrays_of_every_kind_are_trained_on(tmp_path: Path, made: Callable[[Any], Any]) -> None:
     rows, labels, found = made(X.numpy()), pd.Series(CLASSES.numpy()), []
-    if made is not big_endian:  # which would be copied whole, memory maps too
+    if made is not big_endian:  # refused as Data.arrays, because the whole array would be copied, even a memory map
         found.append(argosy.Data(arrays=(rows, labels), val_arrays=(rows, labels), on_device=scaled))
     if not isinstance(rows, pd.DataFrame | list):
         found.append(argosy.Data(train=Rows(rows, CLASSES), val=Rows(rows, CLASSES), on_device=scaled))

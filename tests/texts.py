@@ -1,4 +1,4 @@
-"""Texts of unlike length, networks that read them, and what a plain loop makes of these networks."""
+"""Texts of different lengths, networks that read them, and a plain loop that trains these networks."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -35,7 +35,7 @@ RAGGED = ({"ids": argosy.Ragged(MOST, mask="mask")}, None)
 
 
 class Texts(Dataset[tuple[dict[str, Any], int]]):
-    """So many texts of 1 to 30 tokens, in two classes."""
+    """A dataset of texts of 1 to 30 tokens, in two classes."""
 
     def __init__(self, length: int, seed: int = 0) -> None:
         self.length, self.seed = length, seed
@@ -52,7 +52,7 @@ class Texts(Dataset[tuple[dict[str, Any], int]]):
 
 
 class Lines(IterableDataset[tuple[dict[str, Any], int]]):
-    """The same, one after another."""
+    """An iterable dataset of the same texts."""
 
     def __init__(self, length: int, seed: int = 0) -> None:
         self.length, self.seed = length, seed
@@ -63,7 +63,7 @@ class Lines(IterableDataset[tuple[dict[str, Any], int]]):
 
 
 class Reader(nn.Module):
-    """In float64, so that what sums in another order is far from what differs; with a layer of attention, or without."""
+    """A classifier of texts, with or without an attention layer; in float64, so rounding errors are far smaller than real differences."""
 
     def __init__(self, width: int = 8, *, attends: bool = True) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Reader(nn.Module):
 
 
 class Normed(nn.Module):
-    """With BatchNorm, which a batch of one text cannot train."""
+    """A classifier with BatchNorm, which cannot train on a batch of one text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Normed(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Says something of each token ``[B, L, 2]``."""
+    """A network with an output for each token, ``[B, L, 2]``, so the lengths of its outputs differ."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Tagger(nn.Module):
 
 
 def tagged(directory: Path, **rest: Any) -> argosy.Report:
-    """A run of a network with outputs of unlike length; `rest` are fields of its Member."""
+    """Train a `Tagger` and return the report; `rest` are fields of its Member."""
     how = {"loss": lambda output, label: (output.mean((1, 2)) - label) ** 2, "batch_size": 4, **rest}
     tagger = argosy.Member("tagger", model=Tagger, optimizer=partial(torch.optim.SGD, lr=0.1), **how)
     wanted = study(tagger, length=40, stop=argosy.MaxEpochs(1))
@@ -112,14 +112,14 @@ def tagged(directory: Path, **rest: Any) -> argosy.Report:
 
 
 def filled_up(batch: Any) -> Any:
-    """An augmentation that pads to the longest of all samples, as people do by hand."""
+    """An augmentation that pads every batch to the length of the longest possible text, as people do by hand."""
     text, label = batch
     short = MOST - text["ids"].shape[1]
     return {key: functional.pad(values, (0, short)) for key, values in text.items()}, label
 
 
 def member(name: str, *, attends: bool = True, batch_size: int = 4, **rest: Any) -> argosy.Member:
-    """A small member; `rest` are fields of Member."""
+    """Return a small member; `rest` are fields of Member."""
     return argosy.Member(
         name,
         model=rest.pop("model", partial(Reader, attends=attends)),
@@ -131,7 +131,7 @@ def member(name: str, *, attends: bool = True, batch_size: int = 4, **rest: Any)
 
 
 def fleet() -> list[argosy.Member]:
-    """Four unlike members: batches of other sizes, a bootstrap, a budget of tokens."""
+    """Return four different members: several batch sizes, a bootstrap, a budget of tokens."""
     return [
         member("plain"),
         member("bag", attends=False, batch_size=5, drop_last=True),
@@ -141,7 +141,7 @@ def fleet() -> list[argosy.Member]:
 
 
 def study(*members: argosy.Member, length: int = 620, sort: Any = Texts, **rest: Any) -> argosy.Study:
-    """A study of texts."""
+    """Return a study of texts; `rest` are fields of Study."""
     then = rest.pop("then", None)
     data = argosy.Data(train=sort(length), val=sort(90, 1), ragged=RAGGED, then=then)
     return argosy.Study(data=data, members=members, **{"stop": argosy.MaxEpochs(2), **rest})
@@ -151,7 +151,7 @@ def study(*members: argosy.Member, length: int = 620, sort: Any = Texts, **rest:
 
 
 def reference(member: argosy.Member, wanted: argosy.Study, epochs: int) -> tuple[evidence.Bits, list[float]]:
-    """The bits of a member's weights after so many epochs, and its validation loss after each."""
+    """Train a member in a plain loop; returns the bits of its weights, and its validation loss after each epoch."""
     torch.set_num_threads(1)
     torch.manual_seed(member_seed(0, member.name))
     model, losses = member.model(), []
@@ -178,7 +178,7 @@ def reference(member: argosy.Member, wanted: argosy.Study, epochs: int) -> tuple
 
 
 def _batches(texts: Any, sequence: list[int], member: argosy.Member, epoch: int | None) -> Iterator[list[int]]:
-    """Windows of 64 full batches, sorted by length and cut; in training their batches are shuffled."""
+    """Yield batches: windows of 64 full batches are sorted by length and cut; in training the batches of a window are shuffled."""
     size = 64 * member.batch_size
     for number, first in enumerate(range(0, len(sequence), size)):
         window = sequence[first : first + size]
