@@ -3,9 +3,9 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from argosy.described import described
 from argosy.errors import StudyError
@@ -14,6 +14,7 @@ from argosy.errors.spelling import known_keywords, meant, near
 
 __all__ = [
     "EnsemblePlateau",
+    "GrowingHistory",
     "History",
     "MaxEpochs",
     "MaxSamples",
@@ -33,6 +34,7 @@ optimizer ``steps`` and training ``samples``."""
 SLACK = 1e-9
 """Tolerance when numbers of epochs are compared, since 5/3 and 1 + 2/3 differ as floating-point numbers."""
 Mode = Literal["min", "max"]
+T = TypeVar("T")
 LOWER_IS_BETTER = {
     *("loss", "losses", "error", "errors", "err", "mse", "rmse", "mae", "mape", "nll", "logloss"),
     *("perplexity", "ppl", "wer", "cer", "brier"),
@@ -46,6 +48,21 @@ LARGEST_HOLDOUT = 0.9
 """Largest allowed value of `EnsemblePlateau.holdout`."""
 TURNED_ROUND = {"neg", "negative", "inverse"}
 """Words that may reverse the direction, as in scikit-learn's neg_mean_squared_error; such names are ambiguous."""
+
+
+class GrowingHistory(list[dict[str, float]]):
+    """A history that a run appends to; rules that fold it read each row once, because they are asked after every section."""
+
+    __slots__ = ("folds",)
+
+    def __init__(self, rows: Iterable[dict[str, float]] = ()) -> None:
+        super().__init__(rows)
+        self.folds: dict[Stop, tuple[int, Any]] = {}
+        """By rule: how many rows it has folded, and its value then."""
+
+    def __delitem__(self, places: Any) -> None:
+        self.folds.clear()
+        super().__delitem__(places)
 
 
 class Stop(ABC):
@@ -153,7 +170,8 @@ class MaxSeconds(Stop):
 
     def reason(self, history: History) -> str | None:
         """Return a reason once the training has taken this many seconds."""
-        return f"{self.seconds:g} s" if sum(row["seconds"] for row in history) >= self.seconds else None
+        trained = _fold(self, history, 0.0, lambda seconds, row: seconds + row["seconds"])
+        return f"{self.seconds:g} s" if trained >= self.seconds else None
 
 
 @known_keywords("argosy.Plateau")
@@ -194,14 +212,20 @@ class Plateau(Stop):
 
     def _since(self, history: History) -> int:
         """Return the number of rows since the metric last improved."""
-        mode = mode_of(self.metric, self.mode)
-        best, since = None, 0
-        for value in _values(history, self.metric):
-            if best is None or better(value, best, mode, self.min_delta):
-                best, since = value, 0
-            else:
-                since += 1
+        nothing: tuple[float | None, int] = (None, 0)
+        best, since = _fold(self, history, nothing, self._judge)
+        _check_found(best is not None, history, self.metric)
         return since
+
+    def _judge(self, so_far: tuple[float | None, int], row: Mapping[str, float]) -> tuple[float | None, int]:
+        """Return the best value and the number of rows since it, one row later."""
+        best, since = so_far
+        if self.metric not in row:
+            return so_far
+        value = row[self.metric]
+        if best is None or better(value, best, mode_of(self.metric, self.mode), self.min_delta):
+            return value, 0
+        return best, since + 1
 
 
 @known_keywords("argosy.Target")
@@ -222,8 +246,9 @@ class Target(Stop):
 
     def reason(self, history: History) -> str | None:
         """Return a reason when the metric has reached the value."""
-        found = (_values(history, self.metric) or [math.nan])[-1]
-        if math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
+        found = next((row[self.metric] for row in reversed(history) if self.metric in row), None)
+        _check_found(found is not None, history, self.metric)
+        if found is None or math.isnan(found) or better(self.value, found, mode_of(self.metric, self.mode)):
             return None
         return f"{self.metric} {found:.4g} reached {self.value:g}"
 
@@ -378,15 +403,23 @@ def _so_far(history: History, what: str) -> float:
     return history[-1].get(what, 0) if history else 0
 
 
-def _values(history: History, metric: str) -> list[float]:
-    """Return a metric's values from the rows that have it; raises StudyError if no row has.
+def _fold(rule: Stop, history: History, start: T, step: Callable[[T, Mapping[str, float]], T]) -> T:
+    """Fold `step` over the rows; of `GrowingHistory`, only over those that the rule has not folded before."""
+    folds: dict[Stop, tuple[int, T]] = history.folds if isinstance(history, GrowingHistory) else {}
+    count, value = folds.get(rule, (0, start))
+    for row in history[count:]:
+        value = step(value, row)
+    folds[rule] = len(history), value
+    return value
+
+
+def _check_found(found: bool, history: History, metric: str) -> None:
+    """Raise StudyError if no row has the metric.
 
     A ``val_`` metric may be missing from all rows so far: studies whose members never report it were refused before.
     """
-    found = [row[metric] for row in history if metric in row]
     if history and not found and not metric.startswith("val_"):
         raise StudyError(
             f"a stopping rule watches {metric!r}, which this member does not report; choose one of "
             f"{', '.join(sorted(history[-1]))}, or add it to the member's metrics."
         )
-    return found

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from argosy import MaxEpochs, MaxSamples, MaxSeconds, MaxSteps, Plateau, Target
 from argosy.errors import StudyError
-from argosy.stopping import Both, Either, Stop, mode_of, sections_in
+from argosy.stopping import Both, Either, GrowingHistory, Stop, mode_of, sections_in
 
 VALUES = st.sampled_from([float("nan"), -1.0, 0.0, 0.5, 1.0, 2.0, float("inf")])
 
@@ -58,6 +58,21 @@ def test_what_is_certain_comes_before_the_rule_can_stop_the_member(
         for more in range(1, certain):
             if seen + more <= len(rows):
                 assert rule.reason(rows[: seen + more]) is None, (seen, certain, more)
+
+
+@given(cases(), st.data())
+def test_a_history_that_grows_and_shrinks_is_judged_as_a_list_of_its_rows(
+    case: tuple[Stop, list[dict[str, float]], int], data: st.DataObject
+) -> None:
+    """A rule folds each row of a run's history once; after a fault, the run drops the last rows and appends others."""
+    rule, rows, sections = case
+    growing = GrowingHistory()
+    for row in [*rows, *reversed(rows)]:
+        if data.draw(st.integers(0, 3)) == 0:
+            del growing[data.draw(st.integers(0, len(growing))) :]
+        growing.append(row)
+        assert rule.reason(growing) == rule.reason([*growing])
+        assert rule.certain(growing, sections) == rule.certain([*growing], sections)
 
 
 @given(cases())

@@ -39,6 +39,7 @@ from argosy.protocol.events import (
     WorkerLost,
 )
 from argosy.protocol.packs import Packed, StepsAlone
+from argosy.stopping import GrowingHistory
 
 __all__ = ["OVER", "WRONG", "MemberState", "RunState"]
 
@@ -66,7 +67,7 @@ class MemberState:
     """Finished sections, in order."""
     behind: int = 0
     """Number of sections trained by the source, for a clone that began with the source's file."""
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: GrowingHistory = field(default_factory=GrowingHistory)
     """One row for each finished section, as in `argosy.stopping.History`."""
     best: SectionEnded | None = None
     """The section with the best objective that this member trained itself; the earliest of equals."""
@@ -168,7 +169,10 @@ class MemberState:
         if event.checkpoint is None:
             return
         self.saved, self.assigned = [event.checkpoint], list(source.assigned)
-        self.sections, self.history = [replace(row, member=self.name) for row in source.sections], list(source.history)
+        self.sections, self.history = (
+            [replace(row, member=self.name) for row in source.sections],
+            GrowingHistory(source.history),
+        )
         self.forget_from(event.checkpoint.epoch, event.checkpoint.section)
         self.behind, self.best = len(self.sections), None
 
