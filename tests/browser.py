@@ -1,4 +1,4 @@
-"""A headless Chromium that tests click through pages with: its own protocol over a pair of pipes."""
+"""A headless Chromium for tests of pages, driven by the DevTools protocol over a pair of pipes."""
 
 import base64
 import json
@@ -22,20 +22,20 @@ FLAGS = (
     "--window-size=1240,900",
 )
 NAVIGATED = "Inspected target navigated or closed"
-"""What a browser says to a question whose page is gone."""
+"""The error with which Chromium answers a call if its page has gone meanwhile."""
 
 
 class Browser:
-    """One page of it."""
+    """A connection to Chromium with at most one open page."""
 
     def __init__(self, receives: int, sends: int) -> None:
         self._from, self._to = os.fdopen(receives, "rb", buffering=0), os.fdopen(sends, "wb", buffering=0)
         self._rest, self._count, self._session = b"", 0, ""
         self.errors: list[str] = []
-        """What the console showed as errors, and what scripts raised."""
+        """Errors of the console, and exceptions that scripts raised."""
 
     def open(self, path: Path) -> None:
-        """Load a file, to the end of its load event."""
+        """Load a file in a page without network, and wait for its load event."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -52,23 +52,23 @@ class Browser:
         self._session = ""
 
     def ask(self, script: str) -> Any:
-        """The value of an expression on the page."""
+        """Return the value of a JavaScript expression on the page; promises are awaited."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def wait(self, script: str) -> None:
-        """Until an expression is true."""
+        """Wait until an expression on the page is true."""
         look = f"const look = () => ({script}) ? done(true) : setTimeout(look, 10); look()"
         self.ask(f"new Promise(done => {{ {look} }})")
 
     def seconds(self) -> float:
-        """CPU time that scripts, layout and the like of the page have taken so far."""
+        """Return the CPU time that the page's scripts, layout and other tasks have taken so far."""
         found = {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
         return float(found["TaskDuration"])
 
     def picture(self, path: Path, *, width: int = 1240, height: int = 900, dark: bool = False) -> None:
-        """What is to be seen in a window of this size, as a PNG."""
+        """Write what a window of this size shows as a PNG."""
         self.call("Emulation.setScrollbarsHidden", hidden=True)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         shade = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -77,7 +77,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and its answer; where the page loads another one meanwhile, that of the other one."""
+        """Send a command of the protocol and return its answer; if the page loads another one meanwhile, the command is sent again."""
         answer = self._answer(method, parameters)
         while answer.get("error", {}).get("message") == NAVIGATED:
             answer = self._answer(method, parameters)
@@ -112,7 +112,7 @@ class Browser:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Browser]:
-    """A browser whose own files are in a folder."""
+    """Start a browser that keeps its own files in a folder, and end it after the context."""
     assert CHROMIUM is not None
     theirs_in, sends = os.pipe()
     receives, theirs_out = os.pipe()

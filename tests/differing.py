@@ -1,7 +1,7 @@
-"""Say where two runs differ first: which member, in which section, in which figures and weights, and by how much.
+"""Descriptions of the first difference between two runs: which member, which section, which figures and weights, and by how much.
 
-`pytest_assertrepr_compare` in `conftest.py` puts `explained` into the error of every failed ``assert found == wanted`` of test
-modules, whose operands `evidence` made; comparisons elsewhere give `first_difference` as the message.
+`pytest_assertrepr_compare` in `conftest.py` puts `explained` into the error of a failed ``assert found == wanted`` in a test
+module if `evidence` made both operands. Assertions in other modules give `first_difference` as their message.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["assert_equals_loop", "explained", "figure", "first_difference"]
 
 
 def explained(found: Any, wanted: Any) -> str:
-    """The same for whatever `evidence` made: members by name, one of them, or a part of its state. Empty for other values."""
+    """Describe how two values that `evidence` made differ: members by name, one member, or a part of its state; empty for other values."""
     if isinstance(found, Bits) and isinstance(wanted, Bits):
         return f"the state differs first in {_states(found, wanted)}"
     if not (isinstance(found, Mapping) and isinstance(wanted, Mapping)):
@@ -26,7 +26,7 @@ def explained(found: Any, wanted: Any) -> str:
 
 
 def first_difference(found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe the first member of `wanted` that `found` has otherwise, both as `evidence.results`; empty where there is none.
+    """Describe the first member that differs between two results of `evidence.results`; empty if none does.
 
     Epochs and sections count from 0, as in the journal.
     """
@@ -39,7 +39,7 @@ def first_difference(found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str
 
 
 def assert_equals_loop(name: str, found: Mapping[str, Any], weights: Bits, losses: Sequence[float]) -> None:
-    """Assert that a member is what `reference` made of it: the bits of its last weights, and the loss after each section."""
+    """Assert that a member equals what `reference` returned: the bits of its last weights, and the loss after each section."""
     mine = [(*place, {"val_loss": metrics["val_loss"]}) for *place, metrics in (row[:3] for row in found["epochs"])]
     alone = [(*row[:2], {"val_loss": loss}) for row, loss in zip(mine, losses, strict=False)]
     alone += [(None, None, {"val_loss": loss}) for loss in losses[len(mine) :]]
@@ -48,7 +48,7 @@ def assert_equals_loop(name: str, found: Mapping[str, Any], weights: Bits, losse
 
 
 def figure(name: str, found: Any, wanted: Any) -> str:
-    """One figure that is not what it should be, with its absolute and its relative difference where it is a number."""
+    """Describe a figure that is wrong, with its absolute and relative difference if it is a number."""
     words = f"{name} {found!r} instead of {wanted!r}"
     if not (isinstance(found, int | float) and isinstance(wanted, int | float)):
         return words

@@ -1,4 +1,4 @@
-"""Disks that are full."""
+"""Full disks."""
 
 import contextlib
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["fill_up"]
 
 
 def fill_up(disk: Path) -> Path:
-    """Leave not a byte free on a file system; returns the file to delete."""
+    """Fill a file system completely; returns the file to delete."""
     filling = disk / "filling"
     with filling.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:

@@ -1,7 +1,7 @@
-"""A device that is elsewhere and holds no values: torch's meta device as an accelerator, on which a step that waits raises.
+"""A device without values that stands for a GPU, torch's meta device: steps that would make the host wait for it raise `Waits`.
 
-On a GPU the host runs ahead of the device. It stops where it reads a value of the device, or copies to it from memory that is not pinned.
-Of these tensors torch knows where they lie, so both are seen; a device of CPU tensors (`late`) would hide them.
+On a GPU the host runs ahead of the device. It waits if it reads a value from the device, or copies to it from memory that is not pinned.
+Meta tensors have a device of their own, so both are detected; on CPU tensors (`late`) they would go unnoticed.
 """
 
 from collections.abc import Iterator
@@ -28,11 +28,11 @@ MADE_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 
 
 class Waits(BaseException):
-    """The host waits for the device. Not an Exception, which a program may take for the fault of a member."""
+    """The host would wait for the device; no Exception, because a program may take that for a member's error."""
 
 
 class Pinning(TorchFunctionMode):
-    """Pins memory, which torch refuses where it has no accelerator."""
+    """A mode that marks memory as pinned, which torch refuses without an accelerator."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -44,7 +44,7 @@ class Pinning(TorchFunctionMode):
 
 
 class Making(TorchFunctionMode):
-    """Raises where a tensor of the device is made of the host's numbers."""
+    """A mode that raises if a tensor on the device is made from numbers of the host."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
@@ -54,7 +54,7 @@ class Making(TorchFunctionMode):
 
 
 class Watched(TorchDispatchMode):
-    """Raises for every operation of torch's that waits."""
+    """A mode that raises for every operator that would make the host wait."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,21 +80,21 @@ def _see_copy(source: Tensor, target: torch.device, *, asked: bool) -> None:
 
 
 copied: list[Tensor] = []
-"""What went to the device inside of `unwaiting`."""
+"""Host tensors that were copied to the device inside `unwaiting`."""
 pinned: dict[int, Tensor] = {}
-"""Pinned tensors by the addresses of their storages, which they keep."""
+"""Pinned tensors by the addresses of their storages; kept here so that no other tensor gets the address."""
 
 
 @contextmanager
 def unwaiting() -> Iterator[None]:
-    """Raise `Waits` inside, where the host would wait for the device."""
+    """Raise `Waits` inside this context whenever the host would wait for the device."""
     with Making(), Watched():
         yield
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere(Late):
-    """The device: as far away as `Late`, on time, and without a generator of its own."""
+    """The device; like `Late` it has its own memory, but copies are never late and it has no generator."""
 
     @classmethod
     def open(cls, name: str) -> "Elsewhere":
@@ -112,7 +112,7 @@ class Elsewhere(Late):
         """See `Backend.follow`."""
 
     def fetch(self, tensor: Tensor) -> Any:
-        """See `Backend.fetch`: zeros, for want of values."""
+        """See `Backend.fetch`; returns zeros, because there are no values."""
         return torch.zeros(tensor.shape, dtype=tensor.dtype), PassedEvent()
 
     def random_state(self) -> None:
@@ -124,7 +124,7 @@ class Elsewhere(Late):
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of the device, which this test has."""
+    """Give the test this device and return its name."""
     enabled = torch.is_autocast_enabled
     monkeypatch.setattr(
         torch, "is_autocast_enabled", lambda *kind: enabled(*("cpu" if one == "meta" else one for one in kind))

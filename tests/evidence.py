@@ -1,4 +1,4 @@
-"""What a run left behind, in a form that can be compared bit for bit."""
+"""The results of a run in a form that can be compared bit for bit."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from argosy.running.directory.study_json import found_study
 
 
 def fingerprint(state: Any) -> str:
-    """SHA-256 over the bytes of all tensors and the text of all scalars of a nested state."""
+    """Return the SHA-256 hash of the bytes of all tensors and the text of all scalars in a nested state."""
     digest = hashlib.sha256()
 
     def feed(value: Any) -> None:
@@ -36,20 +36,20 @@ def fingerprint(state: Any) -> str:
 
 
 class Bits(str):
-    """A fingerprint that keeps the state it is of, so that a comparison that fails can say where two states differ."""
+    """A fingerprint that keeps its state, so that a failed comparison can say where two states differ."""
 
     state: Any
 
     @classmethod
     def of(cls, state: Any) -> "Bits":
-        """Take the fingerprint of a state that nothing changes any more."""
+        """Take the fingerprint of a state, which must not change afterwards."""
         bits = cls(fingerprint(state))
         bits.state = state
         return bits
 
 
 def results(directory: Path) -> dict[str, Any]:
-    """Per member: the bits of its final weights and optimizer, every epoch's metrics and digests, the decisions. In the study's order."""
+    """Return, for each member in the study's order, the bits of its final state, the metrics and digests of all sections, and its end."""
     assert audit(directory) == []
     members = RunState.of(read_journal(directory)).members
     asked = (found_study(directory) or {"members": {}})["members"]
@@ -58,7 +58,7 @@ def results(directory: Path) -> dict[str, Any]:
 
 
 def results_of(directory: Path, name: str) -> dict[str, Any]:
-    """The same of one member, where others may have left nothing."""
+    """Return the results of one member; others may have saved nothing."""
     return _result(directory, RunState.of(read_journal(directory)).members[name])
 
 
@@ -81,6 +81,6 @@ def _result(directory: Path, member: MemberState) -> dict[str, Any]:
 
 
 def event_lines(directory: Path, kind: str) -> list[dict[str, Any]]:
-    """The journal's lines of one kind."""
+    """Return the journal's lines of one kind."""
     lines = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == kind]

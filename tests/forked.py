@@ -1,7 +1,7 @@
-"""Fork servers and commands that are forked from the test's process, which has imported what they would import for two seconds.
+"""Fork servers and commands that are forked from the test's process, which saves the two seconds that their imports take.
 
-They run the code of the real ones from their first line on; what differs is what comes before it. Tests about that (a start that
-is stopped, the heap's environment, what a fresh interpreter imports) take the real ones with the mark ``fresh``.
+They run the same code as real ones, and differ only in how their process starts. Tests about that (a start that is stopped, the heap's
+environment, the imports of a fresh interpreter) use real ones, by the mark ``fresh``.
 """
 
 import faulthandler
@@ -33,7 +33,7 @@ forkserver._import_for_optimizers()
 
 
 class Forked:
-    """A child, as `subprocess.Popen` has it."""
+    """A child process with the interface of `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -66,7 +66,7 @@ class Forked:
 
 
 def start_server() -> ForkServer:
-    """In the place of `ForkServer.start`."""
+    """Fork a fork server; replaces `ForkServer.start`."""
     ours, theirs = Peer.pair()
     driver, number = os.getpid(), theirs.fileno()
 
@@ -85,7 +85,7 @@ def start_server() -> ForkServer:
 def command(
     folder: Path, words: Iterable[str], *, first: Callable[[], object] = lambda: None
 ) -> subprocess.CompletedProcess[str]:
-    """``python -W error -m argosy`` with these words, run in a folder to its end; `first` is what is done before, there. JSON that it prints is as its schema says."""
+    """Run ``python -W error -m argosy`` with these words in a folder, and check printed JSON by its schema; `first` is called there before."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         words = list(words)
         code = started(folder, words, out=out.fileno(), err=err.fileno(), first=first).wait()
@@ -97,7 +97,7 @@ def command(
 def started(
     folder: Path, words: Iterable[str], *, out: int = 1, err: int = 2, first: Callable[[], object] = lambda: None
 ) -> Forked:
-    """The same, which goes on."""
+    """Start the command as `command` does, and return its process without waiting for it."""
 
     def live() -> None:
         first()
@@ -111,7 +111,7 @@ def started(
 
 
 def _forget_modules_of_tests(folder: Path) -> None:
-    """What earlier tests of this process imported of their own, from folders beside this one's."""
+    """Forget modules and paths that earlier tests of this process imported from their own temporary folders."""
     shared = next((str(above) for above in folder.parents if above.name.startswith(("popen-", "pytest-"))), None)
     if shared is None:
         return
@@ -122,7 +122,7 @@ def _forget_modules_of_tests(folder: Path) -> None:
 
 
 def script(text: str, *arguments: str, err: int) -> Forked:
-    """``python -c text arguments``, whose errors go to a descriptor."""
+    """Start ``python -c text arguments`` with its standard error in a descriptor."""
 
     def live() -> None:
         sys.argv[:] = ["-c", *arguments]
@@ -132,7 +132,7 @@ def script(text: str, *arguments: str, err: int) -> Forked:
 
 
 def fork(live: Callable[[], None], *, out: int = 1, err: int = 2, keep: Iterable[int] = ()) -> Forked:
-    """A child that lives like this, with the standard descriptors and these of all that the test's process has open."""
+    """Fork a child that calls `live`; of the open descriptors it keeps only the standard ones and `keep`."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -145,7 +145,7 @@ def _live(live: Callable[[], None], parent: int, out: int, err: int, keep: list[
     try:
         die_with_parent(parent)
         faulthandler.disable()
-        gc.freeze()  # what the test's process holds is not to end here as well
+        gc.freeze()  # objects of the test's process must not be finalized here too
         os.dup2(out, 1)
         os.dup2(err, 2)
         for low, high in zip(keep, [*keep[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
@@ -153,7 +153,7 @@ def _live(live: Callable[[], None], parent: int, out: int, err: int, keep: list[
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        # The runner's own write to files that were closed above.
+        # Those of pytest write to files that were closed above.
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww")
         )

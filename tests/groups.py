@@ -1,4 +1,4 @@
-"""Flotillas on devices that are threads of this process: members on one or several of them, groups as trainers form them."""
+"""Flotillas whose devices are threads of this process: members on one or several of them, in groups like those of trainers."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ __all__ = ["Placed", "distance", "steps", "trained"]
 
 @dataclass(frozen=True)
 class Placed:
-    """A member on its devices, by their numbers; shares in the same order, none for a whole one."""
+    """A member with the numbers of its devices, and its shares in the same order; no shares if one device has all of it."""
 
     member: Member
     devices: tuple[int, ...] = (0,)
@@ -44,9 +44,10 @@ def trained(
     on: torch.device | None = None,
     **how: Any,
 ) -> dict[str, list[LiveMember]]:
-    """Train on a thread for each device; returns each member as it is on each of its ranks.
+    """Train with a thread for each device; returns each member's state on each of its ranks.
 
-    `places` names the devices by their numbers, several the same if need be; groups add up where they would, or `on` another.
+    `places` gives the name of a device by its number, and may give several numbers the same name. Groups sum gradients where trainers would,
+    or on the device `on`.
     """
     devices = sorted({device for one in placed for device in one.devices})
     lives: dict[str, list[LiveMember]] = {one.member.name: [] for one in placed}
@@ -69,7 +70,7 @@ def trained(
 
 
 def _at_once(actions: Sequence[Callable[[], None]]) -> None:
-    """Each on a thread; raises what one of them raised."""
+    """Run each action on its own thread; raises the first error of any."""
     raised: list[BaseException] = []
 
     def guarded(action: Callable[[], None]) -> None:
@@ -113,7 +114,7 @@ def _train(
 
 
 def steps(programs: dict[str, Any], block: Block) -> Iterator[Move]:
-    """Make the moves on a block, one a turn."""
+    """Make all moves on a block, and yield each one after it is made."""
     splits = {name: program for name, program in programs.items() if isinstance(program, Shard)}
     whole = [(p, batch) for p in programs.values() if not isinstance(p, Shard) for batch in p.cut(block)]
     cuts = {name: split.cut(block) for name, split in splits.items()}
@@ -134,7 +135,7 @@ def steps(programs: dict[str, Any], block: Block) -> Iterator[Move]:
 
 
 def distance(one: LiveMember, other: LiveMember) -> float:
-    """The largest relative L2 distance between two members' weights, tensor by tensor."""
+    """Return the largest relative L2 distance between a tensor of one member and that of another."""
     pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
     return max(_relative(mine, theirs) for mine, theirs in pairs)
 

@@ -1,4 +1,4 @@
-"""Two hosts on this machine: network namespaces that a pair of devices joins, each with a name and files of its own."""
+"""Two hosts on this machine: network namespaces joined by a pair of virtual devices, each with its own host name and files."""
 
 import contextlib
 import os
@@ -24,30 +24,30 @@ exec "$@"
 
 
 class NotPermittedError(Exception):
-    """This user may not make such hosts, or what makes them is not installed."""
+    """This user may not create such hosts, or a program for it is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One of two."""
+    """One of the two hosts."""
 
     name: str
     address: str
     folder: Path
-    """Its own files, as they are seen from outside; it sees nothing of the other's."""
+    """The folder of its files, as seen from outside; it does not see the other host's."""
     enter: Sequence[str]
-    """What begins a command that is to run there, in its own folder."""
+    """The words before a command that runs it on this host, in its folder."""
 
 
 def root(*words: str) -> str:
-    """Run an administrator's command."""
+    """Run a command of an administrator and return its output."""
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
     return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 @contextlib.contextmanager
 def connected() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a loopback each, joined by a pair of devices of one name; raises NotPermittedError."""
+    """Create two network namespaces, each with a loopback, joined by a pair of devices of the same name; raises NotPermittedError."""
     pair = (f"argosy-{os.getpid()}-a", f"argosy-{os.getpid()}-b")
     made: list[str] = []
     try:
@@ -76,7 +76,7 @@ def _connect(pair: tuple[str, str], made: list[str]) -> None:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """The same with names and files of their own, below a folder that is theirs; raises NotPermittedError."""
+    """Create two hosts: namespaces as in `connected`, with their own host names, and files below a folder; raises NotPermittedError."""
     with connected() as pair:
         for name in ("0", "1", "own"):
             (folder / name).mkdir(exist_ok=True)
@@ -91,7 +91,7 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
 
 
 def kill(host: Host) -> None:
-    """Every process of one of `two_hosts`, as when it loses its power."""
+    """Kill every process of one of `two_hosts`, as if it had lost power."""
     while pids := root("ip", "netns", "pids", host.name).split():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ def kill(host: Host) -> None:
 
 
 def two_folders(folder: Path) -> tuple[Host, Host]:
-    """In the place of hosts, where these are not permitted."""
+    """Return two folders of this machine as hosts, for users who may not create real ones."""
     return _folder(folder / "0"), _folder(folder / "1")
 
 

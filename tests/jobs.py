@@ -1,4 +1,4 @@
-"""Jobs of two nodes on this machine: the test's process is rank 0, and a forked one the agent of the other node."""
+"""Jobs of two nodes on this machine: the test's process is rank 0, and a forked process is the agent of the other node."""
 
 import sys
 from dataclasses import replace
@@ -15,14 +15,14 @@ from argosy.settings import Settings
 
 
 def place(rank: int) -> JobPlace:
-    """Of one process of two, each on a node of its own."""
+    """Return the place of one of two processes, each on its own node."""
     return JobPlace(launcher="torchrun", rank=rank, size=2, local_rank=0, nodes=2, job="test")
 
 
 class TwoNodes:
     """A launcher of runs with one device on each node.
 
-    The nodes find each other in a folder that both see. Where that is the run directory, they have a file system in common.
+    The nodes find each other through a folder. If that is the run directory, they have a shared file system.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,7 +38,7 @@ class TwoNodes:
         return self.agents.discover(settings)
 
     def start_agent(self, settings: Settings) -> None:
-        """Start the other node, whose process is as the test's is by then."""
+        """Start the agent of the other node, forked from the test's process in its present state."""
         if self.agent is None:
             self.agent = forked.fork(lambda: sys.exit(serve(place(1), _of_two(settings), self.folder)))
 

@@ -1,17 +1,18 @@
-"""A device that is none: torch sees CPU tensors, and everything else is as late, as far away and as fragile as a GPU's.
+"""A device that simulates a GPU's delays and failures: torch sees CPU tensors, but copies arrive late, and memory and time run out.
 
-* Copies lie in other memory. They hold garbage until the steps follow their event, and again for good if the source dies
-  before its event has passed, as a slot does that is released too early. Events pass after some queries.
-* Its default generator is its own: `noise` draws from it.
-* Memory ends at ``LATE_BYTES`` (counted in every operation of torch's while the device is active), and what a killed
-  process held comes back ``LATE_RETURN_SECONDS`` after its end, if processes share a ``LATE_LEDGER``. The first product of
-  matrices takes work space for good, and so does the first one of a backward pass.
-* Steps take the time that `takes` says, one after another, behind the host that asks for them; copies take none. What they make is
-  there at once, but events behind them pass when that time is over, and so does the memory of a block come back on which they were made.
-* `poison` makes every later call raise, as a failed assertion of a CUDA kernel does; of one that `poison_later` asks for the
-  host hears when it looks next whether an event has passed, or waits for the device.
+* A copy lies in other memory. It holds garbage until the steps follow its event. If the source dies before the event has passed, like a
+  slot that is released too early, the copy holds garbage for good. Events pass after several queries.
+* The device has its own default generator, from which `noise` draws.
+* Memory is limited to ``LATE_BYTES``, which every torch operation counts while the device is active. If processes share a ``LATE_LEDGER``,
+  the memory of a killed process comes back ``LATE_RETURN_SECONDS`` after its end. The first matrix product takes work space for good, and
+  so does the first one in a backward pass.
+* Steps take the time that `takes` asks for, one after another, while the host runs ahead; copies take none. Results are visible at once,
+  but later events pass, and the memory of the copies that steps used comes back, only when this time is over.
+* `poison` makes every later call raise, like a failed assertion in a CUDA kernel. After `poison_later` the host learns of the error only
+  when it next queries an event or waits for the device.
 
-``LATE_VISIBLE_DEVICES`` says which of them a process sees. ``ARGOSY_DEVICES=late`` makes it known to all processes of a run; `devices` does that in a test.
+``LATE_VISIBLE_DEVICES`` says which devices a process sees. ``ARGOSY_DEVICES=late`` registers the device in all processes of a run; the
+fixture `devices` does this for a test.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ COUNT = 4
 QUERIES = 3
 GIB = 2**30
 WORK_SPACE = 4096
-"""Bytes that a library takes."""
+"""Bytes that a matrix product takes for good, like a library's work space on a GPU."""
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 
 
@@ -50,21 +51,21 @@ def _limit() -> int:
 
 
 def garbage(tensor: Tensor) -> None:
-    """What lies in memory before a copy arrives: not a number, or no class of anything."""
+    """Fill a tensor with what memory may hold before a copy arrives: NaN, or a number that is no valid class."""
     with torch.no_grad():
         tensor.fill_(float("nan") if tensor.is_floating_point() else (True if tensor.dtype == torch.bool else 113))
 
 
 @dataclass(eq=False)
 class LateEvent:
-    """Passes when it was asked for often enough, or waited for, and what was asked for before it has taken its time."""
+    """An event that passes when it was queried often enough or waited for, and all earlier work has taken its time."""
 
     arrive: Callable[[], None] = lambda: None
-    """Puts the copies' values where they belong."""
+    """Puts the values into the copies."""
     lose: Callable[[], None] = lambda: None
-    """Puts garbage there: the source has died."""
+    """Puts garbage into the copies, because the source has died."""
     at: float = 0.0
-    """When the device has done what was asked for before it."""
+    """Time at which the device has done all earlier work."""
     queries: int = 0
     passed: bool = False
 
@@ -89,7 +90,7 @@ class LateEvent:
         return (end.at - self.at) * 1000
 
     def source_died(self) -> None:
-        """A source's last reference has gone."""
+        """Destroy the copy, because the last reference to its source has gone too early."""
         if not self.passed:
             self.lose()
             state.lost += 1
@@ -97,24 +98,24 @@ class LateEvent:
 
 @dataclass
 class State:
-    """Of this process: what a driver would keep."""
+    """What a GPU's driver would keep for this process."""
 
     poison: str = ""
     coming_poison: str = ""
-    """Which nobody has heard of."""
+    """An error of the device that the host has not noticed yet."""
     lost: int = 0
-    """Copies whose source died on the way."""
+    """Copies whose source died before they arrived."""
     pinned: set[int] = field(default_factory=set)
     """Addresses of pinned memory."""
     waits: int = 0
-    """How often the host waited for everything."""
+    """How often the host waited for all work of a device."""
     blocks: list[list[float]] = field(default_factory=list)
-    """When the memory of each copy comes back: never, as long as the host refers to it."""
+    """The time at which the memory of each copy comes back; infinite while the host refers to it."""
     most_blocks: int = 0
     idle_at: dict[str, float] = field(default_factory=dict)
-    """By device, when it will have done all that it was asked for."""
+    """The time at which each device has done all its work."""
     opened: int = 0
-    """The process that initialised it."""
+    """The process that initialized a device."""
     memory: "Counted | None" = None
 
 
@@ -123,7 +124,7 @@ state = State()
 
 @dataclass
 class Drawing:
-    """What `noise` refers to: `state` beside it changes whenever rubbish is collected, and would make it other code."""
+    """The state that `noise` refers to. `state` would change the digest of its code, because every garbage collection changes it."""
 
     active: str = ""
     generators: dict[str, torch.Generator] = field(default_factory=dict)
@@ -138,29 +139,29 @@ def _alive() -> None:
 
 
 def _notice_poison() -> None:
-    """The host hears of what has come over the device meanwhile."""
+    """Let the host notice an error that the device has had meanwhile."""
     state.poison = state.poison or state.coming_poison
     _alive()
 
 
 def poison(*_: Any) -> Any:
-    """Break the device for this process, as a kernel that asserts: this call and every later one raises."""
+    """Break the device for this process, like a kernel whose assertion fails: this call and every later one raise."""
     state.poison = "late error: device-side assert triggered"
     _alive()
 
 
 def poison_later() -> None:
-    """Break the device in the middle of what it is asked for."""
+    """Break the device while it works, so that the host notices it only later."""
     state.coming_poison = "late error: device-side assert triggered"
 
 
 def takes(seconds: float) -> None:
-    """Ask the active device for work that takes so long."""
+    """Give the active device work that takes this many seconds."""
     state.idle_at[drawing.active] = _idle_at(drawing.active) + seconds
 
 
 class Taking(nn.CrossEntropyLoss):
-    """Takes the device some time a batch, and the host none."""
+    """A loss that takes time of the device for each batch, and none of the host."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -177,7 +178,7 @@ def _idle_at(name: str) -> float:
 
 
 def noise(batch: Any) -> Any:
-    """An augmentation that draws from the device's own generator."""
+    """An augmentation that draws from the active device's generator."""
     inputs, target = batch
     return inputs + 0.1 * torch.randn(inputs.shape, generator=_generator(drawing.active)), target
 
@@ -187,7 +188,7 @@ def _generator(name: str) -> torch.Generator:
 
 
 class Counted(TorchDispatchMode):
-    """Counts the memory that operations take and give back, and refuses more than there is."""
+    """A mode that counts the memory that operators allocate and free, and raises out of memory beyond the limit."""
 
     def __init__(self, ledger: "Ledger | None") -> None:
         super().__init__()
@@ -235,7 +236,7 @@ class Counted(TorchDispatchMode):
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells one storage from another while both live."""
+    """Return the address of a tensor's storage, which identifies it while it lives."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -250,7 +251,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Ledger:
-    """What processes hold on one device, a file for each; that of a dead one counts for some time."""
+    """The memory that processes hold on one device, with a file for each; that of a dead process counts for a while."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -259,18 +260,18 @@ class Ledger:
         self.file = (folder / str(self.pid)).open("wb", buffering=0)
 
     def note(self, size: int) -> None:
-        """Write down what this process holds."""
+        """Record what this process holds."""
         if os.getpid() == self.pid:
             os.pwrite(self.file.fileno(), size.to_bytes(8, "little"), 0)
 
     def close(self) -> None:
-        """This process holds nothing any more."""
+        """Record that this process holds nothing any more."""
         self.note(0)
         self.pid = 0
         self.file.close()
 
     def others(self) -> int:
-        """What all others hold, killed ones among them whose memory is not back."""
+        """Return what all other processes hold, including killed ones whose memory has not come back yet."""
         return sum(self._held(path) for path in self.folder.iterdir() if path.name.isdecimal())
 
     def _held(self, path: Path) -> int:
@@ -284,7 +285,7 @@ class Ledger:
         return 0
 
     def _death(self, path: Path) -> float:
-        """When somebody saw first that the process is gone."""
+        """Return the time at which a process first saw that this one is gone."""
         seen = path.with_suffix(".dead")
         seen.touch(exist_ok=True) if not seen.exists() else None
         return seen.stat().st_mtime
@@ -324,7 +325,7 @@ class Late(Backend):
         drawing.active = self.name
         if state.memory is None and "LATE_BYTES" in os.environ:
             folder = os.environ.get("LATE_LEDGER")
-            # One for the process: a test's trainers share it, as they share the process.
+            # One for the process, because trainers that run inline share it.
             state.memory = Counted(Ledger(Path(folder, self.name)) if folder else None)
             state.memory.__enter__()
 
@@ -359,7 +360,7 @@ class Late(Backend):
         return list(copied), event
 
     def follow(self, event: LateEvent, tensors: Sequence[Tensor]) -> None:
-        """See `Backend.follow`: later work finds the values there; the host knows nothing of it yet."""
+        """See `Backend.follow`; later work finds the values, but the host cannot know yet that the event has passed."""
         event.arrive()
         event.arrive = lambda: None
 
@@ -398,7 +399,7 @@ class Late(Backend):
             _generator(self.name).set_state(state)
 
     def seeded_state(self, seed: int) -> Tensor:
-        """See `Backend.seeded_state`; no other generator has it."""
+        """See `Backend.seeded_state`; differs from the state of a CPU generator with this seed."""
         return torch.Generator().manual_seed(seed ^ 0x1A7E).get_state()
 
     def memory_in_use(self) -> int | None:
@@ -426,7 +427,7 @@ kinds.KINDS["late"] = Late
 
 
 def forget() -> None:
-    """As if the process had just begun."""
+    """Reset all state, as in a new process."""
     if state.memory is not None:
         state.memory.__exit__(None, None, None)
         if state.memory.ledger:
@@ -436,7 +437,7 @@ def forget() -> None:
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this test's runs have devices ``late:0`` to ``late:3``, in whatever processes."""
+    """Give the test's runs the devices ``late:0`` to ``late:3``, in all their processes."""
     monkeypatch.setenv("ARGOSY_DEVICES", "late")
     forget()
     yield

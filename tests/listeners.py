@@ -1,4 +1,4 @@
-"""Listeners to a network, plain and sealed, as fixtures of all tests; calls to them, and a process that stands between."""
+"""Fixtures with listeners for other nodes, with and without TLS; calls to them, and a relay between caller and listener."""
 
 import os
 import select
@@ -21,19 +21,19 @@ from argosy.stream.wire import Peer
 
 @pytest.fixture
 def refused() -> list[str]:
-    """What a listener says of those that it hangs up on."""
+    """Return the list to which the listener adds its reasons for refusing callers."""
     return []
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """The job's."""
+    """Make the job's certificate."""
     return Certificate.load(certificates.make(tmp_path_factory.mktemp("certificate") / "job.pem"))
 
 
 @pytest.fixture(params=["plain", "sealed"])
 def sealed(request: pytest.FixtureRequest) -> Certificate | None:
-    """What both ends have, if they have one."""
+    """Return the certificate that both ends have, or None for connections without TLS."""
     found: Certificate | None = request.getfixturevalue("certificate") if request.param == "sealed" else None
     return found
 
@@ -42,7 +42,7 @@ def sealed(request: pytest.FixtureRequest) -> Certificate | None:
 def network_listener(
     refused: list[str], sealed: Certificate | None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Listener]:
-    """A listener for other nodes, however slow they are."""
+    """Open a listener for other nodes, which waits long enough for slow ones."""
     monkeypatch.setattr(entrance, "PATIENCE_SECONDS", 200.0)
     listener = Listener(bytes(32), refused.append, seal=sealed and sealed.called)
     yield listener
@@ -50,7 +50,7 @@ def network_listener(
 
 
 def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
-    """Who has entered while somebody called, and what the caller got."""
+    """Call on a thread while the listener accepts; returns the peers that entered, and what the call returned or raised."""
     got: list[Any] = []
 
     def guarded() -> None:
@@ -67,17 +67,17 @@ def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, 
     entered += listener.enter()
     deadline = time.monotonic() + 10
     while isinstance(got[0], Peer) and not entered and time.monotonic() < deadline:
-        entered += listener.enter()  # the last proof may be on its way still
+        entered += listener.enter()  # the caller's last proof may not have arrived yet
     return entered, got
 
 
 def call(port: int, *, key: bytes = bytes(32), name: str = "rank 1", certificate: Certificate | None = None) -> Peer:
-    """From another node."""
+    """Connect as another node and return the connection."""
     return dial(("127.0.0.1", port), key, name, seconds=60, seal=certificate and certificate.calling)
 
 
 class Trap:
-    """Whoever unpickles this makes a folder."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class Trap:
 
 
 class Relay:
-    """A process between two nodes: it lets the proofs pass, and then does with what is said whatever it likes."""
+    """An attacker between two nodes: it passes on the proofs; after `stop`, tests use its two sockets to change what is sent."""
 
     caller: socket.socket
     called: socket.socket
@@ -106,18 +106,18 @@ class Relay:
                 ends[end].sendall(end.recv(2**16))
 
     def stop(self) -> None:
-        """Let nothing pass any more."""
+        """Stop passing on data."""
         self._over.set()
         self._thread.join()
 
     def close(self) -> None:
-        """Hang up on both."""
+        """Close both connections."""
         self.stop()
         self.caller.close()
         self.called.close()
 
     def keep(self, frames: int, peer: Peer) -> list[bytes]:
-        """So many frames that the caller says, which go no further: each as the bytes that pass."""
+        """Let the caller send this many frames and keep them back; returns the bytes of each."""
         kept = []
         for number in range(frames):
             peer.send(f"word {number}")

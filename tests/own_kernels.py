@@ -1,4 +1,4 @@
-"""Kernels of our own on a CPU, of torch's operators: `argosy.training.device.own_kernels` where a test has no GPU."""
+"""Argosy's own kernels for CPUs, written with torch's operators, so that tests without a GPU can use `argosy.training.device.own_kernels`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["Plain", "with_kernels"]
 
 
 class Plain:
-    """See `own_kernels.OwnKernels`; its masks are those of a generator seeded with a state's seed and offset."""
+    """See `own_kernels.OwnKernels`; masks come from a generator that is seeded with the seed and offset of a state."""
 
     def masks(self, into: Tensor, drawn: Sequence[tuple[Drawn, int]], states: Tensor, tables: dict[Any, Any]) -> None:
         """See `OwnKernels.masks`."""
@@ -48,7 +48,7 @@ class Plain:
 
 
 def mask(seed: int, offset: int, size: int, kept: float, dtype: torch.dtype) -> Tensor:
-    """What `Plain` draws."""
+    """Return the dropout mask that `Plain` draws, scaled by 1 / `kept`."""
     if kept in (0, 1):
         return torch.full((size,), float(kept), dtype=dtype)
     generator = torch.Generator().manual_seed((seed + 7919 * offset) % 2**63)
@@ -57,5 +57,5 @@ def mask(seed: int, offset: int, size: int, kept: float, dtype: torch.dtype) -> 
 
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU devices have such kernels."""
+    """Give CPU devices these kernels."""
     monkeypatch.setitem(own_kernels.KERNELS, "cpu", lambda device: Plain())

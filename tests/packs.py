@@ -1,4 +1,4 @@
-"""Members that may be one program, and the oracle of such programs: each member alone."""
+"""Members that one program can step together, and functions to compare such programs with each member alone."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ FOLD, BOOTSTRAP = [*range(10, 90)], np.random.RandomState(0).randint(0, TRAIN, T
 
 
 class ResNet(nn.Module):
-    """Convolutions with BatchNorm and a way around them."""
+    """A network of convolutions with BatchNorm and residual connections."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ResNet(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Attention before a head; the samples are sequences of four vectors."""
+    """A transformer layer before a linear head; samples are sequences of four vectors."""
 
     def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 
 class Masked(nn.Module):
-    """Means of the features up to each one. The mask is a buffer of truth values, and may be filled only when it is needed."""
+    """A layer of means in which later features count as 0; the mask is a boolean buffer, with ``filled=False`` made by the first call."""
 
     def __init__(self, width: int = 12, *, filled: bool = True) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Masked(nn.Module):
 
 
 class Empty(nn.Module):
-    """A weight without a number."""
+    """A layer with a weight that has no elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,12 +87,12 @@ class Empty(nn.Module):
 
 
 def mlp(dropout: float = 0.0, hidden: int = 12) -> nn.Module:
-    """One hidden layer."""
+    """Return a network of one hidden layer."""
     return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 4))
 
 
 def convnet(dropout: float = 0.2) -> nn.Module:
-    """A convolution, dropout of channels and of features."""
+    """Return a network of a convolution with dropout of channels and of features."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 4, 4)),
         nn.Conv2d(1, 6, 3),
@@ -107,7 +107,7 @@ def convnet(dropout: float = 0.2) -> nn.Module:
 
 
 def matrices(parameters: Any, *, lr: float, **rest: Any) -> list[Any]:
-    """Muon for matrices, AdamW for the rest."""
+    """Return two optimizers: Muon for matrices, AdamW for the rest."""
     return [
         Muon([p for p in parameters if p.dim() == 2], lr=lr, **rest),
         AdamW([p for p in parameters if p.dim() != 2], lr=lr),
@@ -115,12 +115,12 @@ def matrices(parameters: Any, *, lr: float, **rest: Any) -> list[Any]:
 
 
 def double(model: Any) -> nn.Module:
-    """A network in float64."""
+    """Build a network in float64."""
     return model().double()
 
 
 def member(name: str, *, model: Any = mlp, dtype: torch.dtype = torch.float64, **rest: Any) -> Member:
-    """A member of a pack, in float64 unless told."""
+    """Return a member of a pack, by default in float64; `rest` are fields of Member."""
     rest.setdefault("optimizer", partial(SGD, lr=0.1))
     rest.setdefault("batch_size", 16)
     rest.setdefault("metrics", {"accuracy": accuracy})
@@ -142,18 +142,18 @@ UNWAITING: dict[str, dict[str, Any]] = {
     "of a bootstrap": {"subset": BOOTSTRAP, "optimizer": Adam},
     "across blocks": {"batch_size": 24, "subset": BOOTSTRAP},
 }
-"""Members whose steps wait for nothing, by what each is an example of."""
+"""Fields of members whose steps never make the host wait for the device, by what is special about each."""
 
 
 def live(member: Member, device: str = "cpu:0", *, exact: bool = True) -> LiveMember:
-    """At its beginning."""
+    """Build a member on a device, as it is before its first step."""
     return build(member, backend_of(device), study_seed=0, objective="val_loss", mode="min", exact=exact)
 
 
 def samples(
     dtype: torch.dtype = torch.float64, train: int = TRAIN
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and validation: four classes of vectors."""
+    """Return training and validation arrays of vectors in four classes."""
     generator = torch.Generator().manual_seed(1)
     centres = torch.randn(4, 16, generator=generator, dtype=dtype)
     splits = []
@@ -164,7 +164,7 @@ def samples(
 
 
 def there(block: Block, program: Program[Any]) -> Block:
-    """A block where the program's members are."""
+    """Return a block on the device of the program's members."""
     return Copies(program.members[0].backend).start(block)
 
 
@@ -178,7 +178,7 @@ def train(
     ends: Mapping[str, int] | None = None,
     holes: Sequence[int] = (),
 ) -> dict[str, list[dict[str, float]]]:
-    """Train for some epochs in blocks of a size; returns each member's metrics of each. A member ends after its epoch."""
+    """Train for some epochs in blocks of `size`; returns each member's metrics by epoch. Members in `ends` leave after that many epochs."""
     arrays, val = data or samples(dtype)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     history: dict[str, list[dict[str, float]]] = {one.member.name: [] for one in program.members}
@@ -206,7 +206,7 @@ def train(
 def step_through(
     watched: Callable[[], AbstractContextManager[None]], program: Program[Any], *, holes: Sequence[int] = ()
 ) -> int:
-    """Make the steps of an epoch and validate, `watched` but for the first blocks; returns how many steps were watched."""
+    """Train an epoch and validate; returns how many steps were made inside `watched`, which leaves out the first block of each split."""
     arrays, val = samples(next(program.members[0].model.parameters()).dtype)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for one in program.members:
@@ -229,7 +229,7 @@ def step_through(
 def alone(
     members: Sequence[Member], epochs: int, *, ends: Mapping[str, int] | None = None, **how: Any
 ) -> tuple[Any, Any]:
-    """Each member by itself: the members as they are then, and their histories."""
+    """Train each member alone; returns the trained members and their histories."""
     lives = [live(one) for one in members]
     history: dict[str, Any] = {}
     for one in lives:
@@ -238,13 +238,13 @@ def alone(
 
 
 def together(members: Sequence[Member], epochs: int, **how: Any) -> tuple[Any, Any]:
-    """The members as one program: as they are then, and their histories."""
+    """Train the members as one program; returns the trained members and their histories."""
     lives = [live(one) for one in members]
     return lives, train(Fused.of(lives), epochs, **how)
 
 
 def difference(one: Any, other: Any) -> float:
-    """The largest between two states: weights, buffers, optimizer state, random state, numbers."""
+    """Return the largest difference between two states of weights, buffers, optimizers, generators and numbers, which must have one structure."""
     if isinstance(one, Tensor):
         one, other = one.cpu(), other.cpu()
         assert one.shape == other.shape and one.dtype == other.dtype
@@ -263,16 +263,16 @@ def difference(one: Any, other: Any) -> float:
 
 
 def state(one: LiveMember) -> dict[str, Any]:
-    """All of a member that decides what it does next."""
+    """Return the part of a member's state that decides how it goes on."""
     return {key: value for key, value in one.state_dict().items() if key != "seconds"}
 
 
 def admission(members: Sequence[Member]) -> Admission:
-    """Which of them may be one program, tried on 24 samples."""
+    """Return which members may be one program, by a check on 24 samples."""
     block = blocks(np.arange(24), 24, arrays=samples(torch.float32)[0])[0]
     return admit([live(member) for member in members], block)
 
 
 def pack(model: Any, count: int = 3, **rest: Any) -> list[Member]:
-    """Members of one network, in float32."""
+    """Return members of one network in float32."""
     return [member(f"m{n}", model=model, dtype=torch.float32, batch_size=8, **rest) for n in range(count)]

@@ -1,4 +1,4 @@
-"""The reference for users, docs/reference/, made from docstrings: ``PYTHONPATH=tests python -m pages``."""
+"""The reference for users, docs/reference/, generated from docstrings by ``PYTHONPATH=tests python -m pages``."""
 
 import inspect
 import re
@@ -85,7 +85,7 @@ PAGES: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         [(f"argosy.{name}", getattr(argosy, name)) for name in ("from_huggingface", "from_lightning")],
     ),
 }
-"""By file: its title, and what it tells of."""
+"""Titles and contents of the pages, by file."""
 NAMES = {name for _, things in PAGES.values() for name, _ in things}
 INTRODUCTIONS = {
     "rules": "A rule is asked at the end of each section, which is an epoch if `Study.validations_per_epoch` is 1. `rule | other` stops with the first of two, "
@@ -98,7 +98,7 @@ MADE = "Made from the docstrings by `PYTHONPATH=tests python -m pages`; `help()`
 
 
 def pages() -> dict[str, str]:
-    """The text of each file, by its name."""
+    """Return the text of each file by its name."""
     found = {f"{file}.md": _page(file, title, things) for file, (title, things) in PAGES.items()}
     return {"README.md": _index(), **found, "commands.md": _commands()}
 
@@ -139,7 +139,7 @@ def _of_class(kind: type[Any]) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """The parameters, each on a line of its own where they are many."""
+    """Return a function's parameters as a block of Python, each on its own line if one line would be too long."""
     parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in ("self", "cls")]
     shown, starred = [], False
     for one in parameters:
@@ -162,13 +162,13 @@ def _text(thing: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Docstrings as Markdown: code in single quotes, examples in blocks, `Raises:` as a word."""
+    """Return a docstring as Markdown: code in single backquotes, examples in blocks, entries of `Raises:` as a list."""
     found, example = [], False
     for line in re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL).splitlines():
         if line.startswith(">>>") if not example else not line.strip():
             found.append("```")
             example = not example
-        # MkDocs begins a list after an empty line alone.
+        # MkDocs begins a list only after an empty line.
         found.append(re.sub(r"^    (\w+): ", r"* \1: ", line.replace("Raises:", "Raises:\n")) if not example else line)
     return "\n".join([*found, "```"] if example else found)
 

@@ -1,6 +1,6 @@
-"""What a member becomes, by a plain PyTorch loop that knows nothing of Argosy but the published order and the published seeds.
+"""A plain PyTorch loop that trains a member and knows only the published order and seeds of Argosy.
 
-It reads the fields of `Member`, `Data` and `Study` as a person would who trains that member alone in a script.
+It interprets the fields of `Member`, `Data` and `Study` as a person would who trains that member alone in a script.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass
 class Trained:
-    """A member that has ended."""
+    """A trained member."""
 
     weights: dict[str, Tensor]
     rows: list[dict[str, float]] = field(default_factory=list)
-    """Of its history: one for each section."""
+    """Its history, with one row for each section."""
 
 
 def trained(study: argosy.Study, member: argosy.Member, stream_epochs: Sequence[int]) -> Trained:
@@ -40,7 +40,7 @@ def trained(study: argosy.Study, member: argosy.Member, stream_epochs: Sequence[
 
 
 class _Loop:
-    """One member in training."""
+    """The training of one member."""
 
     def __init__(self, study: argosy.Study, member: argosy.Member) -> None:
         self.study, self.member, self.data = study, member, study.data
@@ -58,7 +58,7 @@ class _Loop:
         self.steps = self.samples = 0
 
     def run(self, stream_epochs: Sequence[int]) -> Trained:
-        """Epoch after epoch."""
+        """Train on these epochs of the stream until the stopping rule ends the member."""
         rows: list[dict[str, float]] = []
         length, sections = len(self._rows_of("train")), self.study.validations_per_epoch
         for number, epoch in enumerate(stream_epochs):
@@ -67,7 +67,7 @@ class _Loop:
             total, count = 0.0, 0
             for section in range(1, sections + 1):
                 self.model.train()
-                # A batch that is not full at the section's end belongs to the next one.
+                # A batch that is not full at the end of a section belongs to the next section.
                 while batch is not None and behind <= section * length // sections:
                     if len(batch[1]):
                         losses = self._step(batch)
@@ -91,7 +91,7 @@ class _Loop:
         return arrays[0] if arrays is not None else dataset
 
     def _batch(self, split: str, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples, without those that cannot be prepared."""
+        """Return the inputs and targets of these samples, without those whose preparation raises."""
         arrays = self.data.arrays if split == "train" else self.data.val_arrays
         if arrays is not None:
             x, y = (torch.as_tensor(array[list(indices)]) for array in arrays)
@@ -102,14 +102,14 @@ class _Loop:
         return self.data.on_device((x, y)) if self.data.on_device is not None and len(y) else (x, y)
 
     def _prepared(self, split: str, epoch: int, indices: Sequence[int]) -> Iterator[Any]:
-        """Each under the seed that is published for it; the generators stand as before afterwards."""
+        """Yield samples, each prepared with its published seed; the generators' states are restored afterwards."""
         dataset = self._rows_of(split)
         generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
         for index in indices:
             seed = sample_seed(self.study.seed, split, epoch, index)
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
-            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` goes by each accelerator too
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all accelerators too
             with contextlib.suppress(ZeroDivisionError):
                 yield dataset[index]
         random.setstate(generators[0])
@@ -117,7 +117,7 @@ class _Loop:
         torch.set_rng_state(generators[2])
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, Any]]:
-        """Each with the number of elements of the epoch's order that have gone by when its last sample has come."""
+        """Yield batches, each with the number of elements of the epoch's order up to and including its last sample."""
         member, length = self.member, len(self._rows_of("train"))
         order = [(place + 1, index) for place, index in enumerate(permutation(self.study.seed, epoch, length).tolist())]
         if member.subset is not None:
@@ -135,7 +135,7 @@ class _Loop:
         return torch.autocast("cpu", DTYPES[precision]) if precision in DTYPES else contextlib.nullcontext()
 
     def _step(self, batch: Any) -> Tensor:
-        """Losses of the batch, one for each sample."""
+        """Train on a batch and return its losses, one for each sample."""
         member = self.member
         batch = member.augment(batch) if member.augment is not None else batch
         rows, losses = len(batch[1]), []
@@ -148,7 +148,7 @@ class _Loop:
                 part = tuple(leaf[start : start + size] for leaf in batch)
                 with self._autocast():
                     loss = self._losses(part)[0]
-                # A scale is as large as the largest number of float16.
+                # The first loss scale, 65,536, is larger than the largest float16 number.
                 loss = loss.float() if loss.dtype == torch.float16 else loss
                 losses.append(_each(loss, len(part[1])))
                 mean = loss.mean() if len(part[1]) == rows else loss.mean() * (len(part[1]) / rows)
@@ -164,7 +164,7 @@ class _Loop:
         return torch.cat(losses)
 
     def _losses(self, batch: Any) -> tuple[Tensor, Any, Any]:
-        """Losses, outputs and targets."""
+        """Return losses, outputs and targets of a batch; the last two are None if the member's own step does not return them."""
         if self.member.step is not None:
             made = self.member.step(self.model, batch)
             return made if isinstance(made, tuple) else (made, None, None)
@@ -213,7 +213,7 @@ class _Loop:
 
 
 def _measured(metric: Any, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Over the whole set: the mean of what is per sample, or the number that it is."""
+    """Return a metric of the whole validation set: the mean of its values per sample, or its single number."""
     if isinstance(metric, type):
         state = metric()
         for output, target in zip(outputs, targets, strict=True):
@@ -223,7 +223,7 @@ def _measured(metric: Any, outputs: Sequence[Tensor], targets: Sequence[Tensor])
 
 
 def _each(loss: Tensor, rows: int) -> Tensor:
-    """Losses as one for each sample."""
+    """Return one loss for each sample."""
     loss = loss.detach().double()
     return loss.expand(rows) if not loss.dim() else loss.reshape(rows, -1).mean(1)
 
@@ -233,7 +233,7 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _stops(rule: Any, rows: Sequence[dict[str, float]]) -> bool:
-    """Whether a member with this history has trained enough."""
+    """Return whether a stopping rule ends a member with this history."""
     last = rows[-1]
     if isinstance(rule, stopping.Either):
         return _stops(rule.first, rows) or _stops(rule.second, rows)

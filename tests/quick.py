@@ -1,10 +1,10 @@
-"""The tiers of tests, marked as they are collected: ``quick`` and ``long``, which `make quick` and `make long` run, and all others.
+"""The tiers of tests: marks each collected test as ``quick`` or ``long``, which `make quick` and `make long` select, or as neither.
 
-Quick ones start no process, take no port and are soon over. A test belongs to them unless `not_quick.txt` names it or its file, one of its
-parameters is a launcher of processes, or a mark says that it needs more; the mark ``quick`` on one of the cases of a test takes that case in
-all the same. A quick test that starts a process or takes a port fails, whatever is run.
+Quick tests start no process, take no port and are fast. A test is quick unless `not_quick.txt` names it or its file, one of its parameters
+is a launcher of processes, or it has the mark ``fresh`` or ``gpu``. The mark ``quick`` on a single case of a test includes that case anyway.
+A quick test that starts a process or takes a port fails, whichever tier is run.
 
-Long ones are named in `long.txt`, whole files, tests or single cases: `make test` leaves them out.
+`long.txt` names the long tests: files, tests or single cases. `make test` leaves them out.
 """
 
 import sys
@@ -22,24 +22,24 @@ LEFT_OUT = {line for line in (HERE / "not_quick.txt").read_text().splitlines() i
 LONG = {line for line in (HERE / "long.txt").read_text().splitlines() if line and not line.startswith("#")}
 LAUNCHERS = {"processes", "agents", "ray"}
 STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
-"""Audit events (PEP 578): nothing that a test imports, keeps or patches goes past them."""
+"""Audit events (PEP 578), which no import, saved reference or patch of a test can bypass."""
 
 
 class Guard:
-    """Stop whatever starts a process or takes a port, while a test of the tier runs."""
+    """Raises in whatever starts a process or takes a port while a quick test runs."""
 
     def __init__(self) -> None:
         self.on = False
         self.seen: list[str] = []
-        """What was stopped in this test."""
+        """Messages about what this test tried."""
 
     def handle(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Be told of an audit event; a socket that is bound to a path takes no port."""
+        """Handle an audit event; a socket that is bound to a path takes no port."""
         if self.on and (event in STARTS or (event == "socket.bind" and isinstance(arguments[1], tuple))):
             self.stop(event)
 
     def stop(self, event: str, *_: object) -> None:
-        """Raise AssertionError in a test of the tier."""
+        """Raise AssertionError if a quick test runs."""
         if self.on:
             self.seen.append(f"{event} in a test of the quick tier: name the test in tests/not_quick.txt.")
             raise AssertionError(self.seen[-1])
@@ -50,14 +50,14 @@ sys.addaudithook(guard.handle)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file that a tier leaves out as a whole."""
+    """Skip importing files that the selected tier leaves out completely."""
     left_out = {"quick": LEFT_OUT, "not long": LONG}.get(config.option.markexpr, set())
     return _name(collection_path) in left_out or None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the tiers, before ``-m`` chooses them."""
+    """Mark quick and long tests before ``-m`` selects by marks."""
     for item in items:
         if _is_long(item):
             item.add_marker("long")
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Guard a test of the tier, with the fixtures that it is the first to ask for."""
+    """Guard a quick test, including the fixtures that are set up for it."""
     guard.seen.clear()
     guard.on = item.get_closest_marker("quick") is not None
     try:
@@ -78,7 +78,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An attempt whose error was caught is found as well; multiprocessing has a way of its own, which is no audit event."""
+    """Fail a quick test even if it caught the guard's error, and guard multiprocessing, whose way to start processes is no audit event."""
     if guard.on:
         monkeypatch.setattr(util, "spawnv_passfds", lambda *_: guard.stop("multiprocessing"))
     yield

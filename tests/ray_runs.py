@@ -1,6 +1,6 @@
-"""A run on a Ray cluster that takes its time until it may hurry: there is as much to do as a slow cluster takes to do something else.
+"""A run on a Ray cluster whose members train slowly until a file exists, so that a slow cluster has time for what a test does to the run.
 
-It is driven by one ``argosy run`` after another, in a folder of its own.
+It is driven by ``argosy run``, which tests may start again, in its own folder.
 """
 
 import json
@@ -33,11 +33,11 @@ study = studies.study(90, fleet=fleet, stop=studies.Unsure({epochs}, sections=4)
 INTERRUPTIBLE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from argosy.cli.app import main; main()"
 )
-"""Whatever the shell of the tests has, which ignores SIGINT in the background."""
+"""Runs argosy with Python's handler of SIGINT, because a shell that runs the tests in the background ignores SIGINT."""
 
 
 class RayRun:
-    """Of members with hidden layers of unlike widths, for so many epochs of 4 sections."""
+    """A run of members with hidden layers of different widths, which train slowly until the file `hurry` exists."""
 
     def __init__(self, folder: Path, address: str, *, members: int, epochs: int, checkpoint_seconds: float) -> None:
         self.folder, self.directory, self.hurry = folder, folder / "run", folder / "hurry"
@@ -49,7 +49,7 @@ class RayRun:
         self.driver = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Another driver, which is the run's from here on."""
+        """Start another driver and return its process."""
         tests = str(Path(__file__).parent)
         path = {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])}
         with (self.folder / "out").open("wb") as out, (self.folder / "said").open("ab") as said:
@@ -64,18 +64,18 @@ class RayRun:
 
     @property
     def said(self) -> str:
-        """By all drivers, to a person."""
+        """The standard error of all drivers so far."""
         return (self.folder / "said").read_text()
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        """What is journaled so far of one kind, whole lines alone."""
+        """Return the journal's complete lines of one kind so far."""
         path = self.directory / "journal.jsonl"
         text = path.read_bytes() if path.exists() else b""
         found = [json.loads(line) for line in text.split(b"\n")[:-1]]
         return [line for line in found if line["event"] == event]
 
     def faultless(self) -> dict[str, Any]:
-        """What comes out of the study in one process that nothing happens to."""
+        """Return the results of the study, trained in one process without any fault."""
         alone = self.folder / "alone"
         argosy.train(load_study(self.study), directory=alone, launcher="inline", devices="cpu:1", numerics="exact")
         return evidence.results(alone)

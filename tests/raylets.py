@@ -1,9 +1,9 @@
-"""A Ray cluster of several raylets on this machine, in a process of its own, which does what it is told by lines.
+"""A Ray cluster of several raylets on this machine, in its own process, which reads commands from standard input.
 
-``add`` starts a raylet with one CPU, ``kill 2`` kills the raylet that was the second to be started as when its node fails, and all
-are gone when the process has nothing more to read. The first line that it says is the cluster's address and its own number; it
-answers each word. The head, with which Ray itself would end, is none of those that can be killed; it has a CPU where that is wanted.
-The process is nobody's child, so that a cluster may serve several tests, each of which leaves none behind.
+``add`` starts a raylet with one CPU. ``kill 2`` kills the second raylet that was started, as if its node had failed. At the end of input
+the whole cluster ends. The first line of output is the cluster's address and the process's id; each command gets an answer. The head
+cannot be killed, because Ray would end with it; it may have CPUs. The process is detached, so it is no child of the tests' process: several
+tests can share a cluster although no test may leave a child behind.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from typing import Any
 import psutil
 
 TRIES = 3
-"""A raylet that is not there after half a minute has failed, as Ray has it: a busy machine may need another one."""
+"""Attempts to start a raylet: Ray gives up on one after half a minute, which may be too short on a busy machine."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-"""No workers that nobody asked for."""
+"""No reports of usage, and no workers started in advance."""
 AS_OTHERS = {"RAY_worker_niceness": "0"}
-"""Else whatever else the machine does comes before the agents and all that they start."""
+"""Ray's default would give agents, and the processes that they start, a lower priority than everything else on the machine."""
 
 
 class Raylets:
-    """The starting end."""
+    """Starts the process of the cluster and sends it commands."""
 
     def __init__(self, count: int, *, head_cpus: int = 0) -> None:
         self.process = subprocess.Popen(
@@ -40,20 +40,20 @@ class Raylets:
         self.cluster = psutil.Process(int(pid))
 
     def tell(self, words: str) -> str:
-        """Say a line; returns the answer to it."""
+        """Send a command and return its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{words}\n")
         self.process.stdin.flush()
         return self._answer()
 
     def processes(self) -> list[psutil.Process]:
-        """All that the cluster has started, agents and their workers among them."""
+        """Return all processes of the cluster, including agents and their workers."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return self.cluster.children(recursive=True)
         return []
 
     def close(self) -> None:
-        """Let it end, and see to it that nothing is left."""
+        """End the cluster, and kill whatever is left after 30 s."""
         assert self.process.stdin is not None and self.process.stdout is not None
         below = [*self.processes(), self.cluster]
         self.process.stdin.close()
@@ -87,12 +87,12 @@ def main(count: int, head_cpus: int) -> None:
         print("raylets: done", flush=True)
     for node in (*cluster.worker_nodes, cluster.head_node):
         node.kill_all_processes(check_alive=False, allow_graceful=False)
-    os._exit(0)  # Ray would ask all of them once more to end
+    os._exit(0)  # a normal exit would let Ray ask all processes to end again
 
 
 def _added(cluster: Any) -> Any:
     for _ in range(TRIES - 1):
-        with contextlib.suppress(Exception):  # Ray raises nothing of its own here
+        with contextlib.suppress(Exception):  # Ray has no exception class of its own for this
             return cluster.add_node(num_cpus=1)
     return cluster.add_node(num_cpus=1)
 

@@ -1,4 +1,4 @@
-"""What a member becomes on a list of stream epochs, by a plain PyTorch loop that knows nothing of argosy but what is published."""
+"""A plain PyTorch loop that trains a member on a list of stream epochs, and knows only the published order and seeds of argosy."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +26,9 @@ def reference(
     ends: int | None = None,
     before: Callable[[int, Any], None] = lambda number, optimizer: None,
 ) -> tuple[evidence.Bits, list[float]]:
-    """The bits of its weights and the validation loss after each section; with `ends` it stops after so many of them.
+    """Train a member; returns the bits of its weights, and its validation loss after each section. With `ends` it stops after that many.
 
-    `before` is called with the number of each epoch that it begins, and its optimizer.
+    `before` is called at the beginning of each epoch with its number and the optimizer.
     """
     torch.set_num_threads(1)
     torch.manual_seed(member_seed(0, member.name))
@@ -44,7 +44,7 @@ def reference(
                 return evidence.Bits.of(model.state_dict()), losses
             model.train()
             torch.set_rng_state(state)
-            # A batch that is not full at the section's end belongs to the next one.
+            # A batch that is not full at the end of a section belongs to the next section.
             while batch is not None and behind <= section * len(data.train) // sections:
                 _step(member, model, optimizer, batch)
                 behind, batch = next(steps, (0, None))
@@ -56,7 +56,7 @@ def reference(
 
 @lru_cache(maxsize=10_000)
 def _prepare(dataset: Dataset[Any], split: str, epoch: int, index: int) -> Any:
-    """One sample, under the seed that is published for it; the members of a study ask for the same ones."""
+    """Return one sample, prepared with its published seed; cached, because all members of a study need the same samples."""
     seed = sample_seed(0, split, epoch, index)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -74,7 +74,7 @@ def _batch(dataset: Any, split: str, epoch: int, indices: Sequence[int]) -> tupl
 
 
 def _batches(member: argosy.Member, train: Any, epoch: int) -> Iterator[tuple[int, Any]]:
-    """Each with the number of elements of the epoch's order that have gone by when its last sample has come."""
+    """Yield batches, each with the number of elements of the epoch's order up to and including its last sample."""
     order = [(place + 1, index) for place, index in enumerate(permutation(0, epoch, len(train)).tolist())]
     if member.subset is not None:
         order = [pair for pair in order for _ in range(list(member.subset).count(pair[1]))]

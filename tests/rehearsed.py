@@ -1,6 +1,6 @@
-"""Late devices whose steps can be captured: what `benchmarks/gpu_all.py --rehearse` runs on, in all processes of its runs.
+"""Late devices whose steps can be captured, on which all processes of `benchmarks/gpu_all.py --rehearse` run.
 
-Copies are late and steps take no time, as `late` has it; a captured step is a tape of torch's operators, as `replays` has it.
+Copies are late and steps take no time (see `late`); a captured step is a tape of torch's operators (see `replays`).
 """
 
 import late

@@ -1,4 +1,4 @@
-"""A module that has its own in the place of a function of torch's as soon as it is imported."""
+"""A module that replaces a function of torch when it is imported."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -7,7 +7,7 @@ ORIGINAL = functional.softsign
 
 
 def doubled(x: Tensor) -> Tensor:
-    """Twice what torch's returns."""
+    """Return twice the result of torch's function."""
     return 2 * ORIGINAL(x)
 
 

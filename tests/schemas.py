@@ -1,4 +1,4 @@
-"""A validator of JSON for as much of JSON Schema as ``argosy schema`` uses; every ``--json`` output of a test's command goes through it."""
+"""A validator for the subset of JSON Schema that ``argosy schema`` uses; `forked.command` checks every ``--json`` output with it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ KNOWN = {"$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "
 
 
 def check(words: Sequence[str], printed: str) -> None:
-    """Raise AssertionError unless what a command printed is as its schema says, and as short where not all was asked for."""
+    """Raise AssertionError unless printed JSON matches its schema and, without ``--all`` or ``--verbose``, is short enough."""
     if "--json" not in words or not printed.strip():
         return
     schema = schema_of(words[0])
@@ -34,7 +34,7 @@ def check(words: Sequence[str], printed: str) -> None:
 
 
 def errors(value: Any, schema: Mapping[str, Any], names: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Yield in which places a value is not what the schema says."""
+    """Yield a message for each place in which a value does not match the schema."""
     assert schema.keys() <= KNOWN, f"the validator does not know {schema.keys() - KNOWN}"
     if "$ref" in schema:
         yield from errors(value, names[schema["$ref"].rpartition("/")[2]], names, where)

@@ -1,4 +1,4 @@
-"""Small searches in this process, and what is asked of all of them."""
+"""Small searches in this process, and functions to examine them."""
 
 import json
 from functools import partial
@@ -22,7 +22,7 @@ SPACE = {"lr": FloatDistribution(1e-3, 1.0, log=True), "batch_size": Categorical
 
 
 def build(parameters: dict[str, Any]) -> argosy.Member:
-    """One layer; so bad a learning rate diverges, so bad a width fails."""
+    """Build a member of one layer; a large enough `lr` makes it diverge, and a `width` too small for the labels makes it fail."""
     width = parameters.get("width", 10)
     return argosy.Member(
         "net",
@@ -34,25 +34,25 @@ def build(parameters: dict[str, Any]) -> argosy.Member:
 
 
 def tune(directory: Path, *, space: Any = SPACE, **rest: Any) -> Any:
-    """A search in this process."""
+    """Run a search inline and return its report."""
     settings = {"max_epochs": 9, "data": DATA, "devices": "cpu:2", **rest}
     return argosy.tune(settings.pop("build", build), space, directory=directory, launcher="inline", **settings)
 
 
 def outcome(report: Any) -> dict[str, Any]:
-    """What must not depend on when a search was killed."""
+    """Return the results of trials, which must not depend on when a search was killed."""
     return {row["trial"]: (row["epochs"], row["status"], row["reason"], row.get("val_loss")) for row in report.table()}
 
 
 def stored(directory: Path, name: str | None = None) -> optuna.Study:
-    """The search as Optuna's own tools find it."""
+    """Load the search from its storage with Optuna, as Optuna's own tools do."""
     backend = optuna.storages.journal.JournalFileBackend(str(directory / "optuna.log"))
     storage = optuna.storages.JournalStorage(backend)
     return optuna.load_study(study_name=name or directory.name, storage=storage)
 
 
 def at_once(directory: Path) -> int:
-    """The most members that were training at one time."""
+    """Return the largest number of members that trained at one time."""
     training, most = set(), 0
     for line in (directory / "journal.jsonl").read_text().splitlines():
         event = json.loads(line)

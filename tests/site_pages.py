@@ -1,7 +1,7 @@
-"""The pages of the site: ``python tests/site_pages.py build/pages`` writes what `mkdocs.yml` builds.
+"""The pages of the site: ``python tests/site_pages.py build/pages`` writes the files from which `mkdocs.yml` builds it.
 
-They are the pages of docs/, the changelog and how to contribute. A link that leaves these leads to a page with the text of the file, or
-with the names of the folder's files, so that the site needs no other place.
+They are the pages of docs/, the changelog and the guide for contributors. Links to other files of the repository lead to added pages with
+the text of the file, or with the names of the files of a folder, so that the site is self-contained.
 """
 
 import os
@@ -20,7 +20,7 @@ OUTSIDE = {
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "README.md": "index.md",
 }
-"""Files of the root that are pages; the README's place is that of the start page of docs/."""
+"""Files of the repository's root that are pages; links to the README lead to the start page of docs/."""
 SOURCES = [*sorted(DOCS.rglob("*.md")), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sbatch": "bash"}
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
@@ -28,30 +28,30 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]+`", flags=re.DOTALL | re.MULTILINE)
 
 
 def without_code(text: str) -> str:
-    """A page without blocks and words of code, where brackets are no links."""
+    """Return a page without code blocks and inline code, in which brackets are no links."""
     return CODE.sub("", text)
 
 
 def links(text: str) -> list[tuple[str, str]]:
-    """Each relative link of a page, as (file, anchor); a file may be empty, and so may an anchor."""
+    """Return the relative links of a page as (file, anchor), either of which may be empty."""
     found = (match.groups(default="") for match in LINK.finditer(without_code(text)))
     return [(file, anchor.removeprefix("#")) for file, anchor in found if "://" not in file and "mailto:" not in file]
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by its path in the site."""
+    """Return the text of each page by its path in the site."""
     found, linked = dict[str, str](), set[Path]()
     for path in SOURCES:
         place, text = _place(path), path.read_text()
         move, code = partial(_moved, path, place, linked), [*CODE.findall(text), ""]
-        # Brackets of code are no links; in words of code within a table GitHub wants a backslash before `|`, and MkDocs shows it.
+        # Brackets in code are no links. In inline code within a table GitHub needs a backslash before `|`, which MkDocs would show.
         words = (part if part.startswith("```") else part.replace("\\|", "|") for part in code)
         found[place] = "".join(LINK.sub(move, part) + word for part, word in zip(CODE.split(text), words, strict=True))
     return found | {_place(path): _shown(path) for path in sorted(linked)}
 
 
 def _shown(path: Path) -> str:
-    """The page of a file or a folder that another page links to."""
+    """Return the page for a file or a folder that another page links to."""
     name = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         return f"# {name}\n\n" + "".join(f"* `{file.name}`\n" for file in sorted(path.iterdir()))
@@ -59,7 +59,7 @@ def _shown(path: Path) -> str:
 
 
 def _place(path: Path) -> str:
-    """Where a file is in the site."""
+    """Return the path of a file's page in the site."""
     if path in OUTSIDE:
         return OUTSIDE[path]
     if path.is_relative_to(DOCS):
@@ -68,7 +68,7 @@ def _place(path: Path) -> str:
 
 
 def _moved(path: Path, place: str, linked: set[Path], match: re.Match[str]) -> str:
-    """What takes the place of a link of this page; what has to become a page is added to `linked`."""
+    """Return a link of a page with its target in the site; a target that needs an added page is put into `linked`."""
     file, anchor = match.groups(default="")
     if not file or "://" in file:
         return match[0]

@@ -1,4 +1,4 @@
-"""Runs whose members span devices as the test wants it, and what each of their members is alone."""
+"""Runs whose members are split over devices as a test chooses, and comparisons with the same members trained alone."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ LENGTH = 150
 
 
 class Double(nn.Module):
-    """Float64 inside, so that what a split rounds otherwise is far from what differs."""
+    """A network in float64, so that rounding differences of a split are far smaller than real differences."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Double(nn.Module):
 
 
 def member(name: str, epochs: float = 3, **rest: Any) -> argosy.Member:
-    """A small member in float64."""
+    """Return a small member in float64; `rest` are fields of Member."""
     rest.setdefault("optimizer", partial(SGD, lr=0.05, momentum=0.9))
     return studies.member(name, model=Double, stop=argosy.MaxEpochs(epochs), **rest)
 
 
 def fleet() -> list[argosy.Member]:
-    """Five members whose ends bring barriers: after half an epoch, two, and three."""
+    """Return five members that end after half an epoch, two or three epochs, each of which causes a barrier."""
     return [
         member("wide", batch_size=63, optimizer=partial(AdamW, lr=0.01), clip_grad_norm=0.5),
         member("pair", batch_size=20, accumulate=3, augment=studies.dawdle),
@@ -52,14 +52,17 @@ def fleet() -> list[argosy.Member]:
 
 
 def study(*names: str, members: list[argosy.Member] | None = None) -> argosy.Study:
-    """Of some members of the fleet, or of others."""
+    """Return a study of some members of the fleet, or of `members`."""
     chosen = [one for one in members or fleet() if not names or one.name in names]
     return studies.study(LENGTH, fleet=chosen, val=20, validations_per_epoch=2)
 
 
 @dataclass(slots=True)
 class SplitBy:
-    """A policy that places members where the test says, by how often it was asked: shares by device."""
+    """A policy of one flotilla at a time, in which the test gives each member its shares by device.
+
+    `shares_of` is called with the member's name and the number of times that the policy launched.
+    """
 
     shares_of: Callable[[str, int], Mapping[int, float]]
     asked: int = field(default=0)
@@ -88,7 +91,7 @@ def train(
     wanted: argosy.Study | None = None,
     **settings: Any,
 ) -> argosy.Report:
-    """Train on three CPU devices, if not on others, members placed as `SplitBy` has it."""
+    """Train a study under `SplitBy`, by default on three CPU devices."""
     policy = living.policy(monkeypatch, SplitBy(shares_of))
     how = {"launcher": "processes", "devices": "cpu:3", "loader_workers": 0, "block_size": 64}
     programs = {"numerics": "equivalent", "packing": "interleaved"}
@@ -96,7 +99,7 @@ def train(
 
 
 def all_alone(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Weights of every member, trained by itself on one device."""
+    """Train every member of the fleet alone on one device and return its weights."""
     found = {}
     for one in fleet():
         directory = folder / one.name
@@ -106,12 +109,12 @@ def all_alone(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def weights(directory: Path, name: str) -> dict[str, Tensor]:
-    """Those of a member's last file."""
+    """Return the weights in a member's last checkpoint."""
     return dict(torch.load(directory / "members" / name / "last.pt", weights_only=True)["model"])
 
 
 def check(directory: Path, alone: Mapping[str, Mapping[str, Tensor]], *names: str) -> None:
-    """Each is what it is alone."""
+    """Assert that the weights of members equal those of training alone, up to rounding."""
     for name in names or alone:
         found = weights(directory, name)
         for key, weight in alone[name].items():

@@ -1,4 +1,4 @@
-"""Another user of the machine, where this one is root and can become anybody."""
+"""Actions of another user of the machine, which only root can take."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ STRANGER = 65534
 
 
 def as_stranger(deed: Callable[[], object]) -> None:
-    """Do this as another user, in a process of its own; an error of it is raised here."""
+    """Call `deed` in another process as another user, and assert that it raises nothing; skips the test unless this user is root."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
 
@@ -30,7 +30,7 @@ def as_stranger(deed: Callable[[], object]) -> None:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that all users see, and where all may write, as ``/tmp`` is."""
+    """Create a folder that all users can see and write to, as in ``/tmp``."""
     with tempfile.TemporaryDirectory(prefix="argosy-test-", dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
         yield Path(folder)

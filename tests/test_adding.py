@@ -1,4 +1,4 @@
-"""The worked examples of what can be added: their files are those of the page, and do what every alternative of their kind must."""
+"""Tests of the worked examples on the page about adding alternatives: its files do what every alternative of their kind must do."""
 
 import importlib.util
 import re
@@ -21,7 +21,7 @@ FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTA
 
 @pytest.fixture
 def added(tmp_path: Path) -> Any:
-    """Imports a file of the page."""
+    """Return a function that writes a file of the page and imports it."""
 
     def file(name: str) -> ModuleType:
         path = tmp_path / f"{name}.py"

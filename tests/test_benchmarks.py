@@ -1,4 +1,4 @@
-"""The benchmarks of the living fleet and of kept rows run, on little: their checks of results count here, not their figures."""
+"""Tests that some benchmarks run on little data and that their checks of results hold; their measured times do not matter here."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ TINY = {
     "kept disk": "--samples 40 --times 4 --rounds 1",
 }
 OF_RESULTS = ("killed", "prepared for", "prepared where", "prepared again", "other bits")
-"""What names of targets say that are not of time."""
+"""Words in the names of targets that are about results, not about time."""
 
 
 @pytest.mark.parametrize("which", TINY)
@@ -29,5 +29,5 @@ def test_a_benchmark_runs_and_its_checks_hold(which: str) -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["benchmark"] == script
     unfulfilled = [one["what"] for one in result["targets"] if not one["holds"]]
-    # On so little nothing is said of time.
+    # On so little data, times mean nothing.
     assert not [what for what in unfulfilled if any(word in what for word in OF_RESULTS)]

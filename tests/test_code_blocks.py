@@ -1,8 +1,8 @@
-"""Each block of code in the docs runs in a test, or a comment before it says why not: ``<!-- not run: why -->``.
+"""Tests that each block of code in the docs runs, or that a comment before it says why not: ``<!-- not run: why -->``.
 
-A block of Python that begins with the name of its file is run as a file by the tests of its page. Others are run here, those of a page one
-after another, with the names in place that a reader would have. A block of commands has only words that the commands know. What a
-command prints, and drawings, are blocks of ``text``.
+A block of Python that begins with a file name is run as a file by the tests of its page. All other Python blocks of a page run here, one
+after another, with the names that a reader would have at that point. Blocks of commands are not run, but their options must exist. Printed
+output and drawings are blocks of ``text``.
 """
 
 import ast
@@ -33,7 +33,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>.+?) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 FILES = {"README.md", "docs/tutorial.md", "docs/how-to.md", "docs/coming-from", "docs/internals/adding.md"}
-"""Pages, and a folder of them, whose files are run by `test_first_hour`, `test_how_to`, `test_coming_from` and `test_adding`."""
+"""Pages, and a folder of pages, whose files are run by `test_first_hour`, `test_how_to`, `test_coming_from` and `test_adding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Code:
 
 
 def blocks() -> Iterator[Code]:
-    """Those of all pages."""
+    """Yield the blocks of all pages."""
     for path in PAGES:
         for match in BLOCK.finditer(path.read_text()):
             page = path.relative_to(ROOT).as_posix()
@@ -79,7 +79,7 @@ def test_each_block_is_of_a_kind_that_runs_or_says_why_not() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the run of the tutorial's study in ``runs/x``."""
+    """Train the tutorial's study in ``runs/x`` and return the folder."""
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("blocks")
     settings: dict[str, Any] = {"launcher": "inline", "devices": "cpu:1", "quiet": True}
@@ -88,7 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def names() -> dict[str, Any]:
-    """What a reader has who has read the study of the tutorial."""
+    """Return the names that the study of the tutorial defines; it trains 2 epochs instead of 10."""
     text = next(block.text for block in ALL if block.page == "docs/tutorial.md" and block.text.startswith("# study.py"))
     found: dict[str, Any] = {}
     exec(text.replace("MaxEpochs(10)", "MaxEpochs(2)"), found)
@@ -96,7 +96,7 @@ def names() -> dict[str, Any]:
 
 
 def named(page: str, folder: Path) -> dict[str, Any]:
-    """What a page speaks of before its blocks."""
+    """Return the names that the blocks of a page assume."""
     found = names()
     x, y = found["x"], found["y"]
     report = argosy.load(folder / "runs" / "x", study=found["study"])
@@ -156,7 +156,7 @@ def test_blocks_of_commands_have_words_that_these_know(block: Code) -> None:
 
 
 def app_help(command: str) -> str:
-    """What ``argosy COMMAND --help`` says."""
+    """Return the output of ``argosy COMMAND --help``."""
     found = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert found.exit_code == 0, found.output
     return found.output
@@ -171,7 +171,7 @@ def test_examples_of_the_reference_run_and_signatures_are_calls() -> None:
             examples += len(example.examples)
             assert not doctest.DocTestRunner().run(example).failed, block
         elif block.language == "python":
-            # Lines of `name=default`, and `*` between them.
+            # A signature, in which a bare `*` may stand, so it is not always valid Python.
             assert re.match(r"[\w.]+\(", block.text), block
         else:
             assert block.page == "docs/reference/commands.md", block

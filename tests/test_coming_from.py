@@ -1,4 +1,4 @@
-"""Scripts of other tools and ours: each pair trains the same networks to the same figures, and the pages say which lines change."""
+"""Tests that scripts for other tools and ours train the same networks to the same figures, and that the pages count the changed lines."""
 
 import ast
 import re
@@ -20,12 +20,12 @@ import argosy
 ROOT = Path(__file__).parents[1]
 SCRIPTS, PAGES = ROOT / "examples" / "coming_from", ROOT / "docs" / "coming-from"
 GRID = list(product((16, 64, 256), (0.01, 0.001)))
-"""Hidden units and learning rates of the grids."""
+"""Pairs of hidden units and learning rate, in the order of the grids."""
 
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
-    """Runs a script in an empty folder, and returns its names."""
+    """Return a function that runs a script in an empty folder and returns its global names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(SCRIPTS)
 
@@ -36,7 +36,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dic
 
 
 def trained(study: argosy.Study, numerics: str = "exact") -> argosy.Report:
-    """What becomes of our study."""
+    """Train our study and return its report."""
     return argosy.train(study, directory="run", launcher="inline", devices="cpu:1", numerics=numerics, quiet=True)
 
 
@@ -45,7 +45,7 @@ def curve(row: Any) -> list[float]:
 
 
 def grid(study: argosy.Study) -> dict[tuple[int, float], list[float]]:
-    """The curve of each point of our grid."""
+    """Train our study and return the validation losses of each point of the grid."""
     found = {}
     for row in trained(study).rows:
         values = row.hyperparameters
@@ -72,7 +72,7 @@ def test_a_plain_loop_breaks_after_the_epoch_that_the_rule_beside_it_stops_after
     assert next(loop) == next(ours) == 4
 
 
-@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.filterwarnings("ignore")  # warnings of the other library
 def test_lightning(play: Callable[[str], dict[str, Any]]) -> None:
     pytest.importorskip("lightning.pytorch")
     theirs, report = play("theirs_lightning.py"), trained(play("ours_lightning.py")["study"], "equivalent")
@@ -95,7 +95,7 @@ def test_optuna(play: Callable[[str], dict[str, Any]]) -> None:
     assert report.best_parameters == theirs.best_params
 
 
-@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.filterwarnings("ignore")  # warnings of the other library
 def test_ray_tune(play: Callable[[str], dict[str, Any]]) -> None:
     ray = pytest.importorskip("ray")
     pytest.importorskip("ray.tune", reason="needs ray[tune]")
@@ -111,7 +111,7 @@ def test_ray_tune(play: Callable[[str], dict[str, Any]]) -> None:
 
 
 def test_sweeps_of_wandb(play: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their server, which says what to try, is played: it asks for each point of the grid."""
+    """Our grid equals a W&B sweep; a stand-in for their server asks for each point of the grid."""
     wandb = pytest.importorskip("wandb")
     theirs = {}
 
@@ -133,7 +133,7 @@ def test_sweeps_of_wandb(play: Callable[[str], dict[str, Any]], monkeypatch: pyt
 
 
 def test_determined(play: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their master, which starts the script for each point of the grid in the file, is played."""
+    """Our grid equals a Determined experiment; a stand-in for their master runs the script for each point of the grid in the YAML file."""
     determined = pytest.importorskip("determined")
     points = re.findall(r"vals: \[(.*)\]", (SCRIPTS / "theirs_determined.yaml").read_text())
     theirs = {}
@@ -155,7 +155,7 @@ def _noted(losses: list[float], *, steps_completed: int, metrics: dict[str, floa
 
 
 def test_skorch(play: Callable[[str], dict[str, Any]]) -> None:
-    """scikit-learn takes the logarithm of probabilities in float32, and validates once, after the last epoch."""
+    """Our last losses equal the scores of skorch up to rounding, as scikit-learn scores once, by logarithms of float32 probabilities."""
     pytest.importorskip("skorch")
     found = play("theirs_skorch.py")["search"].cv_results_
     points = [(point["module__hidden"], point["optimizer__lr"]) for point in found["params"]]
@@ -176,7 +176,7 @@ def test_the_page_counts_the_lines_that_change() -> None:
 
 
 def changed(name: str) -> tuple[int, int, int]:
-    """Lines of code of their script that stay, that go, and lines of ours that come; what ours imports of theirs stays."""
+    """Return how many lines of their script stay, how many go, and how many lines are new; what our script imports from theirs stays."""
     theirs, ours = ((SCRIPTS / f"{side}_{name}.py").read_text() for side in ("theirs", "ours"))
     imported = {
         alias.name
@@ -196,7 +196,7 @@ def changed(name: str) -> tuple[int, int, int]:
 
 
 def code(text: str, *, without: Collection[int] = ()) -> list[str]:
-    """Its lines of code, however deep they stand."""
+    """Return the lines of code of a text without indentation."""
     lines = text.splitlines()
     return [lines[number - 1].strip() for number in lines_of(text) if number not in without]
 

@@ -1,4 +1,4 @@
-"""Run directories that are damaged, foreign, of a later version, or none: one sentence each, and nothing in them is touched."""
+"""Tests that damaged, foreign and missing run directories, and those of later versions, give one sentence, and that no file in them changes."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ from argosy.running.directory.journal import Lock
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two members."""
+    """Return the directory of a run of two members."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     fleet = [studies.member("one"), studies.member("two", hidden=8)]
     argosy.train(studies.study(90, fleet=fleet, epochs=1), directory=directory, launcher="inline", devices="cpu:1")
@@ -172,7 +172,7 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
         (run / "study.json").unlink()
         with pytest.raises(RunError, match="the data is not open yet"):
             argosy.load(run)
-    # Of a driver that was killed, whose workers still hold the lock.
+    # As after a driver was killed, whose workers still hold the lock.
     with Lock(run / "run.lock") as lock:
         (run / "run.lock").write_text(f"{2**22 + 1} {socket.gethostname()} 0.0")
         shutil.copy(whole / "study.json", run)
@@ -190,7 +190,7 @@ def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) 
 
 
 class Careful(studies.Mlp):
-    """Says in a line of its own that it takes no weights, as a disk or a machine that has no room does."""
+    """A network whose loading of weights raises its own error, as on a machine without free memory."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("no room for them")

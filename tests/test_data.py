@@ -1,4 +1,4 @@
-"""Datasets from what people have."""
+"""Tests of `argosy.data`: datasets from folders of images, tables, lines of JSON, weights and features of a network."""
 
 import csv
 import json
@@ -45,7 +45,7 @@ def test_a_folder_of_images_is_classes_by_name_and_squares_of_bytes(photos: Path
 def test_images_of_16_bits_are_scaled_to_8(file: str, tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     path, pixels = tmp_path / "cat" / file, np.array([[0, 300], [32768, 65535]], np.uint16)
-    if path.suffix == ".ppm":  # which Pillow opens as mode I
+    if path.suffix == ".ppm":  # Pillow opens these in mode I, 32 bits
         path.write_bytes(b"P5 2 2 65535\n" + pixels.astype(">u2").tobytes())
     else:
         Image.fromarray(pixels.astype(">u2") if file == "big.tif" else pixels).save(path)
@@ -170,7 +170,7 @@ TRAIN = "colour,floor,size,kind\nred,1,1.5,dog\nblue,G,2,cat\nred,2,2.5,eel\n"
 
 
 def two_tables(tmp_path: Path, val: str, given: str = "file") -> list[Any]:
-    """The table above, and another one."""
+    """Return `TRAIN` and another table, as files or as DataFrames."""
     for name, text in (("train", TRAIN), ("val", val)):
         (tmp_path / f"{name}.csv").write_text(text)
     files = [tmp_path / "train.csv", tmp_path / "val.csv"]
@@ -179,7 +179,10 @@ def two_tables(tmp_path: Path, val: str, given: str = "file") -> list[Any]:
 
 @pytest.mark.parametrize("given", ["file", "frame"])
 def test_a_second_table_has_the_features_and_classes_of_the_first(given: str, tmp_path: Path) -> None:
-    """Its columns come in another order, with one more; a word is new, floors look like numbers, a class is lacking."""
+    """A table read with `like=` has the features and classes of that table.
+
+    Its columns are in another order and one is new, a word is new, its floors are all numbers, and a class is missing.
+    """
     val = "kind,name,size,floor,colour\neel,x,3,2,green\ndog,,1,1,red\n"
     first, second = two_tables(tmp_path, val, given)
     train = argosy.data.table(first, target="kind")
@@ -222,7 +225,7 @@ def test_what_the_first_table_has_otherwise_is_refused(val: str, words: str, tmp
         argosy.data.table(second, target="kind", like=train)
 
 
-def test_numbers_are_not_taken_for_words_that_none_of_them_is(tmp_path: Path) -> None:
+def test_a_number_is_refused_in_a_column_of_words_of_the_first_table(tmp_path: Path) -> None:
     train = argosy.data.table(*two_tables(tmp_path, TRAIN)[:1], target="kind")
     codes = pandas.read_csv(tmp_path / "val.csv").assign(colour=[0, 1, 0])
     with pytest.raises(StudyError, match="column 'colour' has 0 in row 0, and words as 'blue' in the table of like="):
@@ -233,7 +236,7 @@ def test_numbers_are_not_taken_for_words_that_none_of_them_is(tmp_path: Path) ->
     assert found.inputs.tolist() == [[0, 1], [0, 0]]
 
 
-def test_like_is_a_table_and_says_all(tmp_path: Path) -> None:
+def test_like_must_be_a_table_and_excludes_other_settings(tmp_path: Path) -> None:
     first, second = two_tables(tmp_path, TRAIN)
     train = argosy.data.table(first, target="kind")
     with pytest.raises(StudyError, match=r"like is 'train\.csv'; it must be a table that was read before"):
@@ -269,7 +272,7 @@ def test_words_are_no_numbers_whatever_is_said(tmp_path: Path) -> None:
 
 
 def numbers_and(tmp_path: Path, *values: str) -> Path:
-    """A table of 30 rows of numbers, and a row for each of these values."""
+    """Write a table of 30 rows with numbers and one row for each of these values; returns its path."""
     rows = [*(f"{n}.5,{n % 2}" for n in range(30)), *(f"{value},1" for value in values)]
     (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
     return tmp_path / "t.csv"
@@ -456,13 +459,14 @@ def test_weights_are_multiplicities() -> None:
 
 
 def test_weights_of_sorted_samples_leave_out_no_site() -> None:
-    rare, common = range(100), range(100, 1000)  # the latter in nine sites of a hundred, one behind the other
+    # The common samples come from nine sites with a hundred each, one site after another.
+    rare, common = range(100), range(100, 1000)
     weights = [1 / len(rare)] * len(rare) + [1 / len(common)] * len(common)
     found = argosy.data.by_weight(weights, samples=1000)
     sites = np.bincount(np.asarray(found) // 100, minlength=10)
     assert sites[0] == 500
     assert sites[1:].min() > 40, sites
-    assert found == argosy.data.by_weight(weights, samples=1000), "who sees what is the same in every process"
+    assert found == argosy.data.by_weight(weights, samples=1000), "every process must choose the same samples"
     assert set(range(1000)) == set(argosy.data.by_weight(weights, samples=1800))
 
 
@@ -475,7 +479,7 @@ class Pictures(Dataset[Any]):
 
 
 class Tapped(nn.Module):
-    """Its output is that of an inner layer, which a hook keeps."""
+    """A network that returns the output of an inner layer, which a forward hook stores in `kept`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -491,14 +495,16 @@ def test_a_hook_of_a_frozen_trunk_keeps_what_the_trunk_computes() -> None:
     network = Tapped()
     before = network(torch.ones(1, 4))
     x, _ = argosy.data.features(Pictures(), network)[5]
-    assert network.kept["inner"] is before, "the caller's own keeps what it had"
+    assert network.kept["inner"] is before, "features() must not run the caller's network itself"
     assert torch.equal(x, network.layers[0](torch.full((1, 4), 5.0))[0])
 
 
 def test_features_are_the_networks_outputs_in_place_of_inputs() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
     found = argosy.data.features(Pictures(), network)
-    assert network.training and all(weight.requires_grad for weight in network.parameters()), "it is still the caller's"
+    assert network.training and all(weight.requires_grad for weight in network.parameters()), (
+        "the caller's network must not change"
+    )
     x, y = found[5]
     assert torch.equal(x, network.eval()(torch.full((1, 4), 5.0))[0])
     assert (y, len(found), x.requires_grad) == (5, 6, False)

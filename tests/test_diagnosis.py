@@ -1,4 +1,4 @@
-"""The rule of SC'18: the stage between a full queue and an empty queue is the bottleneck."""
+"""Tests of the diagnosis of bottlenecks by the rule of SC'18: the bottleneck is the stage between a full and an empty queue."""
 
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from argosy.stream.gauges import POINTS, QueueGauge
 
 
 def feeder(*, prepare: float = 0.0, exchange: float = 0.0, train: float = 0.0, **rest: Any) -> dict[str, Any]:
-    """A feeder's gauge with these mean fills of its queues."""
+    """Return a feeder's gauge in which the queues have these mean fills."""
     queues = {"to_prepare": prepare, "to_exchange": exchange, "to_train": train}
     counted = {
         "cores": 2,
@@ -54,7 +54,7 @@ def of(*gauges: dict[str, Any]) -> Diagnosis:
     ],
 )
 def test_the_bottleneck_is_the_last_stage_behind_a_full_queue(fills: dict[str, float], stage: str) -> None:
-    # All stages are about as fast: 1000 samples/s.
+    # All stages have about the same rate, so only the queues decide: 1000 samples/s.
     even = {"busy_seconds": 2.0, "filling_seconds": 2.0}
     found = of(feeder(**fills, **even), feeder(**fills, **even))
     assert (found.stage, found.verdict.split(":")[0]) == (stage, stage)
@@ -120,7 +120,7 @@ def test_one_slow_node_is_named_though_the_blocks_of_the_others_wait_for_it() ->
 
 def test_rates_are_those_of_sc18() -> None:
     found = of(feeder(prepare=0.9), feeder(prepare=0.9, filling_seconds=10.0))
-    assert found.preparing_rate == 400.0  # r_p of both, in turns: 1000 samples in 5 s of preparing
+    assert found.preparing_rate == 400.0  # r_p of both nodes together: each prepares 1000 samples in 5 s
     assert found.taking_rate == 1000.0  # r_c of the slower device
     assert found.peak_rate == 200.0  # peak(n) of the node that received least
     assert "250 samples/s a core on 4 cores, 400 samples/s in all, members could take 1,000" in found.verdict
@@ -154,7 +154,10 @@ def mlp() -> nn.Module:
 def test_a_trainer_counts_each_sample_of_the_stream_that_its_members_step_on_once(
     tmp_path: Path, block_size: int | None
 ) -> None:
-    """Members alike make a block's steps in several passes, of which the last one makes none; batches are longer than blocks."""
+    """A trainer counts each sample of the stream once, however many members use it and however it is cut into batches.
+
+    Members of one architecture step through a block in several passes, of which the last makes no step. Batches span two blocks of 16.
+    """
     x, y = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)), torch.arange(500) % 4
     member = argosy.Member("m", model=mlp, optimizer=partial(Adam, lr=0.01), batch_size=32)
     study = argosy.Study(

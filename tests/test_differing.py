@@ -1,4 +1,4 @@
-"""A comparison that fails says which member differs first, in which section, in what, and by how much."""
+"""Tests that a failed comparison of runs says which member differs first, in which section, in what, and by how much."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def member(change: Change = lambda plain: None) -> dict[str, Any]:
-    """Two epochs of two sections, as `evidence.results_of` has them, with something done to it."""
+    """Return the results of a member with two epochs of two sections, like those of `evidence.results_of`, after `change`."""
     plain: dict[str, Any] = {
         "weights": {"0.weight": torch.ones(2, 3), "0.bias": torch.zeros(2)},
         "optimizer": {"state": {0: {"step": 4, "exp_avg": torch.ones(2)}}},
@@ -29,7 +29,7 @@ def member(change: Change = lambda plain: None) -> dict[str, Any]:
 
 
 def worse(plain: dict[str, Any]) -> None:
-    """In the last two of its sections, and in its weights."""
+    """Change the losses of the last two sections, and the weights."""
     plain["epochs"][2][2]["val_loss"] = 0.375
     plain["epochs"][3][2]["val_loss"] = 9.0
     plain["weights"]["0.weight"][1, 2] += 0.125
@@ -37,7 +37,7 @@ def worse(plain: dict[str, Any]) -> None:
 
 
 def put(*path: Any) -> Change:
-    """Put a value, the last of these, where the others lead."""
+    """Return a change that puts a value, the last argument, at the path of the other arguments."""
 
     def change(plain: dict[str, Any]) -> None:
         *keys, last, value = path

@@ -1,4 +1,4 @@
-"""What is compared keeps the digits of a float64 from what a metric returns to every file: values that differ by 1e-12 are no tie."""
+"""Tests that compared values keep float64 precision from a metric's result to every file, so that a difference of 1e-12 is no tie."""
 
 import csv
 import json
@@ -23,11 +23,11 @@ from argosy.training.programs.shard.flat import Flat
 STEP = 1e-12
 EPOCHS = 6
 BEST = 3
-"""The epoch of the least value, from 0."""
+"""The epoch with the smallest value, counted from 0."""
 
 
 class Counting(nn.Module):
-    """Says, for each sample, how many steps it has made."""
+    """A network that returns, for each sample, the number of its steps as an additional output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ def squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 def at(output: Tensor) -> float:
-    """0.7 and a little more the further its steps are from those of the best epoch, of two steps."""
+    """Return 0.7 plus `STEP` for each epoch, of two steps, between the network's epoch and the best one."""
     return 0.7 + STEP * abs(float(output[0, 1]) / 2 - 1 - BEST)
 
 
 class State:
-    """A metric with a state that returns a number of Python's."""
+    """A metric class that returns a Python float."""
 
     def update(self, output: Tensor, target: Tensor) -> None:
         self.value = at(output)
@@ -60,13 +60,13 @@ class State:
 
 
 KINDS: dict[str, Callable[[Tensor, Tensor], Any] | type] = {
-    "a number of Python's": lambda output, target: at(output),
-    "a number of NumPy's": lambda output, target: np.float64(at(output)),
+    "a Python float": lambda output, target: at(output),
+    "a NumPy scalar": lambda output, target: np.float64(at(output)),
     "an array of no dimensions": lambda output, target: np.array(at(output)),
-    "a scalar of torch's": lambda output, target: torch.tensor(at(output), dtype=torch.float64),
-    "one for each sample": lambda output, target: torch.full((len(output),), at(output), dtype=torch.float64),
+    "a torch scalar": lambda output, target: torch.tensor(at(output), dtype=torch.float64),
+    "a tensor for each sample": lambda output, target: torch.full((len(output),), at(output), dtype=torch.float64),
     "an array for each sample": lambda output, target: np.full(len(output), at(output)),
-    "a state": State,
+    "a metric class": State,
 }
 
 
@@ -99,7 +99,7 @@ def _table(path: Path) -> list[dict[str, str]]:
 
 
 def rows_of(directory: Path) -> dict[str, list[float]]:
-    """The values by file."""
+    """Return the values of the metric in each file that has them."""
     journal = [json.loads(line) for line in (directory / "journal.jsonl").read_text().splitlines()]
     folder = directory / "members" / "net"
     return {
@@ -122,23 +122,23 @@ def test_the_best_section_is_the_best(tmp_path: Path, metric: Any) -> None:
 
 
 def test_digits_pass_from_process_to_process(tmp_path: Path) -> None:
-    report = trained(tmp_path, KINDS["a number of Python's"], launcher="processes")
+    report = trained(tmp_path, KINDS["a Python float"], launcher="processes")
     assert rows_of(tmp_path)["csv"] == WANTED
     assert report.best().best_epoch == BEST + 1
 
 
 def test_rules_see_the_digits(tmp_path: Path) -> None:
     stop = argosy.Plateau("val_odd", patience=1, mode="min", min_delta=STEP / 2) | argosy.MaxEpochs(EPOCHS)
-    trained(tmp_path, KINDS["a number of Python's"], stop=stop)
+    trained(tmp_path, KINDS["a Python float"], stop=stop)
     assert rows_of(tmp_path)["journal"] == WANTED[: BEST + 2]
     target = argosy.Target("val_odd", 0.7 + STEP / 2, mode="min")
-    trained(tmp_path / "target", KINDS["a number of Python's"], stop=target)
+    trained(tmp_path / "target", KINDS["a Python float"], stop=target)
     assert len(rows_of(tmp_path / "target")["journal"]) == BEST + 1
 
 
 def test_a_learning_rate_sees_the_digits(tmp_path: Path) -> None:
     plateau = partial(ReduceLROnPlateau, patience=0, threshold=0.0, factor=0.5, eps=0.0)
-    trained(tmp_path, KINDS["a number of Python's"], schedule=plateau)
+    trained(tmp_path, KINDS["a Python float"], schedule=plateau)
     rates = [float(row["lr"]) for row in _table(tmp_path / "members" / "net" / "metrics.csv")]
     assert rates == [0.01] * (BEST + 2) + [0.005]
 

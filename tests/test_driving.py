@@ -1,4 +1,4 @@
-"""What a program that drives Argosy meets: quick commands, the guide, JSON and its schemas, queries and hooks."""
+"""Tests of what a program needs to drive Argosy: fast commands, the guide, JSON and its schemas, queries and hooks."""
 
 import json
 import re
@@ -57,7 +57,7 @@ SLOW = (
     "argosy.stream",
     "argosy.tuning.search",
 )
-"""Modules that take a part of a third of a second to import, and are of no use to a command that reads a run."""
+"""Modules that a command which only reads a run does not need, and that together take about a third of a second to import."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ JSON = {
 
 @pytest.mark.parametrize("name", JSON)
 def test_what_is_printed_is_as_its_schema_says(folder: Path, name: str) -> None:
-    """The check itself is in `forked.command`, so that it is one of every command of all tests."""
+    """The JSON of every command matches its schema; `forked.command` checks this, here and for the commands of all other tests."""
     words = JSON[name].split(maxsplit=2) if name == "query" else JSON[name].split()
     assert told(folder, *words)["schema"] == 1
 
@@ -138,7 +138,7 @@ def test_lists_are_cut_at_their_ends_until_an_output_is_short() -> None:
     assert shortened({"rows": [1, 2]}) == {"rows": [1, 2]}
 
 
-def test_of_a_table_whole_rows_alone_are_left_out() -> None:
+def test_a_table_is_shortened_by_whole_rows() -> None:
     table = {"columns": [f"column-{n}" for n in range(300)], "rows": [[*range(300)] for _ in range(20)]}
     short = shortened(table, only="rows")
     assert short["columns"] == table["columns"]
@@ -216,16 +216,16 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
     diverged, end = (json.loads((tmp_path / f"{event}.json").read_text()) for event in ("diverged", "end"))
     assert re.fullmatch(
         r"its training loss is not a number after \d+ steps", diverged["reason"]
-    )  # rounding decides how soon
+    )  # the number of steps depends on rounding
     assert end["best"] == told(tmp_path, "report", "x")["best"]
-    # Neither one that fails nor one that hangs is more than a line at the end.
+    # A command that fails or hangs causes one line at the end of the run, and does not change its exit code.
     found = forked.command(
         tmp_path, [*words, "--fresh", "--on-diverged", "exit 3", "--on-end", "sleep 60"], first=_hurried
     )
     assert found.returncode == 1 and "done after" in found.stdout
     assert "on_diverged: the command 'exit 3' ended with exit code 3 (see " in found.stderr
     assert "on_end: the command 'sleep 60' took longer than 0.3 s and was ended." in found.stderr
-    # Nor is one for a run that an error ends.
+    # The command also runs if an error ends the run.
     (tmp_path / "study.py").write_text(re.sub(r"(?s)members=\[.*\],\n    stop", BROKEN, STUDY))
     argosy(tmp_path, *words, "--fresh", "--on-end", HOOK, code=1)
     assert (tmp_path / "told.txt").read_text().splitlines()[2:] == ["end failed "]
@@ -236,7 +236,7 @@ def _hurried() -> None:
 
 
 class Program:
-    """A program that knows nothing but ``argosy --help``, ``argosy guide`` and JSON: it types no word that these two do not have."""
+    """A program that knows only ``argosy --help``, ``argosy guide`` and printed JSON: it uses no command or option that these do not name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -252,12 +252,12 @@ class Program:
         return json.loads(self.printed[-1])
 
     def starts(self, *words: str) -> forked.Forked:
-        """Start a command that goes on, and return it."""
+        """Start a command without waiting for its end, and return its process."""
         with (self.folder / "printed.txt").open("ab") as printed:
             return forked.started(self.folder, [*words, "--json"], out=printed.fileno(), err=printed.fileno())
 
     def waits(self, running: forked.Forked, *statuses: str) -> None:
-        """Wait until a command that was started has the run in one of these states; its data may not be open yet."""
+        """Wait until the run of a command that was started has one of these states; the status fails until its data is open."""
         deadline = time.monotonic() + 120
         while running.poll() is None or statuses == ("done",):
             found = forked.command(self.folder, ["status", "runs/x", "--wait", "--json"])
@@ -267,7 +267,7 @@ class Program:
         raise AssertionError((self.folder / "printed.txt").read_text())
 
     def computes(self, lines: str) -> Any:
-        """Return what Python prints as JSON after these lines."""
+        """Return the JSON that these lines of Python print."""
         done = subprocess.run([sys.executable, "-c", lines], cwd=self.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -388,7 +388,7 @@ def _audits(program: Program, run: Any) -> None:
 
 
 def _makes_an_ensemble_and_predicts(program: Program, run: Any) -> None:
-    """By the lines of the guide as they stand."""
+    """Run the guide's own lines on how to use a run's networks."""
     lines = "".join(
         re.findall(r"(?m)^    (.*\n)", program.guide[program.guide.index("## Use") : program.guide.index("## Hooks")])
     )

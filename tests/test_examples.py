@@ -1,4 +1,4 @@
-"""The stories of the recipes, each run as it is; and how long they are, as the recipes say."""
+"""Tests that every example of the recipes runs unchanged, and is as long as the recipes say."""
 
 import ast
 import io
@@ -25,7 +25,7 @@ from argosy.cli import app as cli
 ROOT = Path(__file__).parents[1]
 EXAMPLES, RECIPES = ROOT / "examples", ROOT / "docs" / "recipes.md"
 DATA = ("photos", "csv_folds", "language", "boxes", "streaming", "heads")
-"""Stories of data as people have them: each on a screen, with its model."""
+"""Examples that load data in common formats; each, with its model, fits on a screen."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -33,7 +33,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """Runs an example, and the commands that it types, in an empty folder and this process; returns the lines that they print."""
+    """Return a function that runs an example and its commands in an empty folder and this process, and returns the printed lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", partial(typed, subprocess.run))
     for stage in ("train", "tune"):
@@ -48,7 +48,7 @@ def play(
 
 
 def typed(run: Callable[..., Any], words: list[str], **settings: Any) -> Any:
-    """In the place of ``subprocess.run``."""
+    """Run argosy commands in this process, as a replacement for ``subprocess.run``."""
     if words[1:3] != ["-m", "argosy"]:
         return run(words, **settings)
     code = cli.app(words[3:], standalone_mode=False) or 0
@@ -75,7 +75,7 @@ def test_an_ensemble_of_five_seeds_beats_the_best_and_the_best_is_taken_along(pl
 
 
 def pictured(lines: list[str], run: Path) -> None:
-    """A page, and where there is a browser a picture of it."""
+    """Assert that the run's page was written, and a picture of it if there is a browser."""
     assert "Learning curves" in (run / "report.html").read_text()
     if browser.CHROMIUM is not None:
         assert lines[-1] == f"Written: {run.resolve() / 'report.png'}"
@@ -118,7 +118,7 @@ def test_a_csv_file_is_five_folds(play: Callable[..., list[str]]) -> None:
 def test_lines_of_json_are_language_models(play: Callable[..., list[str]]) -> None:
     lines = play("language.py")
     assert [line.split(":")[0] for line in lines] == ["gru-32", "gru-16"]
-    assert all(1 < numbers(line)[0] < 60 for line in lines)  # of 256 bytes
+    assert all(1 < numbers(line)[0] < 60 for line in lines)  # perplexity; guessing among 256 bytes has 256
 
 
 def test_pictures_have_boxes(play: Callable[..., list[str]]) -> None:
@@ -145,7 +145,7 @@ def test_two_targets_have_an_error_each(play: Callable[..., list[str]]) -> None:
     for line in lines:
         whole, pressure, progression = numbers(line)[:3]
         assert whole**2 == pytest.approx((pressure**2 + progression**2) / 2, rel=0.01)
-        assert whole < 0.95, "the mean alone has about 1"
+        assert whole < 0.95, "predicting the mean has an error of about 1"
 
 
 def test_wider_codes_say_more_of_digits(play: Callable[..., list[str]]) -> None:
@@ -155,7 +155,7 @@ def test_wider_codes_say_more_of_digits(play: Callable[..., list[str]]) -> None:
 
 
 def test_a_run_is_interrupted_and_goes_on_with_one_network_more_and_one_less(play: Callable[..., list[str]]) -> None:
-    # A shell that runs tests in the background has them ignore the key.
+    # A shell that runs the tests in the background makes them ignore SIGINT.
     earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         first, *_, second = play("interrupted.py")
@@ -169,7 +169,7 @@ def test_a_run_is_interrupted_and_goes_on_with_one_network_more_and_one_less(pla
 def test_trackers_have_a_run_for_each_network(play: Callable[..., list[str]]) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("mlflow")
-    # The same command again tells what they have missed, where other tests slowed them.
+    # Trackers that other tests slowed down miss calls; the second run repeats these.
     for _ in range(2):
         said = play("trackers.py")
         assert [name in line for name, line in zip(("tensorboard", "mlflow"), said, strict=True)] == [True, True]
@@ -188,7 +188,7 @@ def test_networks_of_another_library_train(tmp_path: Path) -> None:
 
 
 def test_the_cells_of_a_notebook_run_one_after_another(play: Callable[..., list[str]]) -> None:
-    del play  # the folder, and no processes
+    del play  # the fixture changes to an empty folder and trains inline
     cells = re.split(r"^# %%.*$", (EXAMPLES / "notebook.py").read_text(), flags=re.MULTILINE)
     names: dict[str, object] = {"__name__": "__main__"}
     shown = [shows(cell, names) for cell in cells]
@@ -198,7 +198,7 @@ def test_the_cells_of_a_notebook_run_one_after_another(play: Callable[..., list[
 
 
 def shows(cell: str, names: dict[str, object]) -> object:
-    """What a notebook shows below a cell: the value of its last line."""
+    """Run a notebook cell and return what a notebook shows below it: the value of its last line if that is an expression."""
     body = ast.parse(cell).body
     last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), "cell", "exec"), names)
@@ -206,7 +206,7 @@ def shows(cell: str, names: dict[str, object]) -> object:
 
 
 def lines_of(text: str) -> list[int]:
-    """Numbers of the lines of code: neither empty nor comments nor docstrings."""
+    """Return the numbers of the lines of code, which are neither empty nor comments nor docstrings."""
     documented = {
         line
         for node in ast.walk(ast.parse(text))
@@ -223,10 +223,10 @@ def lines_of(text: str) -> list[int]:
 
 
 def length(path: Path) -> tuple[int, int]:
-    """Lines of code, and those from the first statement on that makes a member or asks for something."""
+    """Return the number of lines of code, and of those from the first statement that uses argosy."""
     text = path.read_text()
     lines, body = lines_of(text), ast.parse(text).body
-    # A script that types commands alone begins with its last statement.
+    # In a script that only runs commands this is the last statement.
     first = next(
         (node.lineno for node in body if "argosy." in (ast.get_source_segment(text, node) or "") and not said(node)),
         body[-1].lineno,

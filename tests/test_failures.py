@@ -1,4 +1,4 @@
-"""Members that fail: from Python each is a warning with its reason and the user's own line, or all of them are one error."""
+"""Tests that a failed member causes a warning with its reason and the user's own line, or that all of them raise one error."""
 
 import doctest
 import inspect
@@ -17,7 +17,7 @@ from argosy.errors import ArgosyError, MemberError, MemberFailed, RunError, word
 
 
 class Failing(nn.Module):
-    """Raises in training, once it has seen so many batches."""
+    """A network that raises in training after this many batches."""
 
     def __init__(self, batches: int) -> None:
         super().__init__()
@@ -39,19 +39,19 @@ LINE = next(
 
 
 def fleet() -> list[argosy.Member]:
-    """One that is done, one that raises, one whose loss is soon no number."""
+    """Return three members: one that finishes, one that raises, and one whose loss soon becomes NaN or infinite."""
     wild = studies.member("wild", optimizer=partial(SGD, lr=1e30))
     return [studies.member("good"), studies.member("bad", model=partial(Failing, 0)), wild]
 
 
 def train(directory: Path, members: list[argosy.Member], *, epochs: int = 1, **rest: Any) -> argosy.Report:
-    """A small run in this process."""
+    """Train members inline on a small study."""
     study = studies.study(90, fleet=members, epochs=epochs)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", **rest)
 
 
 def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(tmp_path: Path) -> None:
-    for _ in range(2):  # a cell of a notebook that is run again says it again
+    for _ in range(2):  # a notebook cell that is run again warns again
         with pytest.warns(MemberFailed) as told:
             report = train(tmp_path, fleet())
         bad, wild = sorted(f"{one.message}" for one in told)
@@ -65,7 +65,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
     shown = report.ending().text(200, 50)
     assert f"'bad' failed: ValueError: no more ({__file__}:{LINE})\n" in shown
     assert "'wild' diverged: its training loss is not a number after " in shown
-    argosy.load(tmp_path)  # says nothing: who loads a report looks at it
+    argosy.load(tmp_path)  # must not warn, because whoever loads a report reads it
 
 
 def test_failures_are_raised_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_notebook_shows_the_cells_own_frames_and_those_of_a_cause() -> None:
         (refused, ["refused"], "argosy.errors.RunError: nothing holds no run"),
         (cell, ["cell", "mine", "cell"], "argosy.errors.ArgosyError: a sample raised"),
     ):
-        with pytest.raises(ArgosyError) as caught:  # the frame of this test stands for IPython's
+        with pytest.raises(ArgosyError) as caught:  # this test's frame takes the place of IPython's
             runs()
         lines = caught.value._render_traceback_()
         assert [line.rpartition(", in ")[2] for line in lines if line.startswith("  File ")] == frames

@@ -1,4 +1,4 @@
-"""Results as DataFrames, figures and files: what a paper is made of."""
+"""Tests of results as DataFrames, figures and files, as papers need them."""
 
 import json
 from collections import defaultdict
@@ -27,14 +27,14 @@ FLEET = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Two networks under three seeds, and one alone that is done after an epoch of two sections."""
+    """Return the report of two networks under three seeds, and of a single member that is done after one epoch of two sections."""
     study = studies.study(90, fleet=FLEET, epochs=3, validations_per_epoch=2)
     folder = tmp_path_factory.mktemp("figures") / "run"
     return argosy.train(study, directory=folder, launcher="inline", devices="cpu:1")
 
 
 def journaled(report: argosy.Report) -> dict[tuple[Any, ...], float]:
-    """What the journal says of each member, epoch, section and metric, the former from 1."""
+    """Return the journal's metrics by member, epoch, section and name; epochs and sections count from 1."""
     return {
         (event.member, event.epoch + 1, event.section + 1, metric): value
         for event in read_journal(report.directory)
@@ -105,7 +105,7 @@ def test_a_run_without_a_finished_section_has_curves_of_no_rows(report: argosy.R
 
 @pytest.fixture
 def pyplot() -> Iterator[Any]:
-    """Where a figure is drawn in memory, and closed."""
+    """Return pyplot, and close all figures after the test."""
     found = pytest.importorskip("matplotlib.pyplot", reason="figures are drawn by matplotlib, the extra report")
     yield found
     found.close("all")

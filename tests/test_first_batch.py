@@ -203,7 +203,7 @@ def test_a_sum_in_batches_of_one_size_is_refused(tmp_path: Path, what: str, own:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_loss_that_compares_samples_of_a_class_is_taken_where_the_first_ones_are_of_one_each(seed: int) -> None:
+def test_a_supervised_contrastive_loss_is_accepted_although_the_first_samples_differ_in_class(seed: int) -> None:
     output = torch.randn(16, 5, generator=torch.Generator().manual_seed(seed))
     check_step(member(step=step), "step", lambda pair: supervised(*pair), (output, CLASSES[:16]), 16)
 
@@ -217,7 +217,7 @@ def remembering(memory: Tensor, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", [5, 77, 96])
-def test_a_step_that_each_call_moves_is_taken_where_it_grows_by_itself(seed: int) -> None:
+def test_a_step_whose_memory_changes_in_each_call_is_accepted_although_its_value_grows(seed: int) -> None:
     output = 2 * torch.randn(16, 3, generator=torch.Generator().manual_seed(seed))
     target = output.argmax(1)
     target[:3] = 0
@@ -234,7 +234,7 @@ def denoising(network: nn.Module, seed: int, batch: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_value_that_goes_by_places_in_the_batch_is_taken_where_it_grows_by_chance(seed: int) -> None:
+def test_a_value_that_depends_on_the_order_of_samples_is_accepted_although_it_grows_by_chance(seed: int) -> None:
     x = torch.randn(16, 6, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         for one in range(20):
@@ -658,7 +658,7 @@ def test_a_metric_beside_an_own_validation_that_broadcasts_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize(("model", "target", "metric"), ALIKE.values(), ids=ALIKE)
-def test_a_metric_of_what_belongs_together_is_taken(tmp_path: Path, model: Any, target: Tensor, metric: Any) -> None:
+def test_a_metric_that_does_not_broadcast_is_accepted(tmp_path: Path, model: Any, target: Tensor, metric: Any) -> None:
     taken = member(model=model, loss=near, metrics={"even": metric})
     assert reason(tmp_path, taken, data=argosy.Data(arrays=(X, target), val_arrays=(X, target))) == ""
 
@@ -914,7 +914,7 @@ def test_fit_refuses_a_mask() -> None:
         argosy.fit(np.ma.array(X.numpy(), mask=X.numpy() > 1), CLASSES.numpy(), member())
 
 
-def test_accuracy_is_of_all_places_where_there_are_more() -> None:
+def test_accuracy_of_several_positions_per_sample_is_their_mean() -> None:
     output, target = torch.randn(3, 5, 2, 2), torch.zeros(3, 2, 2, dtype=torch.long)
     right = (output.argmax(1) == target).float()
     assert torch.equal(argosy.accuracy(output, target), right.flatten(1).mean(1))

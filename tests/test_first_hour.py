@@ -1,6 +1,6 @@
-"""A new user's path from an empty folder: the demo, then the tutorial, whose blocks are run as they stand there.
+"""Tests of a new user's first hour from an empty folder: the demo, then the tutorial, whose files and commands run unchanged.
 
-Installing is what the machine that runs these tests has done (`make test`).
+Installation is not tested here, because the environment of the tests is an installation (`make test`).
 """
 
 import json
@@ -28,14 +28,14 @@ PATIENCE_SECONDS = 120
 
 
 def done(folder: Path, words: list[str]) -> str:
-    """What a command says that ends well."""
+    """Run a command, assert that it succeeds, and return its output."""
     found = forked.command(folder, words)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
 
 def epochs_of(directory: Path) -> dict[str, float]:
-    """How far members are."""
+    """Return how many epochs each member has trained."""
     if not (directory / "journal.jsonl").exists():
         return {}
     return {name: found.epochs for name, found in RunState.of(read_journal(directory)).members.items()}
@@ -43,7 +43,7 @@ def epochs_of(directory: Path) -> dict[str, float]:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[[list[str]], forked.Forked]]:
-    """Starts a command, whose words go to a file."""
+    """Return a function that starts a command with its output in a file; commands are killed after the test."""
     begun = []
 
     def start(words: list[str]) -> forked.Forked:
@@ -57,7 +57,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[[list[str]], forked.Forked]]:
 
 
 def wait_for(run: forked.Forked, directory: Path, member: str, epochs: float) -> None:
-    """Until a member trains, and has come so far."""
+    """Wait until a member has trained this many epochs; 0 waits until it is in the journal."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while epochs_of(directory).get(member, -1) < epochs:
         assert run.poll() is None, (directory.parents[1] / "said.txt").read_text()
@@ -66,13 +66,13 @@ def wait_for(run: forked.Forked, directory: Path, member: str, epochs: float) ->
 
 
 def ctrl_c(run: forked.Forked) -> None:
-    """As a person does it: all is saved."""
+    """Interrupt a run as a person does, and assert that it saves its members and exits with 130."""
     run.send_signal(signal.SIGINT)
     assert run.wait(PATIENCE_SECONDS) == 130
 
 
 def opened_by(folder: Path, words: list[str]) -> Path:
-    """The page that a command shows in a browser, which here writes down its address."""
+    """Return the page that a command opens in a browser; a script that writes its address to a file stands for the browser."""
     reader, address = folder / "reader", folder / "address.txt"
     reader.write_text(f'#!/bin/sh\nprintf %s "$1" > {address}\n')
     reader.chmod(0o755)
@@ -82,7 +82,7 @@ def opened_by(folder: Path, words: list[str]) -> Path:
 
 
 def assert_page(page: Path, folder: Path, members: list[str]) -> None:
-    """What a person sees there, where there is a browser."""
+    """Assert that the page has the run's members, and no errors, if there is a browser."""
     assert page == folder / "runs" / "digits" / "report.html"
     if browser.CHROMIUM is None:
         return
@@ -95,7 +95,7 @@ def assert_page(page: Path, folder: Path, members: list[str]) -> None:
 
 
 def script(folder: Path, name: str) -> str:
-    """What a script prints, in a fresh process."""
+    """Run a script in a fresh process and return its output."""
     return subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
@@ -109,7 +109,7 @@ def test_a_new_user_gets_from_an_empty_folder_to_an_ensemble(
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     (run, add, stop, look), directory = COMMANDS, tmp_path / "runs" / "digits"
-    # So long that there is time to press a key.
+    # So many epochs that there is time to interrupt the run.
     (tmp_path / "study.py").write_text(FILES["study.py"].replace("MaxEpochs(10)", "MaxEpochs(100_000)"))
     first = begin(run)
     wait_for(first, directory, "cnn-8", 1)

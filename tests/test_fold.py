@@ -1,4 +1,4 @@
-"""The fold of a journal against a model that keeps everything: the last record wins."""
+"""Tests of the fold of a journal (`RunState`) against simple models: of records about the same thing, the last one counts."""
 
 from dataclasses import replace
 from random import Random
@@ -30,7 +30,7 @@ SECTIONS = 3
 
 
 def ended(epoch: int, section: int, *, best: bool, mark: float) -> SectionEnded:
-    """The end of a section that can be told from another of the same number."""
+    """Return the end of a section; `mark` distinguishes it from another end of the same section."""
     return SectionEnded(
         member="m",
         device="cpu:0",
@@ -49,13 +49,13 @@ def ended(epoch: int, section: int, *, best: bool, mark: float) -> SectionEnded:
 
 
 def started(epoch: int, section: int, position: int) -> MemberStarted:
-    """The member goes on from here."""
+    """Return the start of the member at this position."""
     place = {"epoch": epoch, "section": section, "position": position, "stream_epoch": epoch}
     return MemberStarted(member="m", device="cpu:1", threads=1, mkldnn=True, **place)
 
 
 def saved(epoch: int, section: int, position: int) -> Saved:
-    """A file."""
+    """Return the saving of a checkpoint at this position."""
     file = f"e{epoch}.{section}-{position}.pt"
     return Saved(
         member="m", checkpoint=Checkpoint(file=file, sha256="", epoch=epoch, section=section, position=position)
@@ -81,7 +81,7 @@ def test_sections_that_are_trained_again_replace_the_first_time(seed: int) -> No
             state.apply(event)
             files.append(event.checkpoint)
         elif what < 0.9:
-            # Back to some file that is known, or to the beginning where none is.
+            # The member resumes from some known checkpoint, or from the beginning if there is none.
             known = state.member("m").saved
             back = draw.choice(known) if known else None
             here = (back.epoch, back.section, back.position) if back else (0, 0, 0)
@@ -117,7 +117,7 @@ def test_a_member_follows_what_it_was_assigned_last(assigned: list[tuple[int, in
         state.apply(Assigned(members={"m": (epoch, stream_epoch)}))
         wanted = {own: at for own, at in model.items() if own < epoch}
         wanted |= {own: stream_epoch + own - epoch for own in range(epoch, 20)}
-        # Who follows it needs no word, and a word changes nothing then.
+        # If the member follows this assignment already, recording it again changes nothing.
         assert not follows or wanted == model
         model = wanted
         assert {own: at for own in range(20) if (at := state.member("m").stream_epoch(own)) is not None} == model
@@ -126,7 +126,9 @@ def test_a_member_follows_what_it_was_assigned_last(assigned: list[tuple[int, in
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 50)), min_size=1))
-def test_preparations_count_what_was_fed_against_the_sections_that_were(fed: list[tuple[int, int, int]]) -> None:
+def test_preparations_are_fed_samples_relative_to_the_samples_of_the_fed_sections(
+    fed: list[tuple[int, int, int]],
+) -> None:
     state = RunState()
     state.apply(
         RunStarted(host="", pid=1, versions={}, settings={}, lengths={"train": 100, "val": 7}, validations_per_epoch=3)
@@ -154,7 +156,10 @@ def test_a_member_is_split_until_one_device_has_it() -> None:
 
 
 def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
-    """Those that were saved when it failed are of sections that its fixed code may not repeat."""
+    """A retried member goes back to its last checkpoint before the failure, with the best weights of that checkpoint.
+
+    The checkpoint that was saved when it failed has best weights of sections that the fixed code may not repeat.
+    """
     state, file = RunState(), saved(1, 0, 0)
     rescued = replace(file, checkpoint=replace(file.checkpoint, best="b.pt", best_sha256=""))
     for event in (file, rescued, MemberEnded(member="m", status="failed", reason="")):
@@ -167,7 +172,10 @@ def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
 
 
 def test_members_are_suspects_until_they_end_the_section_in_which_their_device_was_lost() -> None:
-    """Ended sections that are trained again do not clear them; a loss that names one of them clears the others there."""
+    """Members on a lost device are suspects until they end a section that they had not ended before.
+
+    Training again a section that had ended does not clear a suspect. A later loss that names one suspect clears the others of that device.
+    """
 
     def lost(*suspects: str) -> WorkerLost:
         return WorkerLost(worker="cpu:1", detail="poisoned", suspects=suspects)

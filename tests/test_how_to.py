@@ -1,4 +1,4 @@
-"""The page of how to do things: its files run as they stand."""
+"""Tests that the files of the how-to page run unchanged."""
 
 import re
 from pathlib import Path

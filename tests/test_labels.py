@@ -1,4 +1,4 @@
-"""Labels that are missing, or cannot be compared, are refused by their rows; all others divide the samples as they are."""
+"""Tests that missing labels are refused with their rows, labels that cannot be compared are refused, and all others divide the samples."""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -19,7 +19,7 @@ from argosy.errors import StudyError
 
 
 class Own:
-    """A label of a class of the script's own, of which some operation raises."""
+    """A label of a user's class, in which one operation raises or returns arrays."""
 
     def __init__(self, value: int, raises: str) -> None:
         self.value = value
@@ -41,7 +41,7 @@ class Own:
 
 
 def objects(values: Any) -> Any:
-    """An array of just these objects."""
+    """Return an array of these objects, which NumPy must not unpack."""
     found = np.empty(len(values), object)
     found[:] = values
     return found
@@ -86,7 +86,7 @@ SOUND = {
     "objects": np.array(["a", "b"] * 10, dtype=object),
     "a categorical": pd.Categorical(["a", "b"] * 10),
     "nullable integers": pd.Series([0, 1] * 10, dtype="Int64"),
-    "a column whose index is another": pd.Series([0, 1] * 10, index=range(100, 120)),
+    "a column with another index": pd.Series([0, 1] * 10, index=range(100, 120)),
     "dates": pd.Series([pd.Timestamp(0), pd.Timestamp(1)] * 10),
     "a tensor that wants gradients": torch.tensor([0.0, 1.0] * 10, requires_grad=True),
     "a mask that hides nothing": np.ma.array([0, 1] * 10),
@@ -118,7 +118,7 @@ ODD = {
 
 
 def folds(how: str, labels: Any) -> list[argosy.Member]:
-    """Two folds of these samples."""
+    """Return two folds that are stratified or grouped by these labels."""
     return argosy.kfold(studies.member("a"), 2, **{how: labels})
 
 
@@ -154,7 +154,7 @@ def test_labels_that_are_none_are_refused(how: str, labels: Any, words: str) -> 
 
 
 def fitted(y: Any, loss: Callable[..., Any] | None = None, outputs: int = 2) -> Fitted:
-    """One epoch on 20 samples."""
+    """Fit a network for one epoch on 20 samples."""
     net = argosy.Member(
         "net", model=lambda: nn.Linear(3, outputs), optimizer=lambda p: SGD(p, lr=0.1), batch_size=5, loss=loss
     )

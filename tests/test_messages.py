@@ -1,4 +1,4 @@
-"""Every error says what, what was found, what was wanted and what to do; each is made here once, and the docs show it."""
+"""Tests that each error message, raised here once, says what is wrong, what was found and what to do, and is shown in the docs."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
 
 
 def test_messages_of_all_places_say_what_to_do_and_are_on_the_page() -> None:
-    """One test: to make them all takes longer than the rest of many."""
+    """Each place that raises an error has a case, its message is complete, and the page shows it; one test, since raising all takes long."""
     shown = {message.site for message in all_shown()}
     missing = sorted(all_sites().keys() - shown)
-    assert not missing, "no case of tests/messages/ comes by:\n" + "\n".join(map(str, missing))
+    assert not missing, "no case of tests/messages/ reaches:\n" + "\n".join(map(str, missing))
     assert None not in shown, [message.when for message in all_shown() if message.site is None]
     found = [f"{message.text}\n  {fault}" for message in all_shown() for fault in faults(message.text)]
     assert not found, "\n".join(found)
-    assert PAGE.read_text() == table(all_shown()), "PYTHONPATH=tests python -m messages > docs/messages.md"
+    assert PAGE.read_text() == table(all_shown()), "run PYTHONPATH=tests python -m messages > docs/messages.md"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""From an empty directory: the wheel, the README's study, its page, an ensemble, and exports that load where Argosy cannot be imported."""
+"""Tests that the built wheel runs the README's study, writes its page and an ensemble, and exports models that load without Argosy."""
 
 import os
 import re
@@ -28,7 +28,7 @@ torch.save({name: tensor.detach() for name, tensor in said.items()}, "said.pt")
 print(argosy.__file__)
 """
 NETWORK = "torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))"
-"""What the README calls mlp-128, by its own code."""
+"""The code of the README's network mlp-128."""
 WEIGHTS = f"""
 from safetensors.torch import load_model
 network = {NETWORK}
@@ -45,9 +45,9 @@ session = onnxruntime.InferenceSession(folder + "/model.onnx")
 found = torch.from_numpy(session.run(None, {"inputs": said["inputs"].numpy()})[0])
 """,
 }
-"""By format, what loads it, and sets `found`."""
+"""Code that loads an export and sets `found` to its outputs, by format."""
 NEEDED = {"torch-export": "torch", "onnx": "onnxscript"}
-"""By format, the package that writes it, where that is not safetensors."""
+"""The package that writes a format; safetensors for the others."""
 EXPORT = """
 import sys
 from argosy.cli import app
@@ -66,7 +66,7 @@ torch.testing.assert_close(found, said[what], rtol=0, atol=1e-5)
 
 
 def run(folder: Path, *words: str | Path) -> str:
-    """What a command says that ends well, with nothing of this checkout on its path."""
+    """Run a command without this checkout on its path, assert that it succeeds, and return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
@@ -75,11 +75,11 @@ def run(folder: Path, *words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel; what it needs is taken from the environment of this process."""
+    """Install the wheel into a new environment that takes dependencies from the present one; returns its folder of programs."""
     source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
     for name in BUILT_FROM:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)  # setuptools writes beside what it builds from
+        copy(ROOT / name, source / name)  # copied, because setuptools writes into the folder of the sources
     pip = sys.executable, "-m", "pip"
     build = "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "dist", "."
     run(source, *pip, *build)
@@ -93,7 +93,7 @@ def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory, which was empty, with the README's study and its run."""
+    """Run the README's study in an empty folder and return the folder."""
     folder = tmp_path_factory.mktemp("empty")
     (folder / "study.py").write_text(STUDY)
     said = run(folder, bin / "argosy", "run", "study.py", "--dir", "runs/digits", "--devices", "cpu:1")

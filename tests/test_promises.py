@@ -1,4 +1,4 @@
-"""The page of promises names tests and benchmarks that there are."""
+"""Tests that the page of promises names tests and benchmarks that exist."""
 
 import ast
 import re

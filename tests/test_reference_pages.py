@@ -1,4 +1,4 @@
-"""The reference for users: made from the docstrings, complete, and what ``help()`` shows."""
+"""Tests that the reference for users is generated from the present docstrings, is complete, and agrees with ``help()``."""
 
 import pydoc
 
@@ -17,7 +17,7 @@ RULES = (MaxEpochs, MaxSteps, MaxSamples, MaxSeconds, Plateau, Target)
 
 def test_pages_are_those_that_the_docstrings_make() -> None:
     found = {file.name: file.read_text() for file in pages.FOLDER.iterdir()}
-    assert found == pages.pages(), "PYTHONPATH=tests python -m pages"
+    assert found == pages.pages(), "run PYTHONPATH=tests python -m pages"
 
 
 def test_every_public_name_is_on_a_page_and_shown_by_dir() -> None:
@@ -28,7 +28,7 @@ def test_every_public_name_is_on_a_page_and_shown_by_dir() -> None:
 
 
 def words(text: str) -> str:
-    """One after another, without what `help` draws beside them."""
+    """Return a text with single spaces, and without the lines that `help` draws beside it."""
     return " ".join(text.replace("|", " ").split())
 
 

@@ -1,4 +1,4 @@
-"""Networks that several members repeat: intervals that hold what they promise, and comparisons in pairs."""
+"""Tests of repeated networks: their intervals contain the truth as often as promised, and comparisons are made in pairs."""
 
 import doctest
 import json
@@ -25,13 +25,13 @@ from argosy.results.repetitions import Repetitions
 from argosy.study import Repetition
 
 TRUTH = {"small": 0.30, "large": 0.28, "like": 0.28}
-"""What the mean over all seeds would be."""
+"""The mean of each network over all possible seeds."""
 SPREAD, OF_THE_SEED = 0.02, 0.03
-"""Of a member, and of what the members with one seed share."""
+"""Standard deviations: of a single member, and of the part that all members with one seed share."""
 
 
 def repetitions(outcomes: dict[str, dict[int, dict[str, float]]], **rest: str) -> Repetitions:
-    """Of metrics by configuration and seed."""
+    """Return repetitions from metrics by configuration and seed."""
     told = {"objective": "val_loss", "mode": "min", **rest}
     found = [
         (Repetition(of=name, under=f"seed={seed}"), metrics)
@@ -42,7 +42,7 @@ def repetitions(outcomes: dict[str, dict[int, dict[str, float]]], **rest: str) -
 
 
 def simulated(draw: random.Random, *, seeds: int = 8) -> Repetitions:
-    """A study of networks under the same seeds, a good one of which is good for all of them."""
+    """Return a random study of networks under the same seeds; a seed that is good for one network is good for all."""
     outcomes: dict[str, dict[int, dict[str, float]]] = {name: {} for name in TRUTH}
     for seed in range(seeds):
         shared = draw.gauss(0, OF_THE_SEED)
@@ -52,8 +52,11 @@ def simulated(draw: random.Random, *, seeds: int = 8) -> Repetitions:
 
 
 def held(*, seeds: int) -> tuple[float, float, float]:
-    """Of 1,000 studies: in how many the interval of a mean holds the true one, that of a difference the true one, and equals
-    are told apart."""
+    """Return three fractions of 1,000 simulated studies.
+
+    In these, the interval of a mean contains the true mean, the interval of a difference contains the true difference, and two equal
+    networks are reported as distinguishable.
+    """
     draw, means, differences, mistakes = random.Random(0), 0, 0, 0
     for _ in range(1000):
         study = simulated(draw, seeds=seeds)
@@ -65,7 +68,7 @@ def held(*, seeds: int) -> tuple[float, float, float]:
 
 
 def within(found: Interval, truth: float) -> bool:
-    """Whether the interval holds the truth."""
+    """Return whether the interval contains the truth."""
     low, high = found.bounds
     return low <= truth <= high
 
@@ -109,7 +112,7 @@ def test_pairs_show_what_seeds_hide() -> None:
     other = {seed: {"val_loss": 10.0 * seed + 1.0 + seed / 100} for seed in reversed(range(4))}
     found = repetitions({"b": other, "a": one})
     assert [configuration.name for configuration in found.configurations] == ["a", "b"]
-    assert found.configurations[0].metrics["val_loss"].holds_zero, "seeds differ by more than networks"
+    assert found.configurations[0].metrics["val_loss"].holds_zero, "the seeds must differ by more than the networks do"
     (comparison,) = found.comparisons
     assert comparison.distinguishable
     assert str(comparison) == "val_loss is higher by 1.015 with b than with a (b minus a, 4 pairs: 1.015 ± 0.021)."
@@ -233,7 +236,9 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     study = studies.study(fleet=fleet)
     argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
     weights = evidence.results(tmp_path)
-    assert weights["good-seed=1"] == weights["same-seed=1"] == weights["once"], "the seed is all that a replicate has"
+    assert weights["good-seed=1"] == weights["same-seed=1"] == weights["once"], (
+        "members with one seed and network must be equal"
+    )
     assert weights["good-seed=1"] != weights["good-seed=2"]
 
     report = argosy.load(tmp_path)
@@ -248,7 +253,7 @@ def test_a_run_of_replicates_reports_means_and_differences(tmp_path: Path) -> No
     shown = f"{report}"
     assert "3 of 3" in shown
     best = min(report.repetitions.configurations, key=lambda one: one.metrics["val_loss"].mean)
-    assert "Best: once, val_loss " in shown, "as lucky as its like, and nothing else is known of it"
+    assert "Best: once, val_loss " in shown, "it has the luckiest seed, and no others are known"
     assert report.leader is not None and report.to_json()["best"]["name"] == report.leader.name == "once"
     repeated = replace(report, rows=tuple(row for row in report.rows if row.repetition is not None))
     assert str(repeated.leader) == f"{best.name}, val_loss {best.metrics['val_loss']}, mean of 3"

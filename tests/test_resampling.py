@@ -1,4 +1,4 @@
-"""Folds and bootstraps: each sample where it belongs, one stream for all of them, and what each says of what it has not seen."""
+"""Tests of folds and bootstraps: how samples are divided, that all train on one stream, and their predictions for held-out samples."""
 
 import itertools
 from collections import Counter
@@ -28,7 +28,7 @@ from argosy.study import Repetition
 
 
 def fold_of_each(members: list[argosy.Member], samples: int) -> np.ndarray:
-    """The fold that holds out each sample; fails where there is not exactly one, or where it is trained on there."""
+    """Return the fold that holds out each sample; asserts that there is exactly one, which does not train on the sample."""
     fold = np.full(samples, -1)
     for number, member in enumerate(members):
         assert (fold[member.val_subset] == -1).all()
@@ -176,7 +176,7 @@ def test_seeds_of_a_fold_are_one_value_of_its_interval() -> None:
     curves = [{1.0: value} for value in folds["a"] for _ in range(3)]
     band = Band.of("a", curves, "ci", overlap=1 / 4, draws=[fold for fold in range(5) for _ in range(3)])
     assert band.bounds[0] == pytest.approx(Band.of("a", curves[::3], "ci", overlap=1 / 4).bounds[0])
-    assert Repetition(of="a", under="seed=1").draw == "seed=1", "seeds without folds are draws of their own"
+    assert Repetition(of="a", under="seed=1").draw == "seed=1", "without folds each seed is its own draw"
     lacking = Interval.of([1.0, 1.0, 1.0, 3.0], draws=[0, 0, 0, 1])
     assert lacking.mean == Interval.of([1.0, 3.0]).mean == 2.0, (
         "a fold of which two seeds failed counts as much as the others"
@@ -185,7 +185,7 @@ def test_seeds_of_a_fold_are_one_value_of_its_interval() -> None:
 
 
 def data(samples: int = 60) -> argosy.Data:
-    """The same samples for training and validation."""
+    """Return Data with the same samples for training and validation, as folds need it."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(samples, 12, generator=generator)
     rows = (x, x[:, :10].argmax(dim=1))
@@ -193,7 +193,7 @@ def data(samples: int = 60) -> argosy.Data:
 
 
 def trained(directory: Path, members: list[argosy.Member], rows: argosy.Data | None = None) -> argosy.Report:
-    """Two epochs of these members, in this process; exact, as programs of small networks are chosen by time, and round otherwise."""
+    """Train these members inline for two epochs; exact, because otherwise measured times choose between programs that round differently."""
     study = argosy.Study(data=rows or data(), members=members, stop=argosy.MaxEpochs(2))
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", numerics="exact")
 
@@ -206,9 +206,9 @@ def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
     ]
     report = trained(tmp_path / "together", folds)
     assert report.preparations == 1.0
-    assert report.preparations_alone == 6 * 2 / 3, "a script for a fold would prepare its training samples alone"
+    assert report.preparations_alone == 6 * 2 / 3, "a script for one fold prepares its 2/3 of the samples for training"
     fed = RunState.of(read_journal(tmp_path / "together")).fed
-    assert all(samples == 60 for samples in fed.values()), "once for all folds"
+    assert all(samples == 60 for samples in fed.values()), "each sample is fed once for all folds"
 
     together = evidence.results(tmp_path / "together")
     held_out = report.out_of_fold("plain")
@@ -231,7 +231,7 @@ def test_folds_of_one_stream_equal_separate_runs(tmp_path: Path) -> None:
 
 
 class Counted(Dataset[Any]):
-    """The same samples as a Dataset, which counts how often one is prepared."""
+    """The samples of `data` as a Dataset that counts how often one is prepared."""
 
     asked = 0
 
@@ -245,7 +245,7 @@ class Counted(Dataset[Any]):
 
 
 def five_folds_of_four() -> list[argosy.Member]:
-    """Twenty networks, on the same folds."""
+    """Return twenty members: four networks on the same five folds."""
     labels = data().arrays[1] > 4
     four = [studies.member(f"net{hidden}", hidden=hidden, drop_last=True) for hidden in (8, 12, 16, 24)]
     return [fold for member in four for fold in argosy.kfold(member, 5, stratify=labels)]
@@ -264,7 +264,7 @@ def test_twenty_networks_of_five_folds_have_each_sample_prepared_once(tmp_path: 
 
     together = evidence.results(tmp_path / "together")
     for member in folds:
-        # Two datasets: everything is prepared for training, and again for validation.
+        # With two datasets, samples are prepared for training and again for validation; results must not differ.
         alone = trained(tmp_path / member.name, [member], argosy.Data(train=Counted(), val=Counted()))
         assert evidence.results(tmp_path / member.name)[member.name] == together[member.name]
         with torch.no_grad():
@@ -278,7 +278,7 @@ def test_loader_workers_prepare_each_sample_once_for_all_folds_and_epochs(tmp_pa
     study = argosy.Study(
         data=argosy.Data(train=both, val=both), members=five_folds_of_four()[:5], stop=argosy.MaxEpochs(3)
     )
-    # Blocks are small: training samples are in work when validation comes up.
+    # Blocks are small, so that training samples are still being prepared when validation begins.
     report = argosy.train(study, directory=tmp_path, devices="cpu:1", loader_workers=2, block_size=8)
     prepared = [gauge["prepared"] for gauge in report.gauges.values() if "prepared" in gauge]
     assert prepared == [60]
@@ -305,7 +305,7 @@ def test_of_repetitions_that_are_not_done_the_best_so_far_is_named(tmp_path: Pat
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     ended = next(number for number, line in enumerate(lines) if '"MemberEnded"' in line)
-    journal.write_text("".join(lines[:ended]))  # as it is where the driver is killed then
+    journal.write_text("".join(lines[:ended]))  # as if the driver had been killed at this point
     report = argosy.load(tmp_path)
     best = report.best()
     assert report.leader is None
@@ -314,7 +314,7 @@ def test_of_repetitions_that_are_not_done_the_best_so_far_is_named(tmp_path: Pat
     assert [row[0] for row in report.ending().rows] == [row.name for row in report.rows]
 
 
-def test_what_no_bootstrap_left_out_is_told_by_nobody(tmp_path: Path) -> None:
+def test_a_sample_that_every_bootstrap_drew_has_no_held_out_output(tmp_path: Path) -> None:
     members = argosy.bootstrap(studies.member("bag", drop_last=True), 2, samples=60)
     said = trained(tmp_path, members).out_of_fold("bag")
     drawn_twice = set(members[0].subset) & set(members[1].subset)

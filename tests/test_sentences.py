@@ -1,4 +1,4 @@
-"""Advice and notices: each sentence with figures that bear it out, and with figures under which it must not appear."""
+"""Tests of advice and notices: each sentence appears with figures that justify it, and does not appear with figures that do not."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -27,32 +27,32 @@ from argosy.views.tables import report_table, search_table
 
 @dataclass(frozen=True)
 class Sentence:
-    """One of them, by words that it alone has."""
+    """A sentence of a verdict, identified by words that no other has."""
 
     words: str
     right: Callable[[], str]
-    """What is said where it belongs; ..."""
+    """Returns a verdict that must have the words."""
     wrong: Callable[[], str]
-    """... where it does not."""
+    """Returns a verdict that must not have them."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Of a run that never was."""
+    """Return the report of an invented run."""
     folder, study = tmp_path_factory.mktemp("sentences") / "run", voyages.asked(5, epochs=2)
     voyages.leave(folder, study, voyages.scheduler(study, epochs=2))
     return argosy.load(folder)
 
 
 def verdict(*nodes: dict[str, Any], taken: int = 3000) -> str:
-    """Of nodes with these gauges, whose trainers take so many samples in 2 s."""
+    """Return the verdict for nodes with these gauges and a trainer that took `taken` samples in 2 s."""
     named: list[tuple[str, dict[str, Any]]] = [(f"node{n}/feeder-0", gauge) for n, gauge in enumerate(nodes)]
     found = diagnose([*named, ("node0/cpu:0", {**TRAINER, "rows": taken})])
     return "" if found is None else found.verdict
 
 
 def alone(**rest: Any) -> dict[str, Any]:
-    """One node that exchanges nothing; it prepares 200 samples/s, on 2 cores with 2 workers."""
+    """Return the gauge of a single node, which exchanges nothing and prepares 200 samples/s on 2 cores with 2 workers."""
     return feeder(**{"prepare": 0.9, "exchanged_bytes": 0, "preparation_cpu_seconds": 8.0, **rest})
 
 
@@ -76,7 +76,7 @@ VERDICTS = [
     Sentence(
         "or prepare on every node (sharing='local')",
         lambda: verdict(*[feeder(exchange=0.9, busy_seconds=1.0, filling_seconds=4.0)] * 2, taken=9000),
-        # Where each prepared all alone they would be slower than the network is.
+        # If each node prepared everything, they would be slower than the network.
         lambda: verdict(*[feeder(exchange=0.9, busy_seconds=4.0, filling_seconds=4.0)] * 2, taken=9000),
     ),
     Sentence(
@@ -124,19 +124,19 @@ def test_nobody_is_told_that_work_of_each_epoch_goes_away_on_the_device(gauge: d
 
 
 def printed(report: Report) -> str:
-    """As a terminal shows it."""
+    """Return a report as a terminal shows it."""
     console = Console(file=io.StringIO(), width=400)
     console.print(report_table(report))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def ended(report: Report, command: str = "argosy run") -> str:
-    """As the command ends that was run on it."""
+    """Return the last lines of a command that has made this report."""
     return report.ending(again=command, fixed=f"{command} --retry-failed").text(400, 50)
 
 
 def pack(*programs: int, reason: str = "", **seconds: float) -> Packed:
-    """Programs of so many members each; seconds of a sample by members in a program, as s1=…"""
+    """Return programs with these numbers of members; `s1=`, `s2=` … are seconds per sample of programs with one, two … members."""
     names = iter(f"m{number}" for number in range(100))
     return Packed(
         device="cpu:1",
@@ -148,17 +148,17 @@ def pack(*programs: int, reason: str = "", **seconds: float) -> Packed:
 
 
 def packed(report: Report, *packs: Packed) -> str:
-    """What is said of them in the terminal."""
+    """Return what the terminal shows of a report with these packs."""
     return printed(replace(report, packs=packs))
 
 
 def leg(report: Report, *, seconds: float, predicted: float) -> Report:
-    """Of one stretch of the data."""
+    """Return a report with one leg of these actual and predicted seconds."""
     return replace(report, legs=(replace(report.legs[0], seconds=seconds, predicted_seconds=predicted),))
 
 
 def pages(report: Report) -> str:
-    """The words of the page on predictions and on what was saved."""
+    """Return the text of the report's page on predictions and savings."""
     return " ".join(text for blocks in (predictions(report), savings(report)) for text, _ in blocks)
 
 
@@ -253,7 +253,7 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
 
 
 def with_status(report: Report, status: str) -> Report:
-    """The same with one member that came to this, the others done."""
+    """Return a report whose first member has this status and whose others are done."""
     first, *others = report.rows
     rows = [replace(first, status=status, reason="its loss"), *(replace(row, status="done") for row in others)]
     return replace(report, rows=tuple(rows))
@@ -269,7 +269,7 @@ def test_a_report_says_what_its_figures_bear_out(
 
 
 def searched(report: Report, **figures: Any) -> str:
-    """As the terminal shows a search of which this is the run."""
+    """Return what the terminal shows of a search with this run."""
     console = Console(file=io.StringIO(), width=400)
     console.print(search_table(replace(search_of(report), **figures)))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]

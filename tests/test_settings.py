@@ -1,4 +1,4 @@
-"""What settings cannot be is said when they are made, before anything is started or journaled for them."""
+"""Tests that invalid settings are refused when they are made, before anything is started or journaled."""
 
 import math
 from pathlib import Path

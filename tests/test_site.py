@@ -1,4 +1,4 @@
-"""The site: each link and anchor leads somewhere, each page has its place; where MkDocs is, it builds without a warning."""
+"""Tests of the site: links and anchors exist, each page has one place, and MkDocs, if it is installed, builds it without a warning."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ TEXTS = [*SOURCES, ROOT / "README.md"]
 
 
 def anchors(path: Path) -> list[str]:
-    """Of a page's headings, as GitHub and MkDocs both make them."""
+    """Return the anchors of a page's headings, as GitHub and MkDocs both form them."""
     found = []
     for heading in re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```", "", path.read_text())):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
@@ -33,7 +33,7 @@ def test_links_and_anchors_lead_somewhere(path: Path) -> None:
 
 
 def test_a_linked_heading_has_the_same_anchor_on_github_and_in_the_site() -> None:
-    """MkDocs makes one hyphen of several; GitHub does not."""
+    """No linked anchor has several hyphens in a row, which MkDocs would merge into one and GitHub would not."""
     linked = [anchor for path in TEXTS for _, anchor in links(path.read_text())]
     assert linked
     assert not [anchor for anchor in linked if "--" in anchor or "__" in anchor]
@@ -78,7 +78,7 @@ def test_mkdocs_builds_it_without_a_warning(tmp_path: Path) -> None:
     found = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert "WARNING" not in found.stderr
-    # A link and an anchor that are dead fail.
+    # A dead link and a dead anchor make the build fail.
     (pages / "tutorial.md").write_text("[one](gone.md), [two](how-to.md#gone)")
     found = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode != 0

@@ -1,4 +1,4 @@
-"""Words that are not known get the near ones, in one way everywhere."""
+"""Tests that messages about unknown words suggest similar ones, in the same way everywhere."""
 
 import dataclasses
 import doctest
@@ -62,9 +62,13 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "scheduler": (member, {"scheduler": len}, "scheduler=: give schedule=."),
     "bs": (member, {"bs": 3}, "bs=: give batch_size=."),
     "callbacks": (member, {"callbacks": []}, "callbacks=: rules of argosy.stopping end a member"),
-    "of train": (member, {"devices": "cpu"}, "devices=: give devices= to argosy.train."),
-    "of train, otherwise": (member, {"num_workers": 2}, "num_workers=: give loader_workers= to argosy.train."),
-    "of data": (member, {"train": ARRAYS}, "train=: give train= to argosy.Data."),
+    "a setting of train": (member, {"devices": "cpu"}, "devices=: give devices= to argosy.train."),
+    "another name for a setting of train": (
+        member,
+        {"num_workers": 2},
+        "num_workers=: give loader_workers= to argosy.train.",
+    ),
+    "a field of data": (member, {"train": ARRAYS}, "train=: give train= to argosy.Data."),
     "collate_fn": (
         argosy.Data,
         {"collate_fn": len},
@@ -159,10 +163,10 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     ),
     "objective of tune": (tune, {"objective": "val_los"}, "fix the name (did you mean 'val_loss'?)."),
     "plateau": (argosy.Plateau, {"patiense": 3}, "argosy.Plateau has no keyword patiense= (did you mean 'patience'?)"),
-    "plateau, otherwise": (argosy.Plateau, {"monitor": "val_loss"}, "monitor=: give metric=."),
+    "another name for a field of plateau": (argosy.Plateau, {"monitor": "val_loss"}, "monitor=: give metric=."),
     "delta": (partial(argosy.Plateau, "val_loss", 3), {"delta": 0.1}, "delta=: give min_delta=."),
     "max epochs": (argosy.MaxEpochs, {"epoch": 3}, "epoch= (did you mean 'epochs'?); give one of epochs."),
-    "max epochs, otherwise": (argosy.MaxEpochs, {"max_epochs": 3}, "max_epochs=: give epochs=."),
+    "another name for a field of max epochs": (argosy.MaxEpochs, {"max_epochs": 3}, "max_epochs=: give epochs=."),
     "max steps": (argosy.MaxSteps, {"step": 3}, "argosy.MaxSteps has no keyword step= (did you mean 'steps'?)"),
     "max samples": (argosy.MaxSamples, {"sample": 3}, "sample= (did you mean 'samples'?)"),
     "max seconds": (argosy.MaxSeconds, {"second": 3}, "second= (did you mean 'seconds'?)"),
@@ -216,7 +220,7 @@ def test_an_unknown_name_of_the_package_gets_the_near_one(word: str, says: str) 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Of a member, and of two that others repeat."""
+    """Return the report of a single member and of two networks with two repetitions each."""
     fleet = [member(), *(one for name in ("cnn", "vit") for one in argosy.replicate(named(name), seeds=[1, 2]))]
     asked = study(members=fleet, stop=argosy.MaxEpochs(1))
     return argosy.train(asked, directory=tmp_path_factory.mktemp("run"), launcher="inline")

@@ -1,4 +1,4 @@
-"""Stopping rules: what they promise they keep, whatever comes of a member."""
+"""Tests that stopping rules keep their promises whatever a member's history is, and refuse invalid values."""
 
 import math
 from fractions import Fraction
@@ -15,7 +15,7 @@ VALUES = st.sampled_from([float("nan"), -1.0, 0.0, 0.5, 1.0, 2.0, float("inf")])
 
 
 def leaves(sections: int) -> st.SearchStrategy[Stop]:
-    """Rules of one part."""
+    """Generate rules that are not combined from others."""
     return st.one_of(
         st.integers(1, 12).map(lambda count: MaxEpochs(count / sections)),
         st.floats(0.01, 4).map(MaxEpochs),
@@ -29,7 +29,7 @@ def leaves(sections: int) -> st.SearchStrategy[Stop]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Stop, list[dict[str, float]], int]:
-    """A rule, what comes of a member, and the sections of an epoch."""
+    """Generate a rule, a member's history, and the number of sections in an epoch."""
     sections = draw(st.integers(1, 7))
     rule = draw(
         st.recursive(leaves(sections), lambda inner: st.builds(Either, inner, inner) | st.builds(Both, inner, inner))
@@ -77,7 +77,7 @@ def test_a_history_that_grows_and_shrinks_is_judged_as_a_list_of_its_rows(
 
 @given(cases())
 def test_no_rule_is_met_before_the_first_section(case: tuple[Stop, list[dict[str, float]], int]) -> None:
-    assert case[0].reason([]) is None, "nobody would train, and nobody would end"
+    assert case[0].reason([]) is None, "the member would end without training"
 
 
 @given(cases())
@@ -92,7 +92,7 @@ def test_no_rule_goes_on_beyond_its_bound(case: tuple[Stop, list[dict[str, float
 
 @given(st.integers(1, 50), st.integers(1, 500))
 def test_parts_of_an_epoch_are_as_many_sections_as_they_say(sections: int, count: int) -> None:
-    """Five thirds are five sections of three, though no floating-point number is a third."""
+    """A rule of n/k epochs ends after n sections of k per epoch, although n/k is rounded in floating point."""
     for epochs in (count / sections, float(Fraction(count, sections)), count * (1 / sections)):
         assert sections_in(epochs, sections) == count
         rows = [{"epochs": n // sections + (n % sections + 1) / sections, "seconds": 0.0} for n in range(count)]
@@ -133,7 +133,7 @@ def test_the_direction_of_a_metric_is_told_by_the_words_of_its_name_or_asked_for
         assert mode_of(name) == "min", name
     for name in ("val_accuracy", "val_top5_acc", "val_f1", "val_f1_macro", "val_mean-AUC"):
         assert mode_of(name) == "max", name
-    # A word is a whole one, and one that points both ways, or is turned round, points nowhere.
+    # Only whole words count. A name with words for both directions, or with "neg", has no direction.
     for name in ("val_score", "val_lossless", "val_terror", "val_accuracy_loss", "val_neg_mse", "lr"):
         for asked in (lambda name=name: Plateau(name, 3), lambda name=name: Target(name, 0.5)):
             with pytest.raises(

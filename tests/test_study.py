@@ -1,4 +1,4 @@
-"""What a study refuses when it is made: one sentence each, before anything starts."""
+"""Tests that invalid members, data, studies and grids are refused in one sentence when they are made, before anything starts."""
 
 import re
 import sys
@@ -26,34 +26,34 @@ from argosy.study import doubts_of
 
 
 def sgd_like(lr: float, parameters: Iterator[nn.Parameter], *more: float) -> SGD:
-    """An optimizer's factory whose arguments come first."""
+    """An optimizer factory whose parameters come before the network's weights."""
     return SGD(parameters, lr)
 
 
 class Lines(IterableDataset):
-    """Samples that come one after another."""
+    """An iterable dataset."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(())
 
 
 def given(**fields: Any) -> Callable[[], object]:
-    """A member with these fields."""
+    """Return a function that makes a member with these fields."""
     return lambda: studies.member("a", **fields)
 
 
 def asked(**fields: Any) -> Callable[[], object]:
-    """A study with these fields."""
+    """Return a function that makes a study with these fields."""
     return lambda: argosy.Study(**{"data": arrays(), "members": [studies.member("a", metrics={})], **fields})
 
 
 def holding(**fields: Any) -> Callable[[], object]:
-    """Data with these fields."""
+    """Return a function that makes Data with these fields."""
     return lambda: argosy.Data(**fields)
 
 
 def arrays(val: bool = False) -> argosy.Data:
-    """Ten samples."""
+    """Return Data of ten samples."""
     rows = (torch.zeros(10, 12), torch.zeros(10, dtype=torch.long))
     return argosy.Data(arrays=rows, val_arrays=rows if val else None)
 
@@ -254,14 +254,14 @@ def test_positional_arguments_are_hyperparameters_by_the_names_of_their_paramete
 
 
 class FortyVectors(studies.Vectors):
-    """A dataset whose class is a factory."""
+    """A dataset whose class itself serves as the factory of Data."""
 
     def __init__(self) -> None:
         super().__init__(40)
 
 
 def constant(output: torch.Tensor, target: torch.Tensor, value: float) -> torch.Tensor:
-    """A metric that knows its value."""
+    """A metric with a given value."""
     return torch.full((len(target),), value)
 
 
@@ -336,7 +336,7 @@ def test_members_that_read_the_variable_of_a_loop_are_refused_and_one_that_stays
 
 
 class Config:
-    """Settings that a loop sets, as scripts have them."""
+    """Settings as class attributes, which a script's loop changes."""
 
     width, rate, made = 4, 0.1, 0
 
@@ -345,7 +345,7 @@ OPTIONS = {"width": 4, "rate": 0.1}
 
 
 class Wide(nn.Module):
-    """Reads the settings where it is built."""
+    """A network that reads the settings when it is built."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ class Wide(nn.Module):
 
 
 class Smoothed:
-    """Reads them where it is called."""
+    """A loss that reads the settings when it is called."""
 
     def __call__(self, output: Any, target: Any) -> Any:
         return nn.functional.cross_entropy(output, target, label_smoothing=Config.rate)
@@ -381,7 +381,7 @@ READING: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "a class, by a network": lambda: ("its model reads Config.width .* 2 by now; it was 1 when", {"model": Wide}),
     "a class, by a loss": lambda: ("its loss reads Config.rate .* 0.2 by now; it was 0.1", {"loss": Smoothed()}),
     "a dict": lambda: ("its optimizer reads OPTIONS.rate .* 0.2 by now; it was 0.1", {"optimizer": by_options}),
-    "what is bound": lambda: (
+    "a bound argument": lambda: (
         "its model reads settings.width .* or with a copy",
         {"model": partial(of_settings, Config)},
     ),
@@ -390,7 +390,7 @@ READING: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("kind", READING)
 def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them would read what the last one set, whatever their names say."""
+    """Members that read settings which differed when they were made are refused: all would train with the last values."""
     made = []
     for number in (1, 2):
         monkeypatch.setattr(Config, "width", number)
@@ -404,7 +404,7 @@ def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, mon
 
 
 def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_of(tmp_path: Path) -> None:
-    """Nothing says which of them a network reads."""
+    """Members that share one settings object that changed between them cause a warning, because the value that changed may not matter."""
     settings = {"out_features": 3, "in_features": 12, "name": "a"}
     fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8}
     made = []
@@ -415,7 +415,7 @@ def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_o
     words = r"'a' and 'b' are given one object of settings \(settings of model\), in which name was 'a' when .* 'b' for the second"
     with pytest.warns(UserWarning, match=words):
         argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
-    settings["name"] = "c"  # nothing was meant to differ by it
+    settings["name"] = "c"  # a change after the member was made, and no other member has this object
     own = [argosy.Member(name, model=partial(of_dict, {**settings, "name": name}), **fields) for name in "de"]
     assert not doubts_of([made[1], *own])
 

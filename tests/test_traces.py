@@ -1,4 +1,4 @@
-"""Whoever wrote the line that raised sees that line, from whatever process, file or cell it comes."""
+"""Tests that tracebacks show the user's line that raised, from whatever process, file or notebook cell it comes."""
 
 import linecache
 import os
@@ -49,7 +49,7 @@ study = argosy.Study(
 
 
 def test_a_failed_member_shows_its_own_lines(tmp_path: Path) -> None:
-    """As they were when the run began; of the frames in between, and of torch, the log alone tells."""
+    """A command shows the user's own frames of a failed member; frames of torch are only in the member's log."""
     (tmp_path / "study.py").write_text(STUDY)
     command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", str(tmp_path / "run"), "--devices", "cpu:1"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -165,7 +165,10 @@ FORMS = [outer, short, Net().method, Net.of_class, Net.static, Child().method, d
 
 @pytest.mark.parametrize("file", ["/home/me/study.py", "/tmp/ipykernel_7/12.py", "<ipython-input-1-0a>"])
 def test_code_of_every_form_keeps_its_file_and_lines(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever cloudpickle writes of it: nested functions, lambdas, methods, properties, decorators, generators."""
+    """Functions that cloudpickle carries to another process keep their file and lines in tracebacks.
+
+    The forms are nested functions, lambdas, methods, properties, decorators and generators.
+    """
     monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
     know_sources({file: FORMS})
     script = ModuleType("a_script")  # no module of that name can be imported

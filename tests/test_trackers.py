@@ -1,4 +1,4 @@
-"""What trackers are told, and that none of them can touch a run."""
+"""Tests of what trackers are sent, and that no tracker can change or delay a run."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ FLEET = [studies.member("one", batch_size=20), studies.member("two", hidden=8)]
 
 
 class Broken(studies.Mlp):
-    """Fails in its first batch."""
+    """A network that raises on its first batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise ValueError("no such layer")
@@ -40,7 +40,7 @@ def train(directory: Path, epochs: int, *given: Any, fleet: Sequence[argosy.Memb
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """A tracker that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -62,7 +62,7 @@ class Recorder:
 
 
 class Failing(Recorder):
-    """Raises at the second section that it is told."""
+    """A tracker that raises when it logs the second section."""
 
     def log(self, member: str, step: int, figures: Mapping[str, float]) -> None:
         super().log(member, step, figures)
@@ -71,7 +71,7 @@ class Failing(Recorder):
 
 
 class Blocking(Recorder):
-    """Never comes back from its first call."""
+    """A tracker whose first call does not return until `release` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Blocking(Recorder):
 
 
 class Slow(Recorder):
-    """Takes a moment for each call, a longer one for the first."""
+    """A tracker that takes 0.2 s to open and 0.05 s to begin a member."""
 
     def open(self, directory: Path, group: str) -> None:
         time.sleep(0.2)
@@ -93,7 +93,7 @@ class Slow(Recorder):
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who takes a moment for a call has one at the end of a run."""
+    """Let runs that train give a tracker so little time at their end that `Slow` could not finish."""
     monkeypatch.setattr(trackers, "LEAST_PATIENCE", 0.1)
     monkeypatch.setattr(trackers, "LEAST_CALL_PATIENCE", 0.02)
 
@@ -156,7 +156,7 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     left = thread_of("blocking")
     blocking.release.set()
     left.join()
-    assert blocking.calls == [], "of who is left behind another driver may tell it"
+    assert blocking.calls == [], "an abandoned thread must not report what another driver may report too"
     train(tmp_path / "x", 2, failing)
     told = [call[1:4] for call in failing.calls if call[0] == "log"]
     assert sorted(told[:1] + told[2:]) == [(name, steps, steps / 3) for name in ("one", "two") for steps in (3, 6)]
@@ -172,7 +172,7 @@ def test_who_failed_before_the_first_section_is_told_of_as_well_and_once(tmp_pat
     assert later.calls == [("open", "x")]
 
 
-def test_who_was_only_paused_before_its_first_section_is_told_of_when_it_has_failed(tmp_path: Path) -> None:
+def test_a_member_that_was_paused_before_its_first_section_is_reported_when_it_fails(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     first, second = (TrackerFeed("recorder", Recorder(), tmp_path / "workers") for _ in range(2))
     first._note("one", 1.0)
@@ -183,7 +183,7 @@ def test_who_was_only_paused_before_its_first_section_is_told_of_when_it_has_fai
     assert second._told_before() == {"one": 1.0, "failed": 0.0}
 
 
-def test_where_there_is_nothing_to_train_a_tracker_has_as_long_as_it_comes_back(
+def test_a_run_with_nothing_to_train_waits_for_a_tracker_as_long_as_its_calls_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     impatient(monkeypatch)
@@ -224,7 +224,7 @@ def test_what_is_no_tracker_is_refused_before_the_run(tmp_path: Path, given: Any
 
 
 def train_then_track(directory: Path, epochs: int, tracker: str, fleet: Sequence[argosy.Member] = FLEET) -> None:
-    """So that it is told all, however long its library takes beside other tests: these runs are short."""
+    """Train without the tracker, then run again with it: a run with nothing to train waits, so a slow library receives everything."""
     train(directory, epochs, fleet=fleet)
     train(directory, epochs, tracker, fleet=fleet)
 
@@ -262,7 +262,7 @@ def test_a_directory_may_be_called_anything(tmp_path: Path, name: str) -> None:
 
 def test_mlflow_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    fleet = [replace(one, metrics={"top@1 (%)": argosy.accuracy}) for one in FLEET]  # names that MLflow refuses
+    fleet = [replace(one, metrics={"top@1 (%)": argosy.accuracy}) for one in FLEET]  # MLflow refuses such metric names
     train_then_track(tmp_path / "x", 1, "mlflow", fleet)
     train_then_track(tmp_path / "x", 2, "mlflow", fleet)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "x" / "mlruns").as_uri())
@@ -292,7 +292,7 @@ def test_wandb_has_a_run_for_each_member_over_a_resume(tmp_path: Path) -> None:
 def test_trackio_has_a_run_for_each_member_over_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which it reads as it is imported
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
     pytest.importorskip("trackio")
     train_then_track(tmp_path / "x", 1, "trackio")
     train_then_track(tmp_path / "x", 2, "trackio")
@@ -310,7 +310,9 @@ def test_trackio_has_a_run_for_each_member_over_a_resume(
     capsys.readouterr()
     for member in ("one", "two"):
         tracker.begin(member, {})
-    assert "Run finished" not in capsys.readouterr().out, "members are trained at the same time"
+    assert "Run finished" not in capsys.readouterr().out, (
+        "members train at the same time, so trackio must not finish runs in between"
+    )
     for member in ("one", "two"):
         tracker.end(member, "done")
     assert capsys.readouterr().out.count("Run finished") == 2

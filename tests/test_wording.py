@@ -1,4 +1,4 @@
-"""Words for people."""
+"""Tests of the wording of labels, tables and figures for people."""
 
 import doctest
 
@@ -22,7 +22,7 @@ def test_members_are_told_by_what_differs() -> None:
     names = differing(parameters)
     assert names == ("model.hidden",)
     assert [spelled(found, names) for found in parameters.values()] == ["hidden=8", "hidden=16"]
-    # Where two end alike, they are told in full.
+    # Names with the same last part are shown in full.
     both = {"model.lr": 1, "optimizer.lr": 0.123456}
     assert spelled(both, tuple(both)) == "model.lr=1 optimizer.lr=0.1235"
 

@@ -1,4 +1,4 @@
-"""Journals of runs that never were: what a large fleet would have left, with faults and moves, in no time."""
+"""Invented journals of large runs, with faults and moves, made without training."""
 
 import json
 import math
@@ -43,12 +43,12 @@ FEEDER: dict[str, Any] = {
     **dict.fromkeys(("to_prepare", "to_exchange", "to_train"), QUEUE),
     "preparation_cpu_seconds": 4.0,
 }
-"""Its gauge."""
+"""The gauge of a feeder."""
 TRAINER = {"busy_seconds": 80.0, "waiting_seconds": 20.0, "samples": 9000, "rows": 2400, "training_seconds": 80.0}
 
 
 def asked(count: int, *, epochs: int) -> argosy.Study:
-    """A sweep of so many members, with the long names that grids give."""
+    """Return a study of `count` members with long names like those of grids."""
     fleet = [
         studies.member(
             f"residual-network-depth={1 + number % 5}-hidden={8 + number}-lr={0.1 / (1 + number % 7):.4f}",
@@ -61,7 +61,7 @@ def asked(count: int, *, epochs: int) -> argosy.Study:
 
 
 def flotilla(names: list[str]) -> Flotilla:
-    """All of them dealt to the devices."""
+    """Return a flotilla of these members, which are dealt to the devices in turn."""
     return Flotilla(
         placements=tuple(
             Placement(member=name, devices=(DEVICES[number % 4],), seconds_per_sample=1e-4)
@@ -71,7 +71,10 @@ def flotilla(names: list[str]) -> Flotilla:
 
 
 def scheduler(study: argosy.Study, *, epochs: int, faults: int = 0, end: bool = True) -> Iterator[tuple[float, Event]]:
-    """(seconds, event): an epoch takes 10 s; after each of the first so many epochs a trainer is lost, and its members move."""
+    """Yield the events of a run with their times in seconds.
+
+    An epoch takes 10 s. After each of the first `faults` epochs a trainer is lost, and its members move to another device.
+    """
     names = list(study.names)
     yield 0.0, RunStarted(host="here", pid=1, versions={}, settings={}, lengths={"train": LENGTH, "val": 41})
     yield 0.1, PlanMade(plan=Plan(policy="balanced", flotillas=(flotilla(names),), waiting=()).to_json())
@@ -94,7 +97,7 @@ def scheduler(study: argosy.Study, *, epochs: int, faults: int = 0, end: bool = 
 
 
 def ended(name: str, device: str, epoch: int, *, value: float) -> SectionEnded:
-    """The end of an epoch."""
+    """Return the event at the end of a member's epoch."""
     return SectionEnded(
         member=name,
         device=device,
@@ -114,7 +117,7 @@ def ended(name: str, device: str, epoch: int, *, value: float) -> SectionEnded:
 
 
 def leave(directory: Path, study: argosy.Study, events: Iterator[tuple[float, Event]]) -> None:
-    """As a run would have left it there."""
+    """Write a run directory with these events in its journal."""
     directory.mkdir(parents=True)
     lines = [json.dumps({**to_line(event), "at": 1e9 + seconds}) for seconds, event in events]
     (directory / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -122,7 +125,7 @@ def leave(directory: Path, study: argosy.Study, events: Iterator[tuple[float, Ev
 
 
 def summarized(study: argosy.Study) -> dict[str, Any]:
-    """The study as ``study.json`` has it, with digests of no code."""
+    """Return the study as in ``study.json``, without digests of code."""
     summary = {**summarize(study), "process": {}, "code": {"version": "none", "parts": {}}}
     for described in summary["members"].values():
         described["code"] = {}
