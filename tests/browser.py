@@ -77,7 +77,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command of the protocol and return its answer; if the page loads another one meanwhile, the command is sent again."""
+        """Send a command and return its answer; the command is sent again if the page loads another one meanwhile."""
         answer = self._answer(method, parameters)
         while answer.get("error", {}).get("message") == NAVIGATED:
             answer = self._answer(method, parameters)
@@ -112,7 +112,7 @@ class Browser:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Browser]:
-    """Start a browser that keeps its own files in a folder, and end it after the context."""
+    """Start a browser that keeps its own files in a folder."""
     assert CHROMIUM is not None
     theirs_in, sends = os.pipe()
     receives, theirs_out = os.pipe()

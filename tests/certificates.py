@@ -8,7 +8,7 @@ import pytest
 
 
 def make(path: Path) -> Path:
-    """Write a private key and its certificate into one file and return its path; skips the test without openssl."""
+    """Write a private key and its certificate into one file and return it; skips the test without openssl."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed here")
     words = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 365 -subj /CN=argosy"
@@ -17,7 +17,7 @@ def make(path: Path) -> Path:
 
 
 def make_chains(folder: Path) -> tuple[Path, Path]:
-    """Write two files, each with a private key, its certificate and that of the authority that signed both; returns their paths."""
+    """Write two files, each with a private key, its certificate and that of the common authority; returns their paths."""
     authority, request, leaf = make(folder / "authority.pem"), folder / "request.pem", folder / "leaf.pem"
     found = []
     for name in ("first", "second"):

@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests: each test leaves no child process, and the runs that it leaves behind pass their audit."""
+"""Fixtures and hooks of all tests: no test leaves a child process, and all runs pass their audit."""
 
 import contextlib
 import gc
@@ -82,7 +82,7 @@ def _tidy() -> object:
 
 
 def children() -> list[psutil.Process]:
-    """Return all descendants of this process; asks first whether it has children, because psutil searches all processes of the machine."""
+    """Return all descendants of this process; if it has no children, psutil's slow search of all processes is left out."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -107,7 +107,7 @@ def _watched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the fork servers of runs from this process, which has imported what they need; the mark `fresh` starts real ones."""
+    """Fork the fork servers of runs from this process, which has imported what they need, except under the mark `fresh`."""
     if request.node.get_closest_marker("fresh") is None:
         monkeypatch.setattr(ForkServer, "start", forked.start_server)
 
@@ -116,7 +116,7 @@ def _forked_servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def _cache(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give each test its own caches for samples, rates and program choices, and no record of what earlier tests' samples read."""
+    """Give each test its own caches for samples, rates and program choices, and an empty record of what samples read."""
     number = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache" / number))
     monkeypatch.setenv("ARGOSY_CACHE", str(tmp_path_factory.getbasetemp() / "kept" / number))
@@ -126,7 +126,7 @@ def _cache(
 
 @pytest.fixture(autouse=True)
 def _audited(request: pytest.FixtureRequest) -> object:
-    """Check that every run a test leaves behind passes its audit, unless the test has the mark `tampers`, and that no view failed."""
+    """Check that every run of a test passes its audit, except under the mark `tampers`, and that no view failed."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     for log in folder.rglob("workers/view.log") if folder is not None else ():
@@ -139,7 +139,7 @@ def _audited(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture(autouse=True)
 def _fell_back(request: pytest.FixtureRequest) -> object:
-    """Check that no run a test leaves behind fell back to a slower program, unless the test has the mark `falls_back` or `tampers`."""
+    """Check that no run of a test fell back to a slower program, except under the marks `falls_back` and `tampers`."""
     folder: Path | None = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     if folder is not None and not any(map(request.node.get_closest_marker, ("falls_back", "tampers"))):

@@ -14,7 +14,7 @@ __all__ = ["assert_equals_loop", "explained", "figure", "first_difference"]
 
 
 def explained(found: Any, wanted: Any) -> str:
-    """Describe how two values that `evidence` made differ: members by name, one member, or a part of its state; empty for other values."""
+    """Describe how two results of `evidence` differ: members by name, one member, or a part of its state; empty for other values."""
     if isinstance(found, Bits) and isinstance(wanted, Bits):
         return f"the state differs first in {_states(found, wanted)}"
     if not (isinstance(found, Mapping) and isinstance(wanted, Mapping)):

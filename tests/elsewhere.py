@@ -28,7 +28,7 @@ MADE_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 
 
 class Waits(BaseException):
-    """The host would wait for the device; no Exception, because a program may take that for a member's error."""
+    """The host would wait for the device; no Exception, which a program may take for a member's error."""
 
 
 class Pinning(TorchFunctionMode):
@@ -44,7 +44,7 @@ class Pinning(TorchFunctionMode):
 
 
 class Making(TorchFunctionMode):
-    """A mode that raises if a tensor on the device is made from numbers of the host."""
+    """A mode that raises if numbers of the host become a tensor on the device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
@@ -82,7 +82,7 @@ def _see_copy(source: Tensor, target: torch.device, *, asked: bool) -> None:
 copied: list[Tensor] = []
 """Host tensors that were copied to the device inside `unwaiting`."""
 pinned: dict[int, Tensor] = {}
-"""Pinned tensors by the addresses of their storages; kept here so that no other tensor gets the address."""
+"""Pinned tensors by the addresses of their storages; kept so that addresses are not reused."""
 
 
 @contextmanager

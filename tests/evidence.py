@@ -49,7 +49,7 @@ class Bits(str):
 
 
 def results(directory: Path) -> dict[str, Any]:
-    """Return, for each member in the study's order, the bits of its final state, the metrics and digests of all sections, and its end."""
+    """Return, by member in the study's order, the bits of its final state, the metrics and digests of its sections, and how it ended."""
     assert audit(directory) == []
     members = RunState.of(read_journal(directory)).members
     asked = (found_study(directory) or {"members": {}})["members"]

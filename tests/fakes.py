@@ -1,4 +1,4 @@
-"""Runs of a real driver with fake workers (`benchmarks/fake_workers.py`), which only exchange messages, and with policies and faults of tests."""
+"""Runs of a real driver with workers that only exchange messages (`benchmarks/fake_workers.py`), and with policies and faults of tests."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ def fleet(*epochs: int) -> Study:
 
 
 def cluster_of(*devices: int) -> Cluster:
-    """Return a cluster with one node for each number of devices; devices are named d0, d1, …"""
+    """Return a cluster with a node for each number of devices, which are named d0, d1, …"""
     names = iter(f"d{number}" for number in range(sum(devices)))
 
     def node(name: str, count: int) -> Node:
@@ -107,7 +107,7 @@ class Deals:
 
 @dataclass(slots=True)
 class Brings:
-    """A source of members that join at once, or as soon as the member `after` has finished its first section or has ended."""
+    """A source of members that join at once, or after the first section or the end of the member `after`."""
 
     members: Sequence[Member]
     after: str = ""
@@ -134,7 +134,7 @@ class Brings:
 
 
 class Unsaving(FakeTrainer):
-    """A trainer that saves only members that leave, and that makes measurements beside its assignment when the next block comes."""
+    """A trainer that saves only members that leave, and measures beside its assignment when the next block comes."""
 
     beside: tuple[Measure, ...] = ()
 
@@ -175,7 +175,7 @@ class Probing(FakeFeeder):
 
 
 class Vanishing(Alone):
-    """Workers of which the trainer of the `doomed` member is lost when it is first told to let this member leave, before it saves it."""
+    """Workers whose trainer of the `doomed` member is lost when this member is first to leave, before it is saved."""
 
     def __init__(self, cluster: Cluster, directory: Path, *, doomed: str = "") -> None:
         super().__init__(cluster, directory, loses=-1)
@@ -222,7 +222,7 @@ def drive_fakes(
     bringers: Sequence[Brings] = (),
     **settings: Any,
 ) -> tuple[Vanishing, RunState]:
-    """Drive a whole run by a script of lines, or by a policy; see `Vanishing` for the `doomed` member."""
+    """Drive a whole run by lines of a `Script` or by a policy, on `Vanishing` workers."""
     cluster = cluster or cluster_of(2)
     name = living.policy(patch, policy or Script(list(lines)))
     chosen = Settings(policy=name, nodes=len(cluster.nodes), **settings)

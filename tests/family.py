@@ -1,4 +1,4 @@
-"""A run in its own process, and its processes by role, so that tests can kill and stop real processes."""
+"""A run in its own process, and its processes by role, so that tests can kill real processes."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ def study_file(folder: Path, epochs: int) -> str:
 
 
 def unsure(sections: int) -> str:
-    """Return `SCRIPT` with a slow member that trains at most this many sections ahead of its driver, so the run outlasts a halted driver."""
+    """Return `SCRIPT` with its slow member at most this many sections ahead of the driver, so that the run outlasts a halted driver."""
     return SCRIPT.replace('".go"))', f'".go"), stop=studies.Unsure({{epochs}}, sections={sections}))')
 
 
@@ -110,7 +110,7 @@ class Run:
     ) -> None:
         self.directory = directory
         self.go = Path(f"{directory}.go")
-        """The file for which a halted driver waits. Until it exists, the member "slow" of any run in this directory takes its time."""
+        """The file for which a halted driver waits; until it exists, the member "slow" of a run in this directory is slow."""
         text = script.format(settings=settings, length=length, epochs=epochs, hang_seconds=hang_seconds, sigint=sigint)
         self.log = directory.with_name(f"{directory.name}.stderr")
         with self.log.open("a") as log:
@@ -119,7 +119,7 @@ class Run:
 
     @classmethod
     def halted(cls, directory: Path, kind: str, count: int, script: str = SCRIPT, **how: Any) -> "Run":
-        """Start a run whose driver stops after `count` events of a kind, and wait until it has; the driver continues after `go_on`."""
+        """Start a run and wait until its driver has halted after `count` events of a kind; it continues after `go_on`."""
         go = f"{directory}.go"
         Path(go).unlink(missing_ok=True)
         run = cls(directory, HALTING.format(kind=kind, count=count, go=go) + script, **how)

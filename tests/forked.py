@@ -85,7 +85,7 @@ def start_server() -> ForkServer:
 def command(
     folder: Path, words: Iterable[str], *, first: Callable[[], object] = lambda: None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -W error -m argosy`` with these words in a folder, and check printed JSON by its schema; `first` is called there before."""
+    """Run ``python -W error -m argosy`` with these words in a folder, after `first`, and check printed JSON by its schema."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         words = list(words)
         code = started(folder, words, out=out.fileno(), err=err.fileno(), first=first).wait()

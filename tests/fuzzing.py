@@ -1,4 +1,4 @@
-"""Random studies over the whole API: valid ones, which must equal a plain loop, and invalid ones, which must be refused in one sentence."""
+"""Random studies over the whole API: valid ones, which must equal a plain loop, and invalid ones, which one sentence must refuse."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ CLOSE = 1e-9
 
 
 class Samples(Dataset[tuple[Tensor, int]]):
-    """A dataset with noise, if `noise` is above 0, from the generators of torch, NumPy and `random`; samples in `broken` raise."""
+    """A dataset with noise from torch, NumPy and `random` if `noise` is above 0; samples in `broken` raise."""
 
     def __init__(self, length: int, dtype: torch.dtype, noise: float = 0.0, broken: Sequence[int] = ()) -> None:
         self.x, self.y = table(length)
@@ -144,7 +144,7 @@ def scaled(batch: Any) -> Any:
 
 
 def loss_alone(model: Any, batch: Any) -> Any:
-    """A member's own step that returns the loss only, so it has no metrics."""
+    """A step that returns the loss only, so there can be no metrics."""
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -155,19 +155,19 @@ def all_three(model: Any, batch: Any) -> Any:
 
 
 def doubled(model: Any, batch: Any) -> Any:
-    """A member's own validation; doubled, so that it differs from the step's loss."""
+    """A member's own validation, which differs from its step."""
     losses, output, target = all_three(model, batch)
     return 2 * losses, output, target
 
 
 def two_optimizers(model: Any) -> Mapping[str, Any]:
-    """Return two optimizers for `moving`, a step that changes the weights itself."""
+    """Return the optimizers of `moving`."""
     first, *rest = model.parameters()
     return {"first": optim.SGD([first], lr=0.05), "rest": optim.Adam(rest, lr=0.01)}
 
 
 def moving(model: Any, batch: Any, optimizers: Mapping[str, Any]) -> Any:
-    """A step of two optimizers: the second uses the gradient at the weights that the first has changed."""
+    """A step in which the second optimizer uses the gradient after the first one's step."""
     for optimizer in optimizers.values():
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(batch[0]), batch[1])
@@ -182,12 +182,12 @@ def right(output: Tensor, target: Tensor) -> Tensor:
 
 
 def spread(output: Tensor, target: Tensor) -> Tensor:
-    """A metric of the whole validation set, which is no mean over samples."""
+    """A metric of the whole validation set."""
     return output.double().std(correction=0) + target.double().mean()
 
 
 class Highest:
-    """A metric of the whole validation set that accumulates its own state."""
+    """A metric with its own state."""
 
     def __init__(self) -> None:
         self.value = -math.inf
@@ -252,12 +252,12 @@ KINDS = ("linear", "mlp", "batchnorm", "dropout", "layernorm", "cnn", "cnn2d", "
 
 @dataclass(frozen=True)
 class Asked:
-    """A study and the settings that it is run with."""
+    """A study and the settings of its run."""
 
     study: argosy.Study
     settings: Mapping[str, Any]
     first: argosy.Study | None = None
-    """The same study with fewer epochs, to be run before it in the same directory, so that the study resumes it."""
+    """The same study with fewer epochs, which is run before it in the same directory."""
 
     def __repr__(self) -> str:
         """Describe what the study is made of."""
@@ -285,7 +285,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @st.composite
 def valid(draw: Draw, launcher: str = "inline") -> Asked:
-    """Draw a study that can be trained, and settings that it can be run with."""
+    """Draw a study that can be trained, and settings for it."""
     exact = draw(st.booleans())
     dtype = draw(st.sampled_from([torch.float64, torch.float32])) if exact else torch.float64
     data = draw(_data(dtype))
@@ -594,7 +594,7 @@ BAD: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 @st.composite
 def invalid(draw: Draw) -> tuple[str, Callable[[Path], Any]]:
-    """Draw an invalid study: a description of its error, and a function that runs it in a directory."""
+    """Draw an invalid study: its description, and a function that runs it in a directory."""
     asked = draw(valid())
     where = draw(st.sampled_from(sorted(BAD)))
     name = draw(st.sampled_from(sorted(BAD[where])))
@@ -604,7 +604,7 @@ def invalid(draw: Draw) -> tuple[str, Callable[[Path], Any]]:
 
 
 def spoilt(asked: Asked, where: str, name: str, value: Any) -> Callable[[Path], Any]:
-    """Return a function that runs a study in a directory, with this value for one argument of a class or function in `BAD`."""
+    """Return a function that runs a study in a directory, with this value for one argument in `BAD`."""
 
     def run(directory: Path) -> Any:
         study, settings = asked.study, {**asked.settings, "directory": directory}
@@ -628,7 +628,7 @@ def _fields(value: Any) -> dict[str, Any]:
 def refusal(run: Callable[[Path], Any], directory: Path, *, ends: bool = False) -> list[str]:
     """Run an invalid study and return what is wrong with its error message, or with the reasons of its failed members.
 
-    With `ends`, a study of which no member fails is an error.
+    With `ends` some member has to fail.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -645,7 +645,7 @@ def refusal(run: Callable[[Path], Any], directory: Path, *, ends: bool = False) 
 
 
 def _unlike_a_sentence(words: str) -> list[str]:
-    """Return why a message is not one useful sentence; a traceback is allowed if it goes through code of the study."""
+    """Return why a message is not one useful sentence, or a traceback through code of the study."""
     if "Traceback" in words:
         return [] if "fuzzing.py" in words or "<dynamic-code>" in words else [f"a traceback of Argosy's own: {words}"]
     one = "\n" not in words.strip() and words.strip().endswith((".", ")", "]"))

@@ -28,7 +28,7 @@ __all__ = ["Placed", "distance", "steps", "trained"]
 
 @dataclass(frozen=True)
 class Placed:
-    """A member with the numbers of its devices, and its shares in the same order; no shares if one device has all of it."""
+    """A member with the numbers of its devices and its shares in the same order; without shares one device has all of it."""
 
     member: Member
     devices: tuple[int, ...] = (0,)

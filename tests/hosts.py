@@ -76,7 +76,7 @@ def _connect(pair: tuple[str, str], made: list[str]) -> None:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
-    """Create two hosts: namespaces as in `connected`, with their own host names, and files below a folder; raises NotPermittedError."""
+    """Create two hosts: namespaces as in `connected` with their own names and files; raises NotPermittedError."""
     with connected() as pair:
         for name in ("0", "1", "own"):
             (folder / name).mkdir(exist_ok=True)

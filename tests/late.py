@@ -51,14 +51,14 @@ def _limit() -> int:
 
 
 def garbage(tensor: Tensor) -> None:
-    """Fill a tensor with what memory may hold before a copy arrives: NaN, or a number that is no valid class."""
+    """Fill a tensor with NaN, or a number that is no valid class, as memory may hold before a copy arrives."""
     with torch.no_grad():
         tensor.fill_(float("nan") if tensor.is_floating_point() else (True if tensor.dtype == torch.bool else 113))
 
 
 @dataclass(eq=False)
 class LateEvent:
-    """An event that passes when it was queried often enough or waited for, and all earlier work has taken its time."""
+    """An event that passes after several queries or a wait, when all earlier work has taken its time."""
 
     arrive: Callable[[], None] = lambda: None
     """Puts the values into the copies."""
@@ -188,7 +188,7 @@ def _generator(name: str) -> torch.Generator:
 
 
 class Counted(TorchDispatchMode):
-    """A mode that counts the memory that operators allocate and free, and raises out of memory beyond the limit."""
+    """A mode that counts the memory of operators' results and raises beyond the limit."""
 
     def __init__(self, ledger: "Ledger | None") -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class Ledger:
-    """The memory that processes hold on one device, with a file for each; that of a dead process counts for a while."""
+    """The memory that processes hold on a device, in a file for each; a dead process counts for a while."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -360,7 +360,7 @@ class Late(Backend):
         return list(copied), event
 
     def follow(self, event: LateEvent, tensors: Sequence[Tensor]) -> None:
-        """See `Backend.follow`; later work finds the values, but the host cannot know yet that the event has passed."""
+        """See `Backend.follow`; later work finds the values, but the event has not passed for the host."""
         event.arrive()
         event.arrive = lambda: None
 

@@ -50,7 +50,7 @@ def network_listener(
 
 
 def enter(listener: Listener, call: Callable[[], Any]) -> tuple[list[tuple[str, Peer]], list[Any]]:
-    """Call on a thread while the listener accepts; returns the peers that entered, and what the call returned or raised."""
+    """Accept callers while `call` runs on a thread; returns the peers that entered, and what it returned or raised."""
     got: list[Any] = []
 
     def guarded() -> None:
@@ -87,7 +87,7 @@ class Trap:
 
 
 class Relay:
-    """An attacker between two nodes: it passes on the proofs; after `stop`, tests use its two sockets to change what is sent."""
+    """An attacker between two nodes: it passes on their proofs; after `stop`, tests send what they like through its sockets."""
 
     caller: socket.socket
     called: socket.socket

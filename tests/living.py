@@ -1,4 +1,4 @@
-"""Runs whose members are added, stopped, rested and moved by judges and policies of tests, and the check that each equals itself alone."""
+"""Runs in which tests add, stop, rest and move members, and the check that each member equals itself alone."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ def state_of(directory: Path) -> RunState:
 
 
 def equal_alone(study: Study, directory: Path, *names: str) -> None:
-    """Assert that each member equals a plain loop over its journaled stream epochs: its weights, and its losses after every section."""
+    """Assert that each member's weights and validation losses equal those of a plain loop over its journaled stream epochs."""
     assert audit(directory) == []
     members = state_of(directory).members
     for member in study.members:
@@ -86,7 +86,7 @@ def equal_alone(study: Study, directory: Path, *names: str) -> None:
 
 @dataclass(slots=True)
 class Rests:
-    """A judge that rests each member once, after its number of sections, and calls resting members when `back` allows it."""
+    """A judge that rests each member once, after its number of sections, and calls it back when `back` allows it."""
 
     after: Mapping[str, int]
     back: Callable[[RunState], bool] = lambda state: True
@@ -137,7 +137,7 @@ class Dealt:
 
 
 def policy(monkeypatch: pytest.MonkeyPatch, chosen: Any, *, name: str = "of-the-test") -> str:
-    """Register a policy for this test; returns its name. Under the name of a FLEET policy, members that are behind skip epochs of the stream."""
+    """Register a policy and return its name. Under the name of a FLEET policy, members that are behind skip epochs of the stream."""
     monkeypatch.setitem(POLICIES, name, chosen)
     return name
 
@@ -168,7 +168,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep all checkpoints, so that whatever the journal names at any moment can still be read later."""
+    """Keep all checkpoints, so that whatever the journal ever named can be read later."""
 
     def only_links(states: Iterable[MemberState], directory: Path) -> None:
         for state in states:
@@ -206,7 +206,7 @@ class Dead:
 
 
 def lose(driver: Driver, device: str) -> None:
-    """Lose the trainer of a device in a run without processes, with all commands that it has not carried out."""
+    """Lose the trainer of a device in a run without processes, with its pending commands."""
     workers = driver.pool.workers
     assert isinstance(workers, InlineWorkers)
     workers.trainers[device] = Dead()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Argosy's own kernels for CPUs, written with torch's operators, so that tests without a GPU can use `argosy.training.device.own_kernels`."""
+"""Argosy's own kernels for CPUs, made of torch's operators, for tests of `argosy.training.device.own_kernels` without a GPU."""
 
 from collections.abc import Sequence
 from typing import Any

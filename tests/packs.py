@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 
 class Masked(nn.Module):
-    """A layer of means in which later features count as 0; the mask is a boolean buffer, with ``filled=False`` made by the first call."""
+    """A layer with a boolean buffer, which the first call fills with ``filled=False``; each feature becomes a mean without later ones."""
 
     def __init__(self, width: int = 12, *, filled: bool = True) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ UNWAITING: dict[str, dict[str, Any]] = {
     "of a bootstrap": {"subset": BOOTSTRAP, "optimizer": Adam},
     "across blocks": {"batch_size": 24, "subset": BOOTSTRAP},
 }
-"""Fields of members whose steps never make the host wait for the device, by what is special about each."""
+"""Fields of members whose steps never make the host wait for the device."""
 
 
 def live(member: Member, device: str = "cpu:0", *, exact: bool = True) -> LiveMember:
@@ -178,7 +178,7 @@ def train(
     ends: Mapping[str, int] | None = None,
     holes: Sequence[int] = (),
 ) -> dict[str, list[dict[str, float]]]:
-    """Train for some epochs in blocks of `size`; returns each member's metrics by epoch. Members in `ends` leave after that many epochs."""
+    """Train in blocks of `size` and return each member's metrics by epoch; members in `ends` leave after that many epochs."""
     arrays, val = data or samples(dtype)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     history: dict[str, list[dict[str, float]]] = {one.member.name: [] for one in program.members}
@@ -206,7 +206,7 @@ def train(
 def step_through(
     watched: Callable[[], AbstractContextManager[None]], program: Program[Any], *, holes: Sequence[int] = ()
 ) -> int:
-    """Train an epoch and validate; returns how many steps were made inside `watched`, which leaves out the first block of each split."""
+    """Train an epoch and validate, inside `watched` except for the first blocks; returns the number of watched steps."""
     arrays, val = samples(next(program.members[0].model.parameters()).dtype)
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for one in program.members:
@@ -229,7 +229,7 @@ def step_through(
 def alone(
     members: Sequence[Member], epochs: int, *, ends: Mapping[str, int] | None = None, **how: Any
 ) -> tuple[Any, Any]:
-    """Train each member alone; returns the trained members and their histories."""
+    """Train each member alone and return the members and their histories."""
     lives = [live(one) for one in members]
     history: dict[str, Any] = {}
     for one in lives:
@@ -238,13 +238,13 @@ def alone(
 
 
 def together(members: Sequence[Member], epochs: int, **how: Any) -> tuple[Any, Any]:
-    """Train the members as one program; returns the trained members and their histories."""
+    """Train the members as one program and return them and their histories."""
     lives = [live(one) for one in members]
     return lives, train(Fused.of(lives), epochs, **how)
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return the largest difference between two states of weights, buffers, optimizers, generators and numbers, which must have one structure."""
+    """Return the largest difference between two states of one structure: weights, buffers, optimizers, generators, numbers."""
     if isinstance(one, Tensor):
         one, other = one.cpu(), other.cpu()
         assert one.shape == other.shape and one.dtype == other.dtype

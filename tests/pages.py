@@ -139,7 +139,7 @@ def _of_class(kind: type[Any]) -> Iterator[str]:
 
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
-    """Return a function's parameters as a block of Python, each on its own line if one line would be too long."""
+    """Return a function's parameters as a block of Python, with a line for each if one line is too short."""
     parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in ("self", "cls")]
     shown, starred = [], False
     for one in parameters:

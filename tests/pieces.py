@@ -13,7 +13,7 @@ __all__ = ["left_in_use", "network_where_none_is_left"]
 
 
 def left_in_use() -> bool:
-    """Return whether the heap keeps a small freed piece in a cache, and does not merge it with free neighbours, after `keep_freed_memory`."""
+    """Return whether, after `keep_freed_memory`, the heap caches a small freed piece instead of merging it with free neighbours."""
     libc: Any = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]

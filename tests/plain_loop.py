@@ -164,7 +164,7 @@ class _Loop:
         return torch.cat(losses)
 
     def _losses(self, batch: Any) -> tuple[Tensor, Any, Any]:
-        """Return losses, outputs and targets of a batch; the last two are None if the member's own step does not return them."""
+        """Return losses, outputs and targets of a batch; a member's own step may leave out the last two."""
         if self.member.step is not None:
             made = self.member.step(self.model, batch)
             return made if isinstance(made, tuple) else (made, None, None)

@@ -78,7 +78,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a quick test even if it caught the guard's error, and guard multiprocessing, whose way to start processes is no audit event."""
+    """Fail a quick test even if it caught the guard's error; guard multiprocessing too, which starts processes without an audit event."""
     if guard.on:
         monkeypatch.setattr(util, "spawnv_passfds", lambda *_: guard.stop("multiprocessing"))
     yield

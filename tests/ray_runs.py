@@ -1,7 +1,4 @@
-"""A run on a Ray cluster whose members train slowly until a file exists, so that a slow cluster has time for what a test does to the run.
-
-It is driven by ``argosy run``, which tests may start again, in its own folder.
-"""
+"""A run on a Ray cluster, driven by ``argosy run``, whose members train slowly until a file exists, so that even a slow cluster has time."""
 
 import json
 import os
@@ -33,11 +30,11 @@ study = studies.study(90, fleet=fleet, stop=studies.Unsure({epochs}, sections=4)
 INTERRUPTIBLE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from argosy.cli.app import main; main()"
 )
-"""Runs argosy with Python's handler of SIGINT, because a shell that runs the tests in the background ignores SIGINT."""
+"""Runs argosy with Python's handler of SIGINT, because background processes of a shell ignore it."""
 
 
 class RayRun:
-    """A run of members with hidden layers of different widths, which train slowly until the file `hurry` exists."""
+    """A run of members of different widths, which train slowly until the file `hurry` exists."""
 
     def __init__(self, folder: Path, address: str, *, members: int, epochs: int, checkpoint_seconds: float) -> None:
         self.folder, self.directory, self.hurry = folder, folder / "run", folder / "hurry"

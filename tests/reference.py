@@ -1,4 +1,4 @@
-"""A plain PyTorch loop that trains a member on a list of stream epochs, and knows only the published order and seeds of argosy."""
+"""A plain PyTorch loop that trains a member on given stream epochs, and knows only argosy's published order and seeds."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ def reference(
 
 @lru_cache(maxsize=10_000)
 def _prepare(dataset: Dataset[Any], split: str, epoch: int, index: int) -> Any:
-    """Return one sample, prepared with its published seed; cached, because all members of a study need the same samples."""
+    """Return one sample, prepared with its published seed; cached for the other members."""
     seed = sample_seed(0, split, epoch, index)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

@@ -22,7 +22,7 @@ SPACE = {"lr": FloatDistribution(1e-3, 1.0, log=True), "batch_size": Categorical
 
 
 def build(parameters: dict[str, Any]) -> argosy.Member:
-    """Build a member of one layer; a large enough `lr` makes it diverge, and a `width` too small for the labels makes it fail."""
+    """Build a member of one layer, which diverges if `lr` is too large and fails if `width` is too small."""
     width = parameters.get("width", 10)
     return argosy.Member(
         "net",

@@ -68,7 +68,7 @@ def _place(path: Path) -> str:
 
 
 def _moved(path: Path, place: str, linked: set[Path], match: re.Match[str]) -> str:
-    """Return a link of a page with its target in the site; a target that needs an added page is put into `linked`."""
+    """Return a link of a page with its target in the site; targets that need an added page are put into `linked`."""
     file, anchor = match.groups(default="")
     if not file or "://" in file:
         return match[0]

@@ -41,7 +41,7 @@ def member(name: str, epochs: float = 3, **rest: Any) -> argosy.Member:
 
 
 def fleet() -> list[argosy.Member]:
-    """Return five members that end after half an epoch, two or three epochs, each of which causes a barrier."""
+    """Return five members whose ends, after half an epoch, two or three epochs, cause barriers."""
     return [
         member("wide", batch_size=63, optimizer=partial(AdamW, lr=0.01), clip_grad_norm=0.5),
         member("pair", batch_size=20, accumulate=3, augment=studies.dawdle),
@@ -59,12 +59,10 @@ def study(*names: str, members: list[argosy.Member] | None = None) -> argosy.Stu
 
 @dataclass(slots=True)
 class SplitBy:
-    """A policy of one flotilla at a time, in which the test gives each member its shares by device.
-
-    `shares_of` is called with the member's name and the number of times that the policy launched.
-    """
+    """A policy of one flotilla at a time, in which the test chooses each member's shares by device."""
 
     shares_of: Callable[[str, int], Mapping[int, float]]
+    """(member, how often the policy has launched) -> shares by number of the device."""
     asked: int = field(default=0)
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:

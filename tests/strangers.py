@@ -14,7 +14,7 @@ STRANGER = 65534
 
 
 def as_stranger(deed: Callable[[], object]) -> None:
-    """Call `deed` in another process as another user, and assert that it raises nothing; skips the test unless this user is root."""
+    """Call `deed` as another user, in another process, and assert that it raises nothing; skips the test without root."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
 

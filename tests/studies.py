@@ -1,4 +1,4 @@
-"""Small studies that the tests share: datasets, among them one that draws from every generator, networks and members."""
+"""Small studies that the tests share: datasets, networks and members."""
 
 import random
 import time
@@ -19,7 +19,7 @@ from argosy.stopping import History, Stop
 
 
 class Vectors(Dataset[tuple[Tensor, int]]):
-    """Samples of ten classes with noise from torch, NumPy and `random`; element 0 of a sample is its index divided by the length."""
+    """Samples of ten classes with noise from torch, NumPy and `random`; element 0 of a sample is its index / length."""
 
     def __init__(self, length: int, noise: float = 0.5) -> None:
         self.length, self.noise = length, noise
@@ -124,7 +124,7 @@ def member(
 
 
 def members() -> list[argosy.Member]:
-    """Return four different members: batch sizes that cut blocks differently, clipped gradients, a bootstrap, and Adam with micro-batches."""
+    """Return four members: plain, with clipped gradients, a bootstrap, and Adam with micro-batches; their batches cut blocks differently."""
     return [
         member("plain"),
         member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0),

@@ -97,7 +97,7 @@ def room(module: str) -> str:
 
 
 def imports() -> list[tuple[str, str, bool]]:
-    """Return all imports as (module, imported module, whether at module level), including those in functions and under ``TYPE_CHECKING``."""
+    """Return all imports, also in functions and under ``TYPE_CHECKING``, as (module, imported module, whether at module level)."""
     found, modules = [], files()
     for module, path in modules.items():
         tree = ast.parse(path.read_text())
@@ -163,10 +163,7 @@ def chain(node: ast.expr) -> list[str]:
 
 
 def test_parts_of_the_driver_do_not_reach_through_each_other() -> None:
-    """An expression follows at most two attributes of another object, as in ``leg.flotilla.members`` and ``self.run.settings.policy``.
-
-    A method counts as an attribute, and a call ends the chain.
-    """
+    """An expression follows at most two attributes or methods of another object, as ``leg.flotilla.members`` or ``self.run.settings.policy``."""
     for module, path in files().items():
         if room(module) == "running.control":
             for node in ast.walk(ast.parse(path.read_text())):
@@ -196,7 +193,7 @@ def test_the_state_of_a_member_is_written_in_one_place() -> None:
 def test_one_part_of_the_driver_writes_the_journal_and_gives_commands() -> None:
     """Only `carry_out` appends to the journal and sends commands.
 
-    Other parts that pass it single events and commands, or that use the pool directly, are listed here; the lists may only become shorter.
+    The lists of parts that pass it single events and commands, or that use the pool directly, may only become shorter.
     """
     users: dict[str, set[str]] = {}
     for module, path in files().items():
@@ -251,7 +248,7 @@ def test_who_asks_or_tells_a_run_does_not_wait_for_torch() -> None:
 
 
 def test_the_agent_of_a_node_that_trains_on_cpu_slots_does_not_import_torch() -> None:
-    """The agent leaves importing torch to its fork server, which runs at the same time; on one core two imports would slow each other down."""
+    """Only its fork server imports torch, at the same time; on one core two imports would slow each other down."""
     script = """
 import sys
 from argosy.running.hosts.agent import serve

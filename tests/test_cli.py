@@ -1,4 +1,4 @@
-"""Tests of the command line as users see it: study files, scripts without a main guard, notebook functions, messages and exit codes."""
+"""Tests of the command line as users see it: study files, scripts without a guard, notebooks, messages and exit codes."""
 
 import csv
 import errno
@@ -333,7 +333,7 @@ def test_train_spells_the_settings_as_they_are_declared() -> None:
 
 
 def run_script(folder: Path, text: str, *, stdin: bool = False, file: str = "script.py") -> str:
-    """Run a script from a file, or from standard input, where functions have no source file, as in a notebook; return its output."""
+    """Run a script from a file, or from standard input, without a source file as in a notebook; return its output."""
     (folder / file).write_text(text)
     command = [sys.executable, "-"] if stdin else [sys.executable, file]
     found = subprocess.run(
@@ -377,6 +377,7 @@ def test_a_module_beside_the_study_file_is_found(folder: Path) -> None:
 def test_workers_import_what_an_optimised_interpreter_does_whatever_lies_in_the_folder_it_is_started_in(
     tmp_path: Path,
 ) -> None:
+    """Workers find modules beside the script and none in the current folder, also under ``python -O``."""
     (tmp_path / "beside.py").write_text(
         "from torch import nn\ndef net(hidden):\n    assert hidden\n    return nn.Linear(6, 3)\n"
     )

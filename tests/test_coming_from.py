@@ -1,4 +1,4 @@
-"""Tests that scripts for other tools and ours train the same networks to the same figures, and that the pages count the changed lines."""
+"""Tests that other tools' scripts and ours train networks to the same figures, and that the pages count the changed lines."""
 
 import ast
 import re
@@ -133,7 +133,7 @@ def test_sweeps_of_wandb(play: Callable[[str], dict[str, Any]], monkeypatch: pyt
 
 
 def test_determined(play: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our grid equals a Determined experiment; a stand-in for their master runs the script for each point of the grid in the YAML file."""
+    """Our grid equals a Determined experiment; a stand-in for their master runs the script for each point in the YAML file."""
     determined = pytest.importorskip("determined")
     points = re.findall(r"vals: \[(.*)\]", (SCRIPTS / "theirs_determined.yaml").read_text())
     theirs = {}
@@ -155,7 +155,7 @@ def _noted(losses: list[float], *, steps_completed: int, metrics: dict[str, floa
 
 
 def test_skorch(play: Callable[[str], dict[str, Any]]) -> None:
-    """Our last losses equal the scores of skorch up to rounding, as scikit-learn scores once, by logarithms of float32 probabilities."""
+    """Our last losses equal the scores up to rounding; scikit-learn scores only the last epoch, by logarithms of float32 probabilities."""
     pytest.importorskip("skorch")
     found = play("theirs_skorch.py")["search"].cv_results_
     points = [(point["module__hidden"], point["optimizer__lr"]) for point in found["params"]]
@@ -176,7 +176,7 @@ def test_the_page_counts_the_lines_that_change() -> None:
 
 
 def changed(name: str) -> tuple[int, int, int]:
-    """Return how many lines of their script stay, how many go, and how many lines are new; what our script imports from theirs stays."""
+    """Return how many lines of their script stay and go, and how many are new; what our script imports from theirs stays."""
     theirs, ours = ((SCRIPTS / f"{side}_{name}.py").read_text() for side in ("theirs", "ours"))
     imported = {
         alias.name

@@ -1,4 +1,4 @@
-"""Tests that damaged, foreign and missing run directories, and those of later versions, give one sentence, and that no file in them changes."""
+"""Tests that damaged, foreign, newer and missing run directories give one sentence, and that no file in them changes."""
 
 import json
 import shlex
@@ -190,7 +190,7 @@ def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) 
 
 
 class Careful(studies.Mlp):
-    """A network whose loading of weights raises its own error, as on a machine without free memory."""
+    """A network that raises when it loads weights, as without free memory."""
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
         raise RuntimeError("no room for them")

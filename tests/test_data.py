@@ -272,7 +272,7 @@ def test_words_are_no_numbers_whatever_is_said(tmp_path: Path) -> None:
 
 
 def numbers_and(tmp_path: Path, *values: str) -> Path:
-    """Write a table of 30 rows with numbers and one row for each of these values; returns its path."""
+    """Write a table of 30 rows with numbers and a row for each value; returns its path."""
     rows = [*(f"{n}.5,{n % 2}" for n in range(30)), *(f"{value},1" for value in values)]
     (tmp_path / "t.csv").write_text("x,y\n" + "\n".join(rows) + "\n")
     return tmp_path / "t.csv"

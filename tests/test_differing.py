@@ -12,7 +12,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def member(change: Change = lambda plain: None) -> dict[str, Any]:
-    """Return the results of a member with two epochs of two sections, like those of `evidence.results_of`, after `change`."""
+    """Return results like those of `evidence.results_of`, of two epochs with two sections, after `change`."""
     plain: dict[str, Any] = {
         "weights": {"0.weight": torch.ones(2, 3), "0.bias": torch.zeros(2)},
         "optimizer": {"state": {0: {"step": 4, "exp_avg": torch.ones(2)}}},

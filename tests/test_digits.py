@@ -1,4 +1,4 @@
-"""Tests that compared values keep float64 precision from a metric's result to every file, so that a difference of 1e-12 is no tie."""
+"""Tests that compared values keep float64 precision from a metric to every file, so that values 1e-12 apart are no tie."""
 
 import csv
 import json

@@ -57,7 +57,7 @@ SLOW = (
     "argosy.stream",
     "argosy.tuning.search",
 )
-"""Modules that a command which only reads a run does not need, and that together take about a third of a second to import."""
+"""Modules that commands which only read a run do not need; importing all takes a third of a second."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ JSON = {
 
 @pytest.mark.parametrize("name", JSON)
 def test_what_is_printed_is_as_its_schema_says(folder: Path, name: str) -> None:
-    """The JSON of every command matches its schema; `forked.command` checks this, here and for the commands of all other tests."""
+    """The JSON of every command matches its schema, which `forked.command` checks here and in all other tests."""
     words = JSON[name].split(maxsplit=2) if name == "query" else JSON[name].split()
     assert told(folder, *words)["schema"] == 1
 
@@ -236,7 +236,7 @@ def _hurried() -> None:
 
 
 class Program:
-    """A program that knows only ``argosy --help``, ``argosy guide`` and printed JSON: it uses no command or option that these do not name."""
+    """A program that uses only commands of ``argosy --help``, options of ``argosy guide``, and printed JSON."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -257,7 +257,7 @@ class Program:
             return forked.started(self.folder, [*words, "--json"], out=printed.fileno(), err=printed.fileno())
 
     def waits(self, running: forked.Forked, *statuses: str) -> None:
-        """Wait until the run of a command that was started has one of these states; the status fails until its data is open."""
+        """Wait until a started run has one of these states; `status` fails until its data is open."""
         deadline = time.monotonic() + 120
         while running.poll() is None or statuses == ("done",):
             found = forked.command(self.folder, ["status", "runs/x", "--wait", "--json"])

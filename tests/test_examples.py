@@ -33,7 +33,7 @@ NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 def play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """Return a function that runs an example and its commands in an empty folder and this process, and returns the printed lines."""
+    """Return a function that runs an example and its commands in an empty folder and returns the printed lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", partial(typed, subprocess.run))
     for stage in ("train", "tune"):
@@ -198,7 +198,7 @@ def test_the_cells_of_a_notebook_run_one_after_another(play: Callable[..., list[
 
 
 def shows(cell: str, names: dict[str, object]) -> object:
-    """Run a notebook cell and return what a notebook shows below it: the value of its last line if that is an expression."""
+    """Run a notebook cell and return what is shown below it: the value of its last line if that is an expression."""
     body = ast.parse(cell).body
     last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), "cell", "exec"), names)

@@ -27,7 +27,7 @@ FLEET = [
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Return the report of two networks under three seeds, and of a single member that is done after one epoch of two sections."""
+    """Return the report of two networks under three seeds, and a member that is done after one epoch of two sections."""
     study = studies.study(90, fleet=FLEET, epochs=3, validations_per_epoch=2)
     folder = tmp_path_factory.mktemp("figures") / "run"
     return argosy.train(study, directory=folder, launcher="inline", devices="cpu:1")

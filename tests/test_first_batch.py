@@ -1,4 +1,4 @@
-"""Tests of the checks before training: they call a network only with batch sizes that it will see, and refuse losses that sum or broadcast."""
+"""Tests of checks before training: networks are called only with batch sizes that they will see; losses must not sum or broadcast."""
 
 import re
 import warnings
@@ -42,7 +42,7 @@ def member(name: str = "net", model: Any = LINEAR, batch_size: int = 16, **rest:
 
 
 def reason(directory: Path, *members: argosy.Member, **rest: Any) -> str:
-    """Train one member and return the reason why it failed, or an empty string if it did not fail."""
+    """Train one member and return why it failed, or an empty string."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MemberFailed)  # the report's row has the same text
         row = ran(directory, *(members or (member(),)), **rest).rows[0]
@@ -54,7 +54,7 @@ def reason(directory: Path, *members: argosy.Member, **rest: Any) -> str:
 
 
 class Sized(nn.Module):
-    """A network that raises for any batch size except these, which may differ between training and validation."""
+    """A network that raises for other batch sizes than these."""
 
     def __init__(self, training: tuple[int, ...], validating: tuple[int, ...]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Sized(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A network that keeps a state of one row per sample, so it can train on batches of one size only."""
+    """A network whose state has one row per sample, so that it trains on one batch size only."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def test_a_supervised_contrastive_loss_is_accepted_although_the_first_samples_di
 
 
 def remembering(memory: Tensor, batch: Any) -> Tensor:
-    """A loss that updates, in each call, a moving average of the predictions for each sample (early-learning regularization, Liu et al. 2020)."""
+    """Early-learning regularization (Liu et al. 2020); each call updates a moving average of predictions."""
     output, target, number = batch
     said = output.softmax(1)
     memory[number] = 0.7 * memory[number] + 0.3 * said
@@ -227,7 +227,7 @@ def test_a_step_whose_memory_changes_in_each_call_is_accepted_although_its_value
 
 
 def denoising(network: nn.Module, seed: int, batch: Any) -> Tensor:
-    """A diffusion model's validation loss, which draws times and noise from a fixed seed: its value depends on the order of samples."""
+    """A diffusion model's validation loss with times and noise of a fixed seed, so that it depends on the order of samples."""
     generator, (x,) = torch.Generator().manual_seed(seed), batch
     noise, time = torch.randn(x.shape, generator=generator), torch.rand(len(x), 1, generator=generator)
     return (network((1 - time) * x + time * noise) - noise).square().mean()
@@ -242,7 +242,7 @@ def test_a_value_that_depends_on_the_order_of_samples_is_accepted_although_it_gr
 
 
 def mining(model: nn.Module, batch: Any) -> Tensor:
-    """A step that draws a negative for each sample from other classes; it raises if the batch has one class only."""
+    """A step that draws a negative for each sample; raises if the batch has only one class."""
     others = batch[1][:, None] != batch[1]
     drawn = torch.multinomial(others.float(), 1)[:, 0]
     output = model(batch[0])
@@ -274,7 +274,7 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
 
 
 def supervised(output: Tensor, target: Tensor) -> Tensor:
-    """Supervised contrastive loss (Khosla et al. 2020). A small batch may have no two samples of one class, and then the loss is 0."""
+    """Supervised contrastive loss (Khosla et al. 2020); 0 if no two samples have the same class."""
     apart = torch.eye(len(output))
     near = functional.normalize(output) @ functional.normalize(output).T / 0.2 - 1e9 * apart
     alike = (target[:, None] == target).float() - apart
@@ -419,7 +419,7 @@ SHOWN: list[tuple[bool, int]] = []
 
 
 class Counting(nn.Module):
-    """A network that records each call in `SHOWN`, and counts samples in a buffer that is saved with the weights."""
+    """A network that records its calls in `SHOWN` and counts samples in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -459,7 +459,7 @@ def test_no_graph_is_compiled_for_a_size_that_is_tried(tmp_path: Path) -> None:
 
 
 def sentence(directory: Path, *members: argosy.Member, arrays: Any = (X, CLASSES), **rest: Any) -> str:
-    """Train on these arrays and return the message of the error or of the failed member, which has no traceback."""
+    """Train on these arrays and return the error or the reason of the failed member, without a traceback."""
     try:
         told = reason(directory, *members, data=argosy.Data(arrays=arrays, val_arrays=arrays, **rest))
     except StudyError as error:
@@ -525,10 +525,9 @@ def test_a_loss_of_quantiles_takes_flat_targets_and_says_so(tmp_path: Path) -> N
 
 
 def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
-    """A step that only draws random numbers is not taken for one that broadcasts targets.
+    """A step that only draws random numbers, such as a contrastive one before training, is not taken for one that broadcasts targets.
 
-    Before training, a contrastive step gives nearly the same value in each call. Its values for four orders of the targets may be equal by
-    chance while those for other shapes differ.
+    Its values for four orders of the targets may be equal by chance while those for another shape differ.
     """
     samples = X[:16], NUMBERS[:16].flatten()
     for seed in range(40):
@@ -538,7 +537,7 @@ def test_a_step_that_draws_and_looks_at_no_targets_broadcasts_nothing() -> None:
 
 @pytest.mark.parametrize("start", [0.4, 1.0, 1.2])
 def test_a_validation_that_moves_a_threshold_broadcasts_nothing(start: float) -> None:
-    """A validation without targets, as of an autoencoder, is accepted although its value changes while shapes of targets are tried."""
+    """A validation without targets, as of an autoencoder, is accepted although its value changes in each call."""
     threshold = torch.tensor(start)
 
     def error(batch: Any) -> Tensor:
@@ -633,7 +632,7 @@ ALIKE: dict[str, tuple[Any, Tensor, Any]] = {
 
 
 def near(output: Tensor, target: Tensor) -> Tensor:
-    """A loss that accepts flat and column targets, so that only the metric can be refused."""
+    """A loss that accepts flat and column targets, so only the metric can be wrong."""
     if target.is_floating_point():
         return functional.mse_loss(output.reshape(len(output), -1)[:, 0], target.flatten())
     return functional.cross_entropy(output, target)
@@ -712,7 +711,7 @@ def narrow() -> nn.Module:
 
 
 class Tokens(nn.Module):
-    """A network that classifies four positions per sample and returns classes in the last dimension, ``[B, 4, 5]``."""
+    """A network with an output for each of four positions, classes last, ``[B, 4, 5]``."""
 
     def __init__(self) -> None:
         super().__init__()

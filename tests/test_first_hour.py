@@ -43,7 +43,7 @@ def epochs_of(directory: Path) -> dict[str, float]:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[[list[str]], forked.Forked]]:
-    """Return a function that starts a command with its output in a file; commands are killed after the test."""
+    """Return a function that starts a command with its output in a file."""
     begun = []
 
     def start(words: list[str]) -> forked.Forked:
@@ -57,7 +57,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[[list[str]], forked.Forked]]:
 
 
 def wait_for(run: forked.Forked, directory: Path, member: str, epochs: float) -> None:
-    """Wait until a member has trained this many epochs; 0 waits until it is in the journal."""
+    """Wait until a member is in the journal with this many epochs."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while epochs_of(directory).get(member, -1) < epochs:
         assert run.poll() is None, (directory.parents[1] / "said.txt").read_text()
@@ -66,13 +66,13 @@ def wait_for(run: forked.Forked, directory: Path, member: str, epochs: float) ->
 
 
 def ctrl_c(run: forked.Forked) -> None:
-    """Interrupt a run as a person does, and assert that it saves its members and exits with 130."""
+    """Interrupt a run as a person does, and assert its exit code."""
     run.send_signal(signal.SIGINT)
     assert run.wait(PATIENCE_SECONDS) == 130
 
 
 def opened_by(folder: Path, words: list[str]) -> Path:
-    """Return the page that a command opens in a browser; a script that writes its address to a file stands for the browser."""
+    """Return the page that a command opens in a browser, for which a script stands."""
     reader, address = folder / "reader", folder / "address.txt"
     reader.write_text(f'#!/bin/sh\nprintf %s "$1" > {address}\n')
     reader.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Tests of the fold of a journal (`RunState`) against simple models: of records about the same thing, the last one counts."""
+"""Tests of the fold of a journal against simple models: of records about one thing, the last one counts."""
 
 from dataclasses import replace
 from random import Random
@@ -156,10 +156,7 @@ def test_a_member_is_split_until_one_device_has_it() -> None:
 
 
 def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
-    """A retried member goes back to its last checkpoint before the failure, with the best weights of that checkpoint.
-
-    The checkpoint that was saved when it failed has best weights of sections that the fixed code may not repeat.
-    """
+    """A retried member drops the checkpoint of its failure, whose best weights are of sections that the fixed code may not repeat."""
     state, file = RunState(), saved(1, 0, 0)
     rescued = replace(file, checkpoint=replace(file.checkpoint, best="b.pt", best_sha256=""))
     for event in (file, rescued, MemberEnded(member="m", status="failed", reason="")):
@@ -172,10 +169,7 @@ def test_who_is_tried_again_has_the_best_weights_of_its_file() -> None:
 
 
 def test_members_are_suspects_until_they_end_the_section_in_which_their_device_was_lost() -> None:
-    """Members on a lost device are suspects until they end a section that they had not ended before.
-
-    Training again a section that had ended does not clear a suspect. A later loss that names one suspect clears the others of that device.
-    """
+    """Members on a lost device are suspects until they end a section for the first time, or a later loss of the device names only others."""
 
     def lost(*suspects: str) -> WorkerLost:
         return WorkerLost(worker="cpu:1", detail="poisoned", suspects=suspects)

@@ -1,4 +1,4 @@
-"""Tests that missing labels are refused with their rows, labels that cannot be compared are refused, and all others divide the samples."""
+"""Tests that missing labels are refused with their rows, incomparable ones are refused, and all others divide the samples."""
 
 from collections.abc import Callable
 from decimal import Decimal

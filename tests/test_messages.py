@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "messages.md"
 
 
 def test_messages_of_all_places_say_what_to_do_and_are_on_the_page() -> None:
-    """Each place that raises an error has a case, its message is complete, and the page shows it; one test, since raising all takes long."""
+    """Each place that raises an error has a case, a complete message, and a row on the page; one test, since raising all takes long."""
     shown = {message.site for message in all_shown()}
     missing = sorted(all_sites().keys() - shown)
     assert not missing, "no case of tests/messages/ reaches:\n" + "\n".join(map(str, missing))

@@ -75,7 +75,7 @@ def run(folder: Path, *words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a new environment that takes dependencies from the present one; returns its folder of programs."""
+    """Install the wheel into a new environment with the dependencies of the present one; returns its folder of programs."""
     source, place = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("venv")
     for name in BUILT_FROM:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

@@ -27,7 +27,7 @@ from argosy.study import Repetition
 TRUTH = {"small": 0.30, "large": 0.28, "like": 0.28}
 """The mean of each network over all possible seeds."""
 SPREAD, OF_THE_SEED = 0.02, 0.03
-"""Standard deviations: of a single member, and of the part that all members with one seed share."""
+"""Standard deviations of a member, and of the part that members with one seed share."""
 
 
 def repetitions(outcomes: dict[str, dict[int, dict[str, float]]], **rest: str) -> Repetitions:

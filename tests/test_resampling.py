@@ -1,4 +1,4 @@
-"""Tests of folds and bootstraps: how samples are divided, that all train on one stream, and their predictions for held-out samples."""
+"""Tests of folds and bootstraps: how they divide samples, that they share one stream, and what they predict for held-out samples."""
 
 import itertools
 from collections import Counter
@@ -28,7 +28,7 @@ from argosy.study import Repetition
 
 
 def fold_of_each(members: list[argosy.Member], samples: int) -> np.ndarray:
-    """Return the fold that holds out each sample; asserts that there is exactly one, which does not train on the sample."""
+    """Return the fold that holds out each sample; asserts that only the others train on it."""
     fold = np.full(samples, -1)
     for number, member in enumerate(members):
         assert (fold[member.val_subset] == -1).all()
@@ -193,7 +193,7 @@ def data(samples: int = 60) -> argosy.Data:
 
 
 def trained(directory: Path, members: list[argosy.Member], rows: argosy.Data | None = None) -> argosy.Report:
-    """Train these members inline for two epochs; exact, because otherwise measured times choose between programs that round differently."""
+    """Train these members inline for two epochs; exact, because otherwise times decide between programs that round differently."""
     study = argosy.Study(data=rows or data(), members=members, stop=argosy.MaxEpochs(2))
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1", numerics="exact")
 

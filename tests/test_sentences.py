@@ -1,4 +1,4 @@
-"""Tests of advice and notices: each sentence appears with figures that justify it, and does not appear with figures that do not."""
+"""Tests of advice and notices: each sentence appears with figures that justify it, and not with others."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def verdict(*nodes: dict[str, Any], taken: int = 3000) -> str:
 
 
 def alone(**rest: Any) -> dict[str, Any]:
-    """Return the gauge of a single node, which exchanges nothing and prepares 200 samples/s on 2 cores with 2 workers."""
+    """Return the gauge of a single node that prepares 200 samples/s on 2 cores with 2 workers."""
     return feeder(**{"prepare": 0.9, "exchanged_bytes": 0, "preparation_cpu_seconds": 8.0, **rest})
 
 
@@ -136,7 +136,7 @@ def ended(report: Report, command: str = "argosy run") -> str:
 
 
 def pack(*programs: int, reason: str = "", **seconds: float) -> Packed:
-    """Return programs with these numbers of members; `s1=`, `s2=` … are seconds per sample of programs with one, two … members."""
+    """Return programs with these numbers of members; `s2=` gives the seconds per sample in a program of two."""
     names = iter(f"m{number}" for number in range(100))
     return Packed(
         device="cpu:1",

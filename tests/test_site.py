@@ -1,4 +1,4 @@
-"""Tests of the site: links and anchors exist, each page has one place, and MkDocs, if it is installed, builds it without a warning."""
+"""Tests of the site: links and anchors exist, each page has one place, and MkDocs, if installed, builds it without a warning."""
 
 import re
 import subprocess

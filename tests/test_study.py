@@ -1,4 +1,4 @@
-"""Tests that invalid members, data, studies and grids are refused in one sentence when they are made, before anything starts."""
+"""Tests that invalid members, data, studies and grids are refused in one sentence when they are made."""
 
 import re
 import sys
@@ -404,7 +404,7 @@ def test_members_that_read_settings_which_a_loop_sets_are_refused(kind: str, mon
 
 
 def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_of(tmp_path: Path) -> None:
-    """Members that share one settings object that changed between them cause a warning, because the value that changed may not matter."""
+    """A settings object that members share and that changed between them causes a warning only, because the change may not matter."""
     settings = {"out_features": 3, "in_features": 12, "name": "a"}
     fields: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1), "batch_size": 8}
     made = []
@@ -415,7 +415,7 @@ def test_settings_that_are_given_as_a_whole_and_set_between_members_are_warned_o
     words = r"'a' and 'b' are given one object of settings \(settings of model\), in which name was 'a' when .* 'b' for the second"
     with pytest.warns(UserWarning, match=words):
         argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1", quiet=True)
-    settings["name"] = "c"  # a change after the member was made, and no other member has this object
+    settings["name"] = "c"  # no other member below has this object
     own = [argosy.Member(name, model=partial(of_dict, {**settings, "name": name}), **fields) for name in "de"]
     assert not doubts_of([made[1], *own])
 

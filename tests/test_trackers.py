@@ -93,7 +93,7 @@ class Slow(Recorder):
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs that train give a tracker so little time at their end that `Slow` could not finish."""
+    """Let runs that train give trackers too little time for `Slow` at their end."""
     monkeypatch.setattr(trackers, "LEAST_PATIENCE", 0.1)
     monkeypatch.setattr(trackers, "LEAST_CALL_PATIENCE", 0.02)
 
@@ -224,7 +224,7 @@ def test_what_is_no_tracker_is_refused_before_the_run(tmp_path: Path, given: Any
 
 
 def train_then_track(directory: Path, epochs: int, tracker: str, fleet: Sequence[argosy.Member] = FLEET) -> None:
-    """Train without the tracker, then run again with it: a run with nothing to train waits, so a slow library receives everything."""
+    """Train without the tracker, then again with it: a run with nothing to train waits for slow libraries."""
     train(directory, epochs, fleet=fleet)
     train(directory, epochs, tracker, fleet=fleet)
 

@@ -63,7 +63,7 @@ class Lines(IterableDataset[tuple[dict[str, Any], int]]):
 
 
 class Reader(nn.Module):
-    """A classifier of texts, with or without an attention layer; in float64, so rounding errors are far smaller than real differences."""
+    """A classifier of texts, with or without attention; in float64, so rounding is far smaller than real differences."""
 
     def __init__(self, width: int = 8, *, attends: bool = True) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def tagged(directory: Path, **rest: Any) -> argosy.Report:
 
 
 def filled_up(batch: Any) -> Any:
-    """An augmentation that pads every batch to the length of the longest possible text, as people do by hand."""
+    """An augmentation that pads every batch to the longest possible text, as people do by hand."""
     text, label = batch
     short = MOST - text["ids"].shape[1]
     return {key: functional.pad(values, (0, short)) for key, values in text.items()}, label
