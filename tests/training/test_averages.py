@@ -1,4 +1,4 @@
-"""Averages of weights: what torch's AveragedModel keeps, in every program, beside raw weights that do not depend on them."""
+"""Tests that averages of weights equal torch's AveragedModel in every program, and that raw weights do not depend on them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,12 +41,15 @@ RULES = {"ema": EMA(0.9), "swa": SWA(from_epoch=2), "last": LastK(2)}
 
 
 def member(name: str = "m", **rest: Any) -> Member:
-    """A member in float32, of which the averages are better than the weights."""
+    """Return a member in float32 with a rate so high that its averages are better than its raw weights."""
     return packs.member(name, dtype=torch.float32, **{"optimizer": partial(SGD, lr=0.5, momentum=0.9), **rest})
 
 
 def followed(one: Member, epochs: int) -> tuple[LiveMember, dict[str, nn.Module], list[dict[str, float]]]:
-    """Train it, and have torch's own averages follow it: by steps, by ends of epochs from the second on, of the last two."""
+    """Train a member; return it, torch's averages of its weights, and its metrics.
+
+    The averages are over steps (`ema`), over epochs from the second on (`swa`), and over the last two epochs (`last`).
+    """
     live = packs.live(one)
     program, ema = Solo(live), AveragedModel(live.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     swa = AveragedModel(live.model, multi_avg_fn=get_swa_multi_avg_fn())
@@ -77,7 +80,7 @@ def followed(one: Member, epochs: int) -> tuple[LiveMember, dict[str, nn.Module]
 
 
 class Codebook(nn.Linear):
-    """It assigns another weight in each step, as some codebooks of moving averages do (VQ-VAE)."""
+    """A network that assigns a new Parameter in each step, like some codebooks of moving averages (VQ-VAE)."""
 
     def __init__(self) -> None:
         super().__init__(16, 4)
@@ -115,7 +118,7 @@ def test_it_is_torchs_averaged_model_bit_for_bit(rule: str, model: Any) -> None:
 
 
 def frozen_at_first() -> nn.Module:
-    """A network of which the lower half is frozen until a step thaws it; a frozen mask of it is infinite."""
+    """Return a network whose first layer is frozen until a step unfreezes it, with a frozen mask that holds -inf."""
     model = mlp()
     model[0].requires_grad_(requires_grad=False)
     model.steps = nn.Parameter(torch.tensor(0.0), requires_grad=False)
@@ -159,7 +162,7 @@ def test_raw_weights_are_those_of_a_member_without_an_average(rule: str) -> None
 
 
 class Normed(nn.Module):
-    """BatchNorm, dropout and a buffer of its own that each pass in training moves."""
+    """A network with BatchNorm, dropout, and a buffer that each training pass changes."""
 
     def __init__(self, inputs: int = 16, outputs: int = 4) -> None:
         super().__init__()
@@ -182,7 +185,7 @@ class Normed(nn.Module):
 
 
 class Replacing(Normed):
-    """Its buffer moves by being replaced."""
+    """`Normed` that replaces its buffer instead of writing into it."""
 
     def count(self) -> None:
         """Count the pass."""
@@ -245,7 +248,7 @@ def test_statistics_are_those_of_update_bn_on_the_batches_of_the_next_epoch(rule
 
 
 class Writing(Normed):
-    """It writes into its input."""
+    """`Normed` that writes into its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the outputs."""
@@ -298,7 +301,7 @@ def test_members_of_a_program_count_their_batches_apart() -> None:
         for live in program.members:
             live.begin_epoch(orders, 1)
             assert live.average is not None
-            live.average.batches = 3 * (live.member.name == "m2")  # as where the others' first batches were broken
+            live.average.batches = 3 * (live.member.name == "m2")  # as if the first batches of the others were broken
         for block in blocks(orders.epoch("train", 1), 40, arrays=arrays, epoch=1):
             with program.active():
                 for batch in program.cut(block):
@@ -375,7 +378,7 @@ def test_a_step_that_is_made_again_measures_its_batch_once(of: Callable[[list[Li
 
 
 def drawing(output: Any, target: Any) -> Any:
-    """A metric that draws."""
+    """A metric that draws random numbers."""
     return torch.rand(len(target)) + output.detach().argmax(1)
 
 
@@ -409,7 +412,7 @@ def test_an_average_that_begins_after_the_member_has_ended_is_refused() -> None:
         own = replace(late, stop=argosy.MaxEpochs(4))
         assert argosy.Study(data=data, members=[own], stop=rule)
     for rule in (argosy.MaxSteps(9), argosy.MaxEpochs(3) & argosy.Plateau("val_loss", patience=9)):
-        assert argosy.Study(data=data, members=[late], stop=rule), "it may come to train so long"
+        assert argosy.Study(data=data, members=[late], stop=rule), "the member may train long enough"
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -431,7 +434,7 @@ def test_in_a_fused_program_it_is_that_of_alone(rule: str, model: Any) -> None:
 
 
 def normed() -> nn.Module:
-    """BatchNorm between products that are large enough to have the bits of alone."""
+    """Return a network with BatchNorm whose matrix products are large enough to give the same bits fused and alone."""
     return nn.Sequential(
         nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16)
     )

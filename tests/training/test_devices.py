@@ -1,4 +1,4 @@
-"""The paths that a GPU would take, on a device that is late, apart and fragile: see `late`, and docs/internals/training.md for what it leaves out."""
+"""Tests of the code for GPUs on a stand-in device: see `late`, and docs/internals/training.md for what it leaves out."""
 
 import gc
 import math
@@ -44,19 +44,19 @@ ROWS, WIDTH, SLOTS = 16, 8, 4
 
 
 class Feed:
-    """A feeder of one reader, by hand."""
+    """A feeder for one reader, driven by the test."""
 
     def __init__(self, backend: Backend) -> None:
         self.layout = Layout.of((torch.zeros(WIDTH), 0))
         self.peer, theirs = Peer.pair()
         self.ring = Ring(slots=SLOTS, slot_bytes=self.layout.block_bytes(ROWS))
-        # The socket holds what the reader takes before it is there.
+        # The reader does not exist yet: the socket buffers the message.
         self.ring.lend(self.peer, {"train": self.layout}, {"train": SLOTS * ROWS})
         self.reader = RingReader(theirs, pin=backend.pin)
         self.arrived: list[Block] = []
 
     def send(self, slot: int, number: int = 0) -> None:
-        """Write a block, whose rows hold its number, and announce it."""
+        """Write a block whose rows hold `number`, and announce it."""
         place = Place(leg=1, split="train", epoch=0, section=0, start=number * ROWS, rows=ROWS, last=False)
         block = self.layout.block(place, self.ring.slot(slot))
         block.indices[:] = np.arange(ROWS)
@@ -66,7 +66,7 @@ class Feed:
         self.peer.send((slot, place, 0, False, ()))
 
     def released(self) -> list[int]:
-        """Slots that have come back since the last look."""
+        """Return the slots that were released since the last call."""
         gc.collect()
         return self.peer.receive()
 
@@ -83,7 +83,7 @@ def backend() -> Backend:
     return found
 
 
-# ---- discovering
+# ---- discovery
 
 
 def test_devices_are_found_by_number_and_dealt_to_nodes() -> None:
@@ -104,7 +104,7 @@ def test_devices_that_are_not_there_are_refused(wanted: str) -> None:
 
 
 def test_devices_are_counted_by_what_a_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before torch's CUDA starts it counts GPUs: two, say, of which one instance (MIG) is this process's."""
+    """Before CUDA is initialized, torch counts GPUs, here two; afterwards it counts one, the MIG instance of this process."""
     count = [2]
 
     def properties(number: int) -> SimpleNamespace:
@@ -120,7 +120,7 @@ def test_devices_are_counted_by_what_a_process_may_use(monkeypatch: pytest.Monke
 
 
 class Products(TorchDispatchMode):
-    """Notes products on a device, and whether they were of a backward pass."""
+    """Records the device of matrix products, and whether they belong to a backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Products(TorchDispatchMode):
 
 
 def test_libraries_have_their_work_space_before_a_member_has_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the calling thread and that of the backward pass; where a full device has no room for it is no member's fault."""
+    """Opening a device allocates work space for forward and backward, so that a lack of memory for it is blamed on no member."""
     module = SimpleNamespace(set_device=lambda device: None, Stream=lambda device: None)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     with Products() as products:
@@ -142,7 +142,7 @@ def test_libraries_have_their_work_space_before_a_member_has_memory(monkeypatch:
 
 
 def test_steps_are_waited_for_and_no_sum_whose_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum has a stream of its own, as NCCL's kernels have, which never passes; the driver's word would come later."""
+    """A sum with a lost rank hangs on its own stream, as with NCCL; a trainer that waited for it would miss the driver's message."""
     steps, passed = SimpleNamespace(synchronize=lambda: passed.append("steps")), list[str]()
 
     def whole_device(device: torch.device) -> None:
@@ -167,7 +167,7 @@ def test_an_accelerator_of_an_unknown_kind_is_told(known: bool, monkeypatch: pyt
         else pytest.warns(UserWarning, match="accelerator of kind mtia, .* members train on CPU devices; name")
     ):
         assert kinds.default_kind() == ("late" if known else "cpu")
-    discover(Settings(devices="cpu:1"))  # says nothing: it is what was asked for
+    discover(Settings(devices="cpu:1"))  # no warning: CPU devices were asked for
 
 
 def test_another_process_learns_of_a_kind_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_the_double_shows_a_copy_that_nobody_followed(backend: Backend) -> None:
     assert copied[1].tolist() == [113] * 3
     backend.follow(event, copied)
     assert [tensor.tolist() for tensor in copied] == [[1.0] * 3, [1] * 3]
-    assert not event.query(), "the host knows later than the device"
+    assert not event.query(), "the host should see the event later than the device"
 
 
 def test_the_double_shows_a_slot_that_was_given_back_too_early(backend: Backend) -> None:
@@ -248,7 +248,7 @@ def test_the_ring_is_pinned_while_it_is_open() -> None:
     feed.reader.close()
 
 
-# ---- the study's work on the device
+# ---- the study's on_device
 
 
 def scaled(batch):
@@ -305,7 +305,7 @@ def test_work_on_the_device_that_loses_rows_is_refused(backend: Backend) -> None
         Copies(backend, lambda batch: (batch[0][1:], batch[1])).start(feed.receive())
 
 
-# ---- numbers that go back
+# ---- numbers that are fetched to the host
 
 
 @pytest.mark.parametrize("name", ["cpu:0", "late:0"])
@@ -313,7 +313,7 @@ def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
     backend = backend_of(name)
     losses = torch.tensor([1.5, 2.5], dtype=torch.float64)
     host, event = backend.fetch(losses)
-    assert host.isnan().all() == backend.apart, "the double shows a number that was read too early"
+    assert host.isnan().all() == backend.apart, "a number that is read too early should be NaN"
     losses.zero_()
     event.synchronize()
     assert host.tolist() == [1.5, 2.5]
@@ -321,12 +321,12 @@ def test_numbers_are_on_the_host_when_their_event_has_passed(name: str) -> None:
 
 
 def batch_of(tally: Tally, loss: float) -> None:
-    """Two samples."""
+    """Add a batch of two samples with this mean loss."""
     tally.add(2, Digest(), {"loss": torch.tensor(2 * loss, dtype=torch.float64)})
 
 
 def block_of(tally: Tally, loss: float) -> late.LateEvent:
-    """Two samples as well, of a program that has summed the losses of many."""
+    """Add two samples like a program that sums losses on the device; return the event of the copy to the host."""
     totals, event = tally.backend.fetch(torch.tensor([2 * loss], dtype=torch.float64))
     tally.bring(2, Digest(), "loss", totals, event)
     return event
@@ -359,7 +359,7 @@ def test_whether_sums_are_numbers_is_asked_without_waiting_for_the_steps_at_hand
 
 
 class Asked(TorchDispatchMode):
-    """Notes which operators are asked for."""
+    """Records the names of the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -403,7 +403,7 @@ def test_random_states_are_the_devices_own_and_lie_on_the_cpu(backend: Backend) 
 
 
 class Elsewhere(torch.Tensor):
-    """Says that it lies on another device, on which there is no memory left."""
+    """A tensor that claims to lie on a GPU without free memory."""
 
     @property
     def device(self) -> torch.device:
@@ -437,7 +437,7 @@ def test_a_file_of_a_gpu_opens_without_one(tmp_path: Path) -> None:
 
 
 def test_a_saved_optimizer_goes_to_its_parameters_and_its_step_stays_on_the_cpu() -> None:
-    """As long as the file was read to the CPU: Adam reads `step` at every step, which would wait for the device."""
+    """Adam reads `step` on the host in every step, which would wait for a device. Checkpoints are loaded to the CPU, so `step` stays there."""
     saved = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(saved.parameters())
     saved(torch.zeros(1, 2)).sum().backward()
@@ -493,7 +493,7 @@ def test_errors_that_say_memory_has_run_out(error: Exception, is_one: bool) -> N
 
 
 def hold(go: int, holds: int) -> None:
-    """Life of a process that takes memory of the device when it is told to, and keeps it."""
+    """Run a process that allocates device memory when it is told to, and keeps it until it is killed."""
     os.read(go, 1)
     backend_of("late:0").activate()
     _held = torch.zeros(200_000)
@@ -509,7 +509,7 @@ def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch:
     os.close(holds)
     backend = backend_of("late:0")
     backend.activate()
-    assert not memory_returned(backend, patience=1), "nobody holds any, so there is nothing to wait for"
+    assert not memory_returned(backend, patience=1), "no process holds memory, so there is nothing to wait for"
     os.write(tells, b".")
     assert os.read(heard, 1)
     assert backend.foreign_memory() == 800_000
@@ -526,7 +526,7 @@ def test_memory_of_a_killed_process_comes_back_late(tmp_path: Path, monkeypatch:
         os.close(number)
 
 
-# ---- what ends a process
+# ---- errors that end a process
 
 
 def test_a_sticky_error_is_told_from_one_that_a_member_raised(backend: Backend) -> None:
@@ -576,7 +576,7 @@ def test_a_device_that_was_used_before_the_fork_is_refused_after_it(monkeypatch:
     os.close(theirs)
     with os.fdopen(ours) as told:
         assert f"cuda was initialised in process {os.getpid()} before" in told.read()
-    assert backend_of("late:0").name == "late:0", "the process that has it may use it"
+    assert backend_of("late:0").name == "late:0", "the process that initialised it may use it"
 
 
 def test_nothing_is_initialised_by_looking() -> None:
@@ -598,7 +598,7 @@ except WorkerError as error:
 
 
 def test_a_process_that_cannot_see_its_cpu_trains_nobody() -> None:
-    """Torch would take other kernels, which round otherwise, for as long as the process lives."""
+    """Otherwise torch would use other kernels, which round differently, for as long as the process lives."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     told = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.startswith(

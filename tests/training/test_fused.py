@@ -1,4 +1,4 @@
-"""A fused program gives each of its members what it gets alone."""
+"""Tests that a fused program gives each of its members what it gets alone."""
 
 import math
 import threading
@@ -46,20 +46,20 @@ from argosy.training.programs.program import OwnFaults
 from argosy.training.programs.solo import Solo
 
 EPOCHS = 9
-"""Of six steps each."""
+"""Epochs of six steps."""
 EXACT = 1e-10
 MODELS = {"mlp": packs.mlp, "resnet": packs.ResNet, "convnet": packs.convnet, "transformer": packs.Transformer}
 
 
 def by_groups(optimizer: Any, parameters: Any) -> Any:
-    """Weights decay, biases do not."""
+    """Return the optimizer with a second group, for biases, without weight decay."""
     parameters = list(parameters)
     decayed = [p for p in parameters if p.dim() > 1]
     return optimizer([{"params": decayed}, {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0}])
 
 
 def various(model: Any, **rest: Any) -> list[Member]:
-    """Every kernel, and what has none, with numbers of their own."""
+    """Return members with optimizers of every kernel and without one, all with different hyper-parameters."""
     every_step: Any = {"schedule_per": "step"}
     cycle = partial(OneCycleLR, max_lr=0.02, total_steps=60)
     optimizers: list[tuple[Any, dict[str, Any]]] = [
@@ -80,7 +80,7 @@ def various(model: Any, **rest: Any) -> list[Member]:
 
 
 def orthogonal(model: Any = packs.mlp) -> list[Member]:
-    """Muon beside AdamW, with numbers of its own and in all its forms."""
+    """Return members with Muon and AdamW, in all forms of Muon and with different hyper-parameters."""
     forms: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"lr": 0.02}, {"schedule": partial(StepLR, step_size=2, gamma=0.5)}),
         ({"lr": 0.01, "momentum": 0.8, "weight_decay": 0.0}, {"clip_grad_norm": 0.5}),
@@ -95,7 +95,7 @@ def orthogonal(model: Any = packs.mlp) -> list[Member]:
 
 
 def without_noise(one: Any, model: str) -> dict[str, Any]:
-    """A member's state without the bias of attention's keys: its true gradient is nothing, and Adam makes noise as large as its rate."""
+    """Return a member's state without the bias of attention's keys: its true gradient is zero, so Adam's steps on it are pure noise."""
     found = state(one)
     if model == "transformer":
         del found["model"]["layer.self_attn.in_proj_bias"], found["optimizer"]
@@ -114,7 +114,7 @@ def test_fused_equals_alone(model: str) -> None:
 
 
 class Warming:
-    """An augmentation that goes by its calls."""
+    """An augmentation that depends on the number of its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -128,7 +128,7 @@ class Warming:
 
 
 def held(bank: Tensor, batch: Any, *, first: Any) -> Any:
-    """An augmentation of another one."""
+    """An augmentation that wraps another one."""
     x, y = first(batch)
     return x + bank, y
 
@@ -161,7 +161,7 @@ def test_data_that_an_augmentation_binds_are_shared_and_so_is_what_cannot_be_cop
 
 
 class Counting(nn.Module):
-    """A loss or a step that goes by its calls, with a network that it asks."""
+    """A loss or step that depends on the number of its calls, and holds a teacher network and a large tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def test_members_that_share_a_loss_or_a_step_with_a_state_each_move_their_own(na
 
 
 class Outside(nn.Module):
-    """A function that it has refers to it from outside."""
+    """A network that holds a function whose closure refers to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_matrices_by_muon_and_the_rest_by_adamw() -> None:
 
 
 def nudged(model: Any, moved: float) -> nn.Module:
-    """A network whose weights lie an ulp higher."""
+    """Return a network, with weights one ulp higher if `moved`."""
     built: nn.Module = model()
     if moved:
         for parameter in built.parameters():
@@ -263,7 +263,7 @@ def noisy(scale: float, batch: Any) -> Any:
 
 
 def test_batches_of_ones_own() -> None:
-    """Folds, bootstraps, own augmentation, broken samples, short batches: who has none in a turn waits."""
+    """Members with own batches (folds, bootstraps, augmentation, broken samples, short batches) wait in locksteps without one."""
     fields: list[dict[str, Any]] = [
         {},
         {"subset": range(70)},
@@ -298,7 +298,7 @@ def test_dropout_and_seeds_are_each_members_own() -> None:
 
 
 class Sampled(nn.Module):
-    """A network that drops out in validation too, as one whose answer is a mean of several passes."""
+    """A network with dropout in validation too, like one that averages several passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ class Sampled(nn.Module):
 
 
 def test_what_a_validation_draws_goes_on_over_its_blocks() -> None:
-    """Each block of it began with the draws of the first, and so did what came behind a pause."""
+    """Random draws must continue from block to block, and not begin again with each block or after a pause."""
     members = [member(name, model=Sampled, eval_batch_size=8) for name in "ab"]
     first, *others = [run(members, 2, size=size)[1] for run in (alone, together) for size in (8, 40)]
     assert all(difference(first, found) <= EXACT for found in others)
@@ -328,7 +328,7 @@ def test_bfloat16_rounds_as_alone() -> None:
 
 @pytest.mark.parametrize("members", [various(partial(packs.convnet, 0.2)), orthogonal()], ids=["various", "orthogonal"])
 def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path, members: list[Member]) -> None:
-    """A file holds the member alone, not its neighbours; what goes on from it is what went on in memory."""
+    """A checkpoint holds only its member, none of the shared buffer, and resuming from it equals going on in memory."""
     lives = [packs.live(one) for one in members]
     program = Fused.of(lives)
     packs.train(program, 2)
@@ -376,7 +376,7 @@ def moments(one: Any) -> list[Tensor]:
 
 
 class TwoHeads(nn.Module):
-    """The second head takes part at times."""
+    """A network whose second head is used only if `uses` is set."""
 
     uses = True
 
@@ -405,7 +405,7 @@ def test_weights_that_have_no_part_in_a_loss_are_left_alone(uses: tuple[bool, ..
 
 
 def weighty(one: Any) -> Any:
-    """A member's state without an optimizer's for weights that it never stepped: torch has none, a kernel nothing but zeros."""
+    """Return a member's state without optimizer state of weights never stepped, where torch has none and a kernel has zeros."""
     found = state(one)
     found["optimizer"] = {
         number: own for number, own in found["optimizer"]["state"].items() if any(t.any() for t in own.values())
@@ -476,7 +476,7 @@ def test_members_of_adam_that_differ_in_rates_alone_or_in_nothing(dtype: torch.d
 
 
 class Signs(Optimizer):
-    """One of somebody's own, with a state of its own."""
+    """A user-defined optimizer with state."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -536,14 +536,17 @@ def test_left_at_any_turn_it_goes_on_behind_the_last_one_finished() -> None:
     )
 
 
-# ---- labels that come later, on a device that would be of no more use after them
+# ---- labels without an output that come later, and would leave a GPU unusable
 
 
 BOTH = packs.Orders(0, {"train": packs.TRAIN, "val": packs.TRAIN})
 
 
 def meeting(split: str) -> tuple[list[LiveMember], list[Block]]:
-    """Three members, one of which leaves out the last sample of the second epoch, and the blocks of two; its label has no output."""
+    """Return three members and the blocks of two epochs.
+
+    In the second epoch the last sample has a label without an output. Only the third member, "c", leaves that sample out.
+    """
     (inputs, targets), _ = packs.samples()
     last = int(BOTH.epoch(split, 1)[-1])
     others = {f"{which}subset": [n for n in range(packs.TRAIN) if n != last] for which in ("", "val_")}
@@ -562,7 +565,7 @@ def meeting(split: str) -> tuple[list[LiveMember], list[Block]]:
 
 
 def go(program: Fused, block: Block) -> None:
-    """Through a block."""
+    """Train or validate on a block."""
     if block.place.split == "train":
         with program.active():
             for turn in program.cut(block):
@@ -625,7 +628,7 @@ def test_labels_of_members_that_augment_are_not_compared() -> None:
 
 
 class Asserting(nn.CrossEntropyLoss):
-    """As its kernel on a device that computes by itself."""
+    """A loss that asserts its labels, like cross-entropy's CUDA kernel."""
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         assert int(target.max()) < 4

@@ -1,4 +1,4 @@
-"""Captured steps: on a device whose recordings are as strict as CUDA graphs, and on a CUDA device, members get what they get alone."""
+"""Tests that captured steps give members what they get alone, on a CPU recorder as strict as CUDA graphs and on a CUDA device."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -93,8 +93,8 @@ PACKS: Mapping[str, Sequence[Member]] = {
 
 
 ROUNDING_ON_CUDA = {"lists": 0.1, "attention": 1e-4}
-"""Muon makes matrices orthogonal in 16 bits, of which products of several round otherwise there; torch evaluates an encoder's layer of one
-network in another way there, to six digits."""
+"""Tolerances on CUDA: Muon orthogonalizes matrices in 16 bits, where products of several matrices round differently; torch evaluates the
+encoder layer of a single network by another path, which agrees to six digits."""
 
 
 def on(device: str, members: Sequence[Member]) -> list[LiveMember]:
@@ -122,7 +122,7 @@ def test_a_captured_pack_is_each_of_its_members_alone(pack: str, device: str) ->
 
 
 def test_a_step_that_is_not_made_as_a_whole_is_counted() -> None:
-    """Of unequal batches in the middle of a block, as broken samples make them; corrections of Adam's go on from there."""
+    """An eager step, for unequal batches between replays (here due to broken samples), advances Adam's bias corrections as well."""
     members = [
         member(
             f"m{n}",
@@ -210,7 +210,7 @@ def test_between_blocks_members_stand_where_they_would() -> None:
 
 
 def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2) -> list[str]:
-    """Train as a trainer does: where a step raises it is undone, and made plainly from there on. What was raised."""
+    """Train as a trainer does: undo a step that raises, and continue with the program `plain()`. Return the error messages."""
     (arrays, val), raised, lives = samples(), list[str](), program.members
     orders = Orders(0, {"train": len(arrays[0]), "val": len(val[0])})
     for epoch in range(epochs):
@@ -242,7 +242,7 @@ def beyond(program: Any, plain: Callable[[], Any], epochs: int = 2) -> list[str]
 
 
 class Noting(nn.Module):
-    """Counts its calls."""
+    """A network that counts its calls in an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Noting(nn.Module):
 
 
 class Half(nn.Module):
-    """Has a weight that it does not use."""
+    """A network with a layer that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Half(nn.Module):
 
 
 class Assigning(nn.Module):
-    """Makes a buffer anew."""
+    """A network that replaces a buffer in each training pass instead of writing into it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def reading(output: Tensor, target: Tensor) -> Tensor:
 
 
 class Hungry(nn.CrossEntropyLoss):
-    """Has too little memory while it is recorded."""
+    """A loss that runs out of memory the first time it is recorded."""
 
     fed = False
 
@@ -297,7 +297,7 @@ class Hungry(nn.CrossEntropyLoss):
 
 
 class Counted(nn.CrossEntropyLoss):
-    """Goes by its calls, later on."""
+    """A loss that counts its calls; the count affects the result only after 10,000."""
 
     calls = 0
 
@@ -309,10 +309,10 @@ class Counted(nn.CrossEntropyLoss):
 UNCAPTURED: Mapping[str, tuple[Member, str]] = {
     "reads a value": (member("m", loss=reading), "called a synchronizing operation"),
     "runs out of memory": (member("m", loss=Hungry(reduction="none")), "no memory"),
-    "notes for itself": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
-    "counts": (member("m", loss=Counted()), "a step changes its loss, on the host"),
+    "network counts calls": (member("m", model=Noting), "a step changes 'calls' of the network, on the host"),
+    "loss counts calls": (member("m", loss=Counted()), "a step changes its loss, on the host"),
     "assigns a buffer": (member("m", model=Assigning), "a step changes the buffer 'mean', on the host"),
-    "leaves a weight alone": (
+    "skips a weight": (
         member("m", model=Half, optimizer=partial(SGD, lr=0.1, weight_decay=0.1)),
         "the weight 'idle.bias' gets no gradient, and its optimizer skips it",
     ),
@@ -356,7 +356,7 @@ def test_a_schedule_that_changes_what_steps_are_made_of_ends_it() -> None:
 
 
 CALLS: list[int] = []
-"""Of `growing`, which nothing that is watched has."""
+"""Calls of `growing`, in a global that no check of host state watches."""
 
 
 def growing(output: Tensor, target: Tensor) -> Tensor:
@@ -388,8 +388,8 @@ def test_refusal_of_a_device_without_recorders(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("batch_size", [16, 20])
-def test_what_raises_in_validation_leads_nobody_back_behind_a_turn(count: int, batch_size: int) -> None:
-    """Also where the last turn was made plainly, as one of a shorter batch is."""
+def test_undo_after_a_validation_undoes_no_step(count: int, batch_size: int) -> None:
+    """`undo` after an error in validation leaves the last step alone, even an eager one of a shorter batch."""
     lives = on("cpu:0", [replace(SINGLES["augmented"], name=f"m{n}", batch_size=batch_size) for n in range(count)])
     program = Graphed.of(Solo(lives[0]) if count == 1 else Fused.of(lives))
     train(program, 1)
@@ -407,7 +407,7 @@ def test_a_label_without_an_output_is_found_before_it_is_replayed() -> None:
     for epoch, labels in enumerate((targets, torch.where(targets == 3, 9, targets))):
         found.begin_epoch(orders, epoch)
         for block in blocks(orders.epoch("train", epoch), 96, arrays=(inputs, labels), epoch=epoch):
-            apart = block.copied_out(block.leaves)  # as a device that is apart has it, with its labels on the host
+            apart = block.copied_out(block.leaves)  # as on a device with its own memory, with labels kept on the host
             raises = pytest.raises(StudyError, match="a target is label 9") if epoch else contextlib.nullcontext()
             with raises, program.active():
                 for batch in program.cut(apart):
@@ -454,7 +454,7 @@ def test_unlike_members_step_side_by_side_once_all_are_replayed(device: str) -> 
 
 
 def asked_for(programs: Sequence[Graphed], epoch: int) -> list[list[str]]:
-    """What the recorder of each program was asked for in a block."""
+    """Step through one block side by side, and return the calls that the recorder of each program got."""
     arrays, _ = samples()
     orders = Orders(0, {"train": len(arrays[0])})
     for program in programs:
@@ -485,7 +485,7 @@ def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
 
 
 class Unguarded:
-    """A guard that lets errors through."""
+    """A guard that does not handle errors."""
 
     careful = False
 
@@ -493,7 +493,7 @@ class Unguarded:
         return steps()
 
     def wait_if_careful(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -518,7 +518,7 @@ def test_a_pack_is_evaluated_by_a_captured_pass_as_each_member_alone(
 
 
 def spread(output: Tensor, target: Tensor) -> Tensor:
-    """A metric of the whole set, which keeps all outputs."""
+    """A metric of the whole set, for which all outputs are kept."""
     return output.double().std()
 
 
@@ -527,7 +527,7 @@ def replayed_evaluation(program: Any) -> bool:
 
 
 class Sampling(nn.Module):
-    """Draws in evaluation too."""
+    """A network that draws in evaluation only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -538,7 +538,7 @@ class Sampling(nn.Module):
 
 
 CALLED: list[int] = []
-"""Of `drifting`, which nothing that is watched has."""
+"""Calls of `drifting` in evaluation, in a global that no check of host state watches."""
 
 
 def drifting(output: Tensor, target: Tensor) -> Tensor:
@@ -575,7 +575,7 @@ def test_an_evaluation_whose_replay_gives_other_results_or_holds_much_is_compute
 
 
 def test_validations_of_single_members_are_not_side_by_side() -> None:
-    """They are not captured: each stream would keep memory for the activations."""
+    """Evaluations of single members are not captured, and each stream would keep memory for activations."""
     programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES["sgd"], SINGLES["sgd"]])]
     asked_for(programs, 0)
     arrays, val = samples()
@@ -600,7 +600,7 @@ def test_validations_of_single_members_are_not_side_by_side() -> None:
 
 @dataclass
 class At:
-    """An event that passes at a time in milliseconds: `now` is the last one that was waited for."""
+    """An event that passes at a time in milliseconds; `now` is the latest time that was waited for."""
 
     at: float
     now: ClassVar[float] = -1.0
@@ -617,7 +617,7 @@ class At:
 
 
 def test_members_side_by_side_share_the_time_of_their_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their own times, 6 and 3 seconds, overlap in one of 6."""
+    """Two programs that take 6 and 3 seconds overlap in a pass of 6 seconds, which is divided in proportion."""
     programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES["sgd"], SINGLES["sgd"]])]
     asked_for(programs, 0)
     before = [program.members[0].seconds for program in programs]
@@ -630,7 +630,7 @@ def test_members_side_by_side_share_the_time_of_their_pass(monkeypatch: pytest.M
 
 
 def test_losses_are_fetched_behind_the_steps_that_sum_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of turns as well in which somebody has no batch: such a turn is made plainly."""
+    """This also holds for the eager locksteps in which a member has no batch."""
 
     def fetch(_: Cpu, tensor: Tensor) -> tuple[Tensor, PassedEvent]:
         recorded[-1].asked.append("fetch")
@@ -670,7 +670,7 @@ def test_the_host_waits_for_no_plain_step_of_a_pack(pack: str) -> None:
     orders = Orders(0, {"train": len(arrays[0])})
     for one in lives:
         one.begin_epoch(orders, 1)
-        one.keep_best()  # which copies the weights to the host, where the last epoch was the best
+        one.keep_best()  # outside of the strict part: it may copy weights to the host, if the last epoch was the best
     (block,) = blocks(orders.epoch("train", 1), 96, arrays=arrays, epoch=1)
     with program.active(), recorder_of(lives[0].backend).strict():
         for batch in program.cut(there(block, program)):
@@ -697,7 +697,7 @@ def test_what_a_recording_keeps_counts_for_its_step(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_first_replay_is_compared_in_little_memory() -> None:
-    """Little beside the weights, which there are three times by then: in float64 a fourth and a fifth would be larger than all of them."""
+    """There are three copies of the weights by then; two more in float64 would be larger than all of these."""
     before, replayed, wrong = torch.zeros(3, 2_000_000), torch.ones(3, 2_000_000), torch.ones(3, 2_000_000)
     wrong[2, -1] = 1000.0
     with late.Counted(None) as counted:
@@ -741,7 +741,7 @@ def test_memory_of_others_captured_steps_is_no_room() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["reads a value", "notes for itself", "assigns a buffer"])
+@pytest.mark.parametrize("kind", ["reads a value", "network counts calls", "assigns a buffer"])
 def test_after_a_capture_that_fails_a_cuda_device_goes_on(kind: str) -> None:
     one = UNCAPTURED[kind][0]
     single, found = on("cuda:0", [one, one])

@@ -1,4 +1,4 @@
-"""A member is its state: it can be saved between any two steps, and neither sections nor blocks change what it becomes."""
+"""Tests that a member can be saved between any two steps, that sections and blocks do not affect it, and what its measurement notes."""
 
 import copy
 import enum
@@ -55,7 +55,7 @@ def start(member: Member | None = None, *, device: str = "cpu:0", objective: str
 
 
 def train(solo: Solo, epoch: int, start: int, stop: int, *, size: int = 23, **how: Any) -> Iterator[None]:
-    """Step on a stretch of an epoch; one turn per step."""
+    """Train on a stretch of an epoch, yielding after each step."""
     order = ORDERS.epoch("train", epoch)
     for block in blocks(order, size, arrays=(INPUTS, TARGETS), epoch=epoch, start=start, stop=stop, **how):
         through = False
@@ -79,7 +79,7 @@ def validate(solo: Solo) -> None:
 
 
 def run(solo: Solo, epochs: int, *, sections: int = 1, size: int = 23, **how: Any) -> list[dict[str, float]]:
-    """Whole epochs; the metrics of every section."""
+    """Train and validate for whole epochs; return the metrics of every section."""
     rows = []
     for _ in range(epochs):
         epoch = solo.live.epoch
@@ -95,13 +95,13 @@ def run(solo: Solo, epochs: int, *, sections: int = 1, size: int = 23, **how: An
 
 
 def outcome(live: LiveMember) -> str:
-    """All that decides what it does next."""
+    """Return a fingerprint of all state that affects the member's further training."""
     state = live.state_dict()
     return evidence.fingerprint({key: state[key] for key in state if key not in ("seconds", "best")})
 
 
 WATCHING = partial(ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs")
-"""The first value is the best; each later one is no better by the threshold."""
+"""Reduces the rate after every epoch but the first: no later value is better than the first by the threshold."""
 
 
 @pytest.mark.parametrize("schedule", [partial(StepLR, step_size=1, gamma=0.5), WATCHING])
@@ -137,7 +137,7 @@ def test_a_schedule_that_watches_a_metric_moves_at_the_end_of_an_epoch() -> None
 
 
 def resumed(state: dict[str, Any], folder: Path, member: Member | None = None) -> tuple[Solo, int]:
-    """Another trainer's member, from a file."""
+    """Return the member that another trainer loads from a checkpoint of `state`, and its position in the epoch."""
     digest = checkpoint.save(checkpoint.plain(state), folder / "saved.pt")
     solo = start(member)
     return solo, solo.live.load_state_dict(checkpoint.load(folder / "saved.pt", digest))
@@ -201,7 +201,7 @@ def milestones(optimizer: Any) -> Any:
 
 
 class WarmedUp(LRScheduler):
-    """A schedule that begins behind a warm-up, and is kept as an attribute."""
+    """A warm-up that holds the schedule which follows it as an attribute."""
 
     def __init__(self, optimizer: Any) -> None:
         self.after = StepLR(optimizer, step_size=2, gamma=0.5)
@@ -215,7 +215,7 @@ class WarmedUp(LRScheduler):
 
 
 class Around(SGD):
-    """An optimizer around another one, whose groups and state are that one's, as timm's Lookahead."""
+    """An optimizer that wraps another one and uses its groups and state, like timm's Lookahead."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, lr)
@@ -241,7 +241,7 @@ class Around(SGD):
 def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
     kinds: dict[str, Any], tmp_path: Path
 ) -> None:
-    """At its beginning in a sequence one asks how often it has each of its milestones."""
+    """When SequentialLR starts a MultiStepLR, that reads the counts of its milestones, so they must be loaded as a Counter."""
     member = studies.member(**kinds, schedule_per="step", batch_size=25)
     solo = start(member)
     rows = run(solo, 3)
@@ -254,7 +254,7 @@ def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
 
 
 def test_a_schedule_that_moves_before_the_next_step_warns_of_nothing(tmp_path: Path) -> None:
-    """Behind a file that was written at the end of the first epoch's steps, before its validation."""
+    """The checkpoint was written after the last step of the first epoch, before its validation."""
     solo = start()
     solo.live.begin_epoch(ORDERS, 0)
     list(train(solo, 0, 0, 100))
@@ -264,7 +264,7 @@ def test_a_schedule_that_moves_before_the_next_step_warns_of_nothing(tmp_path: P
 
 
 class Stray(nn.Module):
-    """Two layers, of which an optimizer may leave out one."""
+    """Two layers, so that an optimizer can leave one out or put their parameters in several groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ def last_alone(parameters: Any) -> SGD:
 
 
 def test_a_weight_that_nobody_steps_has_no_gradient_of_earlier_steps(tmp_path: Path) -> None:
-    """Clipping would see it grow from step to step, and no file has it."""
+    """Otherwise the gradient would accumulate and enter the norm for clipping, and no checkpoint would hold it."""
     member = studies.member(model=Stray, optimizer=last_alone, clip_grad_norm=0.1, batch_size=20)
     solo, again = start(member), start(member)
     run(solo, 2)
@@ -291,7 +291,7 @@ def test_a_weight_that_nobody_steps_has_no_gradient_of_earlier_steps(tmp_path: P
 
 
 def in_groups(parameters: Any) -> SGD:
-    """The usual way to let biases not decay."""
+    """Return an optimizer without weight decay of biases, by the usual two passes over the parameters."""
     groups = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
     return SGD([{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}], lr=0.1, weight_decay=0.1)
 
@@ -331,7 +331,7 @@ def test_after_a_step_no_gradients_are_left() -> None:
 
 
 class ScheduleFree(SGD):
-    """Trains other weights than those that count: these are the mean of its steps."""
+    """A schedule-free optimizer: the weights to validate, a mean over its steps, differ from those that it trains."""
 
     def __init__(self, weights: Any) -> None:
         super().__init__(weights, lr=0.5)
@@ -393,11 +393,11 @@ def test_validations_are_of_the_weights_of_an_optimizers_own_eval(kinds: dict[st
 
 
 class Counting(SGD):
-    """An optimizer with a way of its own to drop gradients."""
+    """An optimizer that overrides `zero_grad`, without its `set_to_none` argument."""
 
     dropped = 0
 
-    def zero_grad(self) -> None:  # type: ignore[override]  # as some around others have it
+    def zero_grad(self) -> None:  # type: ignore[override]  # some wrapping optimizers have this signature
         self.dropped += 1
         super().zero_grad()
 
@@ -447,7 +447,7 @@ def test_nan_is_never_better_and_always_beaten() -> None:
 
 
 def second_is_best(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A metric of the whole set that follows a script of its own: it is called for its first batch, and for all."""
+    """A whole-set metric with fixed values 1, 3, 2, 3; each section calls it twice, for the first batch and for all samples."""
     second_is_best.calls += 1
     return torch.tensor([1.0, 3.0, 2.0, 3.0][(second_is_best.calls - 1) // 2])
 
@@ -482,7 +482,7 @@ def test_the_weights_of_the_best_section_are_held_until_they_are_in_a_file(tmp_p
     assert later.live.best_state() is None
 
 
-# ---- devices that compute on their own
+# ---- asynchronous devices
 
 
 def test_sums_wait_for_a_device_that_is_late(devices: None) -> None:  # noqa: F811
@@ -499,11 +499,11 @@ def test_a_loss_that_is_no_number_is_found(devices: None, device: str, asked: in
     assert [solo.live.diverged for _ in range(2)] == [asked == 1, True]
 
 
-# ---- what is unusual about a member
+# ---- what the measurement notes about a member
 
 
 def shifted_in_numpy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A metric that writes into what others share, where torch's version counters do not see it."""
+    """A metric that writes into the shared targets through numpy, which torch's version counters do not see."""
     classes = target.numpy()
     classes -= 1
     return output[:, 0]
@@ -515,19 +515,19 @@ def scaled_unseen(batch: Any) -> Any:
 
 
 def clamped(batch: Any) -> Any:
-    """It changes nothing, but might have."""
+    """Write into the input in place, without changing any of these values."""
     batch[0].clamp_(-99, 99)
     return batch
 
 
 def measure(solo: Solo, block: Block, **rest: Any) -> Measured:
-    """What is found when nobody interrupts."""
+    """Run the measurement to its end and return its result."""
 
     def whole() -> Generator[None, None, None]:
         found.append((yield from measuring(solo.live, block, **rest)))
 
     found: list[Measured] = []
-    assert list(whole()).count(None) >= 3, "nobody could interrupt between two steps"
+    assert list(whole()).count(None) >= 3, "the measurement did not yield between its steps"
     return found[0]
 
 
@@ -543,7 +543,7 @@ def test_whoever_writes_into_its_input_is_found(rest: dict[str, Any]) -> None:
 
 
 def mixed_at_times(batch: Any) -> Any:
-    """CutMix of a share of the batches: here of none of the first ones."""
+    """CutMix on a share of the batches so small that the measurement sees no mixed one."""
     inputs, targets = batch
     if np.random.rand() < 1e-9:
         inputs[:, 2:5] = inputs[torch.randperm(len(inputs)), 2:5]
@@ -566,7 +566,7 @@ def test_what_draws_and_may_write_into_its_input_has_copies_from_the_first_batch
 
 
 class Hoarding:
-    """Cross-entropy that takes the memory that others let go of, so that nobody gets the same twice."""
+    """Cross-entropy that allocates and keeps freed memory, so that no later tensor gets the address of an earlier one."""
 
     def __init__(self) -> None:
         self.hoard: list[torch.Tensor] = []
@@ -577,7 +577,7 @@ class Hoarding:
 
 
 def test_micro_batches_need_the_memory_of_one_of_them() -> None:
-    """Wherever their activations come to lie."""
+    """Activations count for one micro-batch at a time, even if those of each lie at other addresses."""
     (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
 
     def needed(batch: int, accumulate: int) -> int:
@@ -603,7 +603,7 @@ def with_batch_norm() -> nn.Module:
 
 @pytest.mark.parametrize("accumulate", [1, 8])
 def test_batch_norm_over_the_rows_of_a_sample_takes_a_lone_one(accumulate: int) -> None:
-    """As over the nodes of a graph."""
+    """If each sample has several rows, such as the nodes of a graph, BatchNorm needs no second sample in a micro-batch."""
     (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
     of_nodes = nn.Unflatten(1, (3, 4)), nn.Flatten(0, 1), nn.BatchNorm1d(4), nn.Unflatten(0, (-1, 3)), nn.Flatten()
     nodes, rows = (
@@ -616,14 +616,14 @@ def test_batch_norm_over_the_rows_of_a_sample_takes_a_lone_one(accumulate: int) 
 @pytest.mark.parametrize("accumulate", [1, 8])
 @pytest.mark.parametrize("rows", [1, 9, 22])
 def test_the_last_few_samples_of_an_epoch_are_enough_to_measure(rows: int, accumulate: int) -> None:
-    """None of its micro-batches is of a single one."""
+    """No micro-batch of the measurement has a single sample, which BatchNorm would refuse."""
     (*_, last) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS), stop=40 + rows)
     member = studies.member(model=with_batch_norm, batch_size=32, accumulate=accumulate)
     assert measure(start(member), last, groups=2, validated=50).samples_per_second > 0
 
 
 class Holding(nn.Linear):
-    """It holds more than weights, and moves it at each step, or fills it at the first."""
+    """A network that fills a buffer and an attribute in its first pass, and adds 1 to the attribute `moves` in each training pass."""
 
     def __init__(self, moves: str = "") -> None:
         super().__init__(12, 10)
@@ -681,7 +681,7 @@ def test_a_save_in_the_middle_of_a_validation_leaves_it_in_eval() -> None:
 
 
 class Threshold(nn.Linear):
-    """Its validation moves a buffer, as the threshold of a detector of anomalies."""
+    """A network whose validation changes a buffer, such as the threshold of an anomaly detector."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -732,7 +732,7 @@ def unpruned() -> nn.Module:
 
 
 def pruning(model: nn.Module, batch: Any) -> torch.Tensor:
-    """Prunes a layer further before each step, by the weights of its last pass."""
+    """Prune the layer further before each step, by the weights of its last pass."""
     if model.training:
         prune.l1_unstructured(model, "weight", 0.1)
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -748,7 +748,7 @@ def test_weights_that_are_pruned_further_are_those_of_the_file(tmp_path: Path) -
 
 
 class Growing(nn.Linear):
-    """It appends to a buffer in each pass, as one that keeps its weights of several epochs (SWAG)."""
+    """A network whose buffer grows in each training pass, like one that keeps its weights of several epochs (SWAG)."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -761,7 +761,7 @@ class Growing(nn.Linear):
 
 
 class Implicit(nn.Linear):
-    """It changes the gradients of its output as it trains, as a deep equilibrium network does."""
+    """A network that changes the gradients of its output in training by a hook, like a deep equilibrium network."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         output = super().forward(x)
@@ -785,7 +785,7 @@ def test_what_moves_and_is_in_no_file_is_noted(moves: str) -> None:
 
 
 class Binarized(nn.Linear):
-    """Its weights are the signs of those that are trained, which they hold as an attribute (Courbariaux et al. 2016)."""
+    """A layer whose weights are the signs of real ones, held as an attribute of the weight (Courbariaux et al. 2016)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not hasattr(self.weight, "org"):
@@ -802,7 +802,7 @@ def test_what_moves_on_a_weight_is_noted() -> None:
 
 
 class Taught(nn.Module):
-    """A network beside another one, whose weights follow its own and are computed anew in each pass, as those of DINO's teacher."""
+    """A student and a teacher with weight norm, whose `weight` each pass computes again from its two parameters, as in DINO."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -823,7 +823,7 @@ def test_weights_that_each_pass_computes_anew_are_not_noted() -> None:
 
 
 class Replaying(nn.Linear):
-    """It holds earlier samples, as an energy-based network or a GAN does, or weights and constants in an object."""
+    """A network with an object that holds a weight, a constant, and earlier samples, like the pool of an energy-based network or GAN."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(12, 10)
@@ -843,7 +843,7 @@ def test_buffers_of_earlier_samples_that_are_in_no_file_are_noted(kind: Any) -> 
 
 
 class Measuring(nn.Linear):
-    """It has a metric among its layers, as LightningModules have."""
+    """A network with a metric among its layers, like many LightningModules."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -861,7 +861,7 @@ def test_a_metric_among_the_layers_is_not_noted() -> None:
 
 
 class Recurrent(nn.Module):
-    """Its hidden state goes on from batch to batch."""
+    """A network that carries its hidden state from batch to batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -874,7 +874,7 @@ class Recurrent(nn.Module):
 
 
 class Sampling(nn.Linear):
-    """It holds what its steps have made, with the graphs of these, as the sampler of an energy-based network."""
+    """A network that keeps the outputs of all steps with their autograd graphs, like the sampler of an energy-based network."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -888,13 +888,13 @@ class Sampling(nn.Linear):
 
 
 def averaged(teacher: nn.Linear, student: nn.Linear, batch: Any) -> torch.Tensor:
-    """A step by which a moving average of a network's weights teaches it."""
+    """Return the loss against a teacher, after updating the teacher's weights as a moving average of the student's."""
     teacher.weight.data.mul_(0.9).add_(student.weight.data, alpha=0.1)
     return (student(batch[0]) - teacher(batch[0])).square().mean()
 
 
 class Teaching:
-    """The same as an object."""
+    """`averaged` as an object that holds the teacher."""
 
     def __init__(self) -> None:
         self.teacher = nn.Linear(12, 10).requires_grad_(False)
@@ -904,7 +904,7 @@ class Teaching:
 
 
 class Hiding(nn.Linear):
-    """It has its moving average in a list, by which it is no layer."""
+    """A network that holds its moving average in a list, so that it is not a registered layer."""
 
     def __init__(self, moves: bool = True) -> None:
         super().__init__(12, 10)
@@ -917,7 +917,7 @@ class Hiding(nn.Linear):
 
 
 class First(nn.Linear):
-    """The loss of its first batch is a part of the gradients of all, as in GradNorm, and not of their loss."""
+    """A network whose first loss scales the gradients of all later steps, as in GradNorm, but not the losses that it returns."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -934,7 +934,7 @@ class First(nn.Linear):
 
 
 class Scheduled(nn.Linear):
-    """It holds its optimizer, which a file has, and the schedule of this."""
+    """A network that holds its optimizer, which is in the checkpoint, and that optimizer's schedule, which is not."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -951,7 +951,7 @@ class Scheduled(nn.Linear):
 
 
 class Balanced(nn.Linear):
-    """It asks for the gradient of its output while it trains, as a deep equilibrium network does; `always`, in validation as well."""
+    """A network with a gradient hook on its output in training, like a deep equilibrium network; with `always` in validation too."""
 
     def __init__(self, always: bool = False) -> None:
         super().__init__(12, 10)
@@ -972,7 +972,10 @@ def test_a_network_may_ask_for_gradients_while_it_trains() -> None:
 
 
 class Prepared(nn.Linear):
-    """Its first training batch sets its weights, as that of an ActNorm; `decides=False`, it notes that it has seen one and no more."""
+    """A layer whose first training batch sets its bias, like ActNorm.
+
+    With `decides=False` it only records that it has seen a batch. With `trains=False` a validation batch sets the bias as well.
+    """
 
     def __init__(self, *, decides: bool, trains: bool = True) -> None:
         super().__init__(12, 12)
@@ -987,7 +990,7 @@ class Prepared(nn.Linear):
 
 
 class Showing(nn.Linear):
-    """It keeps what its last pass has made, with the graph of this."""
+    """A network that keeps the output of its last pass with its autograd graph."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -999,7 +1002,7 @@ class Showing(nn.Linear):
 
 
 class Drawing(nn.Linear):
-    """Adds noise from a generator of its own, if it has one."""
+    """A network that adds noise from its own torch generator, if it has one."""
 
     def __init__(self, generator: Any) -> None:
         super().__init__(12, 10)
@@ -1011,7 +1014,7 @@ class Drawing(nn.Linear):
 
 
 class Counted:
-    """A loss that goes by its calls."""
+    """A loss that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -1055,7 +1058,7 @@ def remembered(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def drawn_from(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Takes samples of a loader of its own, as of another domain."""
+    """A loss that takes samples from its own iterator, for example of another domain."""
     return nn.functional.cross_entropy(output, target) + next(OTHERS)
 
 
@@ -1065,7 +1068,7 @@ def noting(memory: Any, network: nn.Module, batch: Any) -> torch.Tensor:
 
 
 class Noting:
-    """Has an array of its own."""
+    """A step that holds its own array."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(100)
@@ -1103,7 +1106,7 @@ def cached(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Kept(Holding):
-    """Its file has what it counts."""
+    """`Holding` whose count is in its checkpoint, as extra state."""
 
     def get_extra_state(self) -> Any:
         return {"count": self.count}
@@ -1113,7 +1116,7 @@ class Kept(Holding):
 
 
 class Slow(SGD):
-    """Its slow weights follow at every second step."""
+    """An optimizer with a step counter that `state_dict` lacks, as one with slow weights every second step would have."""
 
     def __init__(self, weights: Any, **rest: Any) -> None:
         super().__init__(weights, **rest)
@@ -1125,7 +1128,7 @@ class Slow(SGD):
 
 
 class Listing(SGD):
-    """Keeps a mean of gradients in a dict that is no state."""
+    """An optimizer that keeps means of gradients in a dict outside of its state."""
 
     def __init__(self, weights: Any, lr: float) -> None:
         super().__init__(weights, lr)
@@ -1139,7 +1142,7 @@ class Listing(SGD):
 
 
 class Telling(Slow):
-    """Saves them."""
+    """`Slow` with the step counter in its `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "steps": self.steps}
@@ -1150,7 +1153,7 @@ class Telling(Slow):
 
 
 def hooked() -> nn.Module:
-    """A network of which a hook counts."""
+    """Return a network with a hook that counts its training passes."""
     network, calls = nn.Linear(12, 10), 0
 
     def slower(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
@@ -1163,7 +1166,7 @@ def hooked() -> nn.Module:
 
 
 class Around(SGD):
-    """Lets another one make its steps."""
+    """An optimizer that lets an inner one make its steps; with `saves` it shares the inner one's state."""
 
     def __init__(self, weights: Any, *, saves: bool, **rest: Any) -> None:
         super().__init__(weights, **rest)
@@ -1176,7 +1179,7 @@ class Around(SGD):
 
 
 class Tempered(nn.CrossEntropyLoss):
-    """Has a weight of its own."""
+    """A loss with a weight."""
 
     def __init__(self, *, frozen: bool) -> None:
         super().__init__()
@@ -1189,7 +1192,7 @@ class Tempered(nn.CrossEntropyLoss):
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.filterwarnings(
     "ignore:Seems like .optimizer.step... has been overridden"
-)  # by the schedule of another copy
+)  # the schedule of another copy has wrapped it
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -1271,11 +1274,11 @@ def test_what_else_is_in_no_file_or_not_trained_is_noted(fields: Any, words: str
     (block, *_) = blocks(ORDERS.epoch("train", 0), 50, arrays=(INPUTS, TARGETS))
     solo = start(studies.member(**fields))
     assert [note.partition(",")[0] for note in measure(solo, block, validated=30).notes] == ([words] if words else [])
-    assert getattr(solo.live.member.loss, "calls", 0) == 0, "copies have counted"
+    assert getattr(solo.live.member.loss, "calls", 0) == 0, "trial steps called the member's own loss instead of a copy"
 
 
 class Cooling(nn.Linear):
-    """Its outputs are divided by a number that falls as it trains, which is no buffer."""
+    """A network whose outputs are divided by a temperature that falls as it trains and is no buffer."""
 
     temperature = 5.0
 
@@ -1286,7 +1289,7 @@ class Cooling(nn.Linear):
 
 
 class CountedCooling(Cooling):
-    """It counts as well, which decides nothing."""
+    """`Cooling` with a counter that does not affect its outputs."""
 
     steps = 0
 
@@ -1296,7 +1299,7 @@ class CountedCooling(Cooling):
 
 
 class Registering(nn.Linear):
-    """A pass registers a buffer, so that a file of it cannot be loaded, and counts."""
+    """A network that counts its passes, and whose first one registers a buffer, so that a new network cannot load its checkpoint."""
 
     steps = 0
 
@@ -1347,7 +1350,7 @@ def test_the_caller_is_warned_of_what_a_loaded_network_lacks(tmp_path: Path) -> 
 
 
 def test_the_caller_is_warned_of_weights_that_nothing_trains(tmp_path: Path) -> None:
-    """As those of the uncertainties of several tasks (Kendall et al. 2018), which are the loss's."""
+    """The loss may have weights, for example the uncertainties of several tasks (Kendall et al. 2018), but no optimizer has them."""
     fleet = [studies.member(name, loss=Tempered(frozen=False)) for name in "ab"]
     with pytest.warns(UserWarning, match="member '[ab]': its loss has weights .* no optimizer updates them") as told:
         argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
@@ -1371,7 +1374,7 @@ ARRAY = VECTORS.clone().numpy()
 
 
 class Pretrained(nn.Module):
-    """Weights made of what others have."""
+    """Embeddings, one trained and one frozen, that share memory with tensors of the script."""
 
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
@@ -1402,11 +1405,11 @@ def test_members_made_of_one_tensor_each_move_their_own(model: Any) -> None:
     assert outcome(beside.live) == outcome(alone.live)
     assert all(map(torch.equal, before, (VECTORS, torch.from_numpy(ARRAY), *STATE.values())))
     frozen = [weight for weight in alone.live.model.parameters() if not weight.requires_grad]
-    assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "what nothing moves is one for all"
+    assert all(weight.data_ptr() == VECTORS.data_ptr() for weight in frozen), "frozen weights should stay shared"
 
 
 class Tracked(nn.Module):
-    """A hook of it, and functions that it has, refer to it from outside."""
+    """A network with a hook and stored functions that refer to it through closures and a weak reference."""
 
     def __init__(self, held: type = dict) -> None:
         super().__init__()
@@ -1419,7 +1422,9 @@ class Tracked(nn.Module):
             seen["output"] = output
 
         self.layer.register_forward_hook(track)
-        self.layer(torch.ones(1, 12))  # as a factory does that fills lazy weights: it keeps what autograd has computed
+        self.layer(
+            torch.ones(1, 12)
+        )  # like a factory that fills lazy weights; the hook then holds a tensor with a graph
         whole = self.layer.forward
         self.layer.forward = lambda x: whole(x)
         self.layer.above = weakref.ref(self)
@@ -1432,7 +1437,7 @@ class Tracked(nn.Module):
 
 
 class Listed(Tracked):
-    """What a function in a list moves is of the network that it was made for."""
+    """`Tracked` with its functions in a list, where a copy cannot rebind them: they change the network that they were made for."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _, passed in self.passed:
@@ -1441,7 +1446,7 @@ class Listed(Tracked):
 
 
 class Script:
-    """Builds a network and knows it: what a hook keeps, a weight, the network itself."""
+    """An object that builds a network and refers to it, its weight, and what its hook keeps, in its step and loss."""
 
     def __init__(self) -> None:
         self.kept: list[torch.Tensor] = []
@@ -1489,7 +1494,7 @@ def test_methods_of_one_object_are_those_of_one_copy() -> None:
 
 
 class Scaled(nn.Linear):
-    """Goes by an attribute of its weight, as layers of muP do."""
+    """A layer that uses an attribute of its weight, like the layers of muP."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -1519,7 +1524,7 @@ def test_what_hooks_and_functions_of_a_network_move_is_the_copys_in_a_copy() -> 
 
 
 class Thawing(nn.Module):
-    """A layer that is trained from the tenth step on, and one until then."""
+    """A network whose tenth step unfreezes its first layer and freezes the bias of its last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1540,7 +1545,7 @@ def test_what_a_step_froze_or_unfroze_remains_so_behind_a_file(tmp_path: Path) -
     member = studies.member(model=Thawing, optimizer=partial(SGD, lr=0.1), batch_size=16)
     whole, again = start(member), start(member)
     rows, first = run(whole, 4), run(again, 2)
-    for _ in range(2):  # of a file that was written after another one as well
+    for _ in range(2):  # the second checkpoint is written by a member that was itself resumed
         again, _ = resumed(again.live.state_dict(), tmp_path, member)
         first += run(again, 1)
     assert first == rows
@@ -1552,13 +1557,13 @@ def is_bias(weight: torch.Tensor) -> bool:
 
 
 class Grafting(enum.Enum):
-    """A setting as Shampoo has it."""
+    """A setting that is an enum, as in Shampoo."""
 
     SLOW = "slow"
 
 
 class Filtering(SGD):
-    """It asks a function of its groups which weights decay, as LARS does in Barlow Twins and VICReg, and has a setting that is an enum."""
+    """An optimizer whose groups hold a function that selects weights, like LARS in Barlow Twins and VICReg, and an enum."""
 
     def __init__(self, weights: Any) -> None:
         super().__init__([{"params": list(weights), "fixed": is_bias, "how": Grafting.SLOW}], lr=0.05, momentum=0.9)
@@ -1571,7 +1576,7 @@ class Filtering(SGD):
 
 
 class Rateless(torch.optim.Optimizer):
-    """One without a rate in its groups."""
+    """An optimizer without a learning rate in its groups."""
 
     def __init__(self, weights: Any) -> None:
         super().__init__(weights, {})
@@ -1604,12 +1609,12 @@ def test_a_metric_that_draws_from_numpy_is_found() -> None:
     solo = start(studies.member(metrics={"drawing": drawing}))
     before = outcome(solo.live)
     assert measure(solo, block, validated=50).notes == (NUMPY_RANDOM,)
-    assert measure(solo, block).notes == (), "validation samples may be others"
+    assert measure(solo, block).notes == (), "without validation samples the metric is not tried"
     assert outcome(solo.live) == before
 
 
 class Tied(nn.Module):
-    """Two layers with one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A trainer hears the driver and the feeder over different connections: whose word comes first is chance."""
+"""Tests of the trainer's reactions to commands and blocks, which come over different connections and thus in any order."""
 
 import errno
 import resource
@@ -46,7 +46,7 @@ LENGTH, ROWS = 96, 32
 
 
 def stream(study: Study, epoch: int = 0) -> Iterator[Block]:
-    """The blocks of one epoch."""
+    """Yield the blocks of one epoch."""
     sources = open_sources(study.data, seed=study.seed)
     lengths = {split: source.length for split, source in sources.items()}
     orders = Orders(study.seed, lengths)
@@ -60,12 +60,12 @@ def stream(study: Study, epoch: int = 0) -> Iterator[Block]:
 
 @pytest.fixture
 def said() -> list[Any]:
-    """What the trainer tells the driver."""
+    """Return the list of messages from the trainer to the driver."""
     return []
 
 
 class Listening:
-    """A driver whose command comes between two steps."""
+    """A driver whose command comes after `after` more steps; never if that is None."""
 
     def __init__(self) -> None:
         self.after: int | None = None
@@ -102,7 +102,7 @@ def study() -> Study:
 
 @pytest.fixture
 def trainer(study: Study, tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
-    """One that has begun to measure for assignment 1, of which no block has come."""
+    """Return a trainer that shall measure on assignment 1, of which no block has come yet."""
     trainer = make(study, tmp_path, said, driver)
     trainer.obey(measure(1))
     return trainer
@@ -120,7 +120,7 @@ def assign(assignment: int, *names: str, leave: tuple[str, ...] = ()) -> Assign:
 
 
 def samples_after(trainer: Trainer, blocks: Iterator[Block], assignment: int) -> dict[str, int]:
-    """How many samples each member has trained on when the training blocks are through."""
+    """Train on the training blocks, and return how many samples each member has trained on."""
     for block in blocks:
         if block.place.split == "train":
             assert trainer.ready
@@ -143,7 +143,7 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
 ) -> None:
     blocks = stream(study)
     trainer.take(next(blocks), 2)
-    assert not said, "it was measured on, though assignment 1 was to be measured on"
+    assert not said, "measured on a block of assignment 2 instead of 1"
     assert not trainer.ready
     trainer.obey(measure(2))
     assert [type(message) for message in said] == [Measured, Measured]
@@ -154,7 +154,7 @@ def test_a_block_that_comes_before_the_word_to_measure_on_it_is_kept(
 
 @pytest.fixture
 def late_trainer(tmp_path: Path, said: list[Any], driver: Listening) -> Trainer:
-    """One of a device that is behind the host, with a block that takes it half a second."""
+    """Return a trainer whose device lags behind the host, with a block that takes the device half a second."""
     study = studies.study(LENGTH, fleet=[studies.member("m", loss=late.Taking(0.5), batch_size=ROWS)])
     trainer = make(study, tmp_path, said, driver, device="late:0")
     trainer.obey(assign(1, "m"))
@@ -170,7 +170,7 @@ def test_a_block_is_stepped_on_without_a_wait_for_its_steps(late_trainer: Traine
 
 @pytest.mark.usefixtures("devices")
 def test_few_blocks_take_memory_of_a_device_that_is_behind(tmp_path: Path, said: list[Any], driver: Listening) -> None:
-    """In a validation too, whose sums are not read before its end."""
+    """This also holds in a validation, whose sums are not read before its end."""
     member = studies.member("m", loss=late.Taking(0.15), batch_size=ROWS)
     study = studies.study(3 * ROWS, fleet=[member], val=15 * ROWS)
     trainer = make(study, tmp_path, said, driver, device="late:0")
@@ -188,7 +188,7 @@ def test_few_blocks_take_memory_of_a_device_that_is_behind(tmp_path: Path, said:
 def test_a_wait_for_the_device_is_no_idle_time_of_the_heartbeat(
     late_trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that is idle is never found to hang."""
+    """Otherwise a hang of the device would not be noticed, because an idle worker is never considered hung."""
     signs, waits = [], late.LateEvent.synchronize
 
     def synchronize(event: late.LateEvent) -> None:
@@ -247,7 +247,7 @@ def test_measuring_beside_a_assignment_stops_between_two_steps_for_a_command_and
     trainer.obey(assign(1, "even"))
     trainer.obey(Measure(assignment=None, members=("odd",), accumulate={"odd": 1}))
     blocks = stream(study)
-    driver.after = 0  # there is a command after every step
+    driver.after = 0  # a command after every step
     trainer.take(next(blocks), 1)
     turns = 0
     while trainer.go_on():
@@ -267,7 +267,7 @@ def test_measuring_before_a_leg_stops_for_a_command_and_goes_on_on_the_same_bloc
     trainer.take(next(blocks), 1)
     assert not said
     while trainer.go_on():
-        assert not trainer.ready, "the block is to be trained on"
+        assert not trainer.ready, "the block is still to be trained on"
     driver.after = None
     assert [message.member for message in said if isinstance(message, Measured)] == ["even", "odd"]
     trainer.obey(assign(1, "even", "odd"))
@@ -297,7 +297,7 @@ def test_a_member_that_leaves_between_two_steps_of_a_block_is_saved_there(
     trainer.obey(assign(1, "even", "odd"))
     blocks = list(stream(study))
     trainer.take(blocks[0], 1)
-    driver.after = 0  # the next step is the last before the driver is heard
+    driver.after = 0  # the driver's command comes after the next step
     trainer.take(blocks[1], 1)
     assert trainer.at_hand is not None
     driver.after = None
@@ -330,7 +330,7 @@ def test_a_pause_between_two_steps_leaves_the_rest_of_the_block(
 def test_members_that_are_through_with_a_block_are_not_asked_again_at_each_interruption(
     tmp_path: Path, said: list[Any], driver: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of thousands of small members are interrupted more often than there are members."""
+    """With thousands of small members a block has more interruptions than members, so asking all each time would be quadratic."""
     names = [f"m{number}" for number in range(20)]
     study = studies.study(LENGTH, fleet=[studies.member(name, batch_size=ROWS) for name in names])
     trainer = make(study, tmp_path, said, driver, numerics="exact")
@@ -343,13 +343,13 @@ def test_members_that_are_through_with_a_block_are_not_asked_again_at_each_inter
     while not trainer.ready:
         trainer.go_on()
     assert {assigned.samples for assigned in trainer.assigned.values()} == {ROWS}
-    assert len(asked) <= 2 * len(names), "once to step, and once more to find nothing left"
+    assert len(asked) <= 2 * len(names), "each member is asked once to step, and once to find nothing left"
 
 
 def test_a_pause_leaves_the_blocks_of_a_later_assignment(
     trainer: Trainer, study: Study, said: list[Any], driver: Listening
 ) -> None:
-    """As of a leg that began on this device while a member of another one was still to leave it."""
+    """A leg may begin on a device that a member of another leg has yet to leave."""
     trainer.obey(assign(1, "odd"))
     first, *others = stream(study)
     trainer.take(first, 2)
@@ -369,7 +369,9 @@ def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_bet
     trainer.take(first, 1)
     trainer.obey(Save())
     trainer.obey(Unassign(members=("odd",)))
-    assert [saved.member for saved in events(said, Saved)] == ["odd"], "in the middle of a section"
+    assert [saved.member for saved in events(said, Saved)] == ["odd"], (
+        "only the member that leaves is saved within a section"
+    )
     for block in others:
         trainer.take(block, 1)
     assert [(saved.member, saved.checkpoint.epoch) for saved in events(said, Saved)][1:] == [("even", 1)]
@@ -378,7 +380,7 @@ def test_files_asked_for_at_a_sections_end_are_written_though_others_were_in_bet
 def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
     tmp_path: Path, said: list[Any], driver: Listening
 ) -> None:
-    """The driver may have died, or be slow, while trainers go on saving: what it has journaled must be there."""
+    """A driver that is slow or has died relies on the files in its journal while trainers continue to save."""
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32)])
     trainer = make(study, tmp_path, said, driver, checkpoint_seconds=1e-9)
     trainer.obey(assign(1, "even"))
@@ -409,7 +411,7 @@ def test_a_journaled_checkpoint_stays_until_a_newer_one_is_journaled(
 def test_a_process_that_can_open_nothing_is_no_members_failure_whatever_its_code_says_of_it(
     tmp_path: Path, said: list[Any], driver: Listening
 ) -> None:
-    """As `inspect` does, which finds no source where it can open none."""
+    """`inspect`, for example, reports that it finds no source if it cannot open any file."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def network() -> Any:
@@ -446,7 +448,7 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_no_members_failure(
 
 
 class EndsLater:
-    """An augmentation that is sound for some batches, and then raises or gives what is no number."""
+    """An augmentation that returns the first `after` batches unchanged, and then raises or returns NaN."""
 
     def __init__(self, after: int, how: str) -> None:
         self.left, self.how = after, how
@@ -464,7 +466,7 @@ class EndsLater:
 def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
     tmp_path: Path, said: list[Any], driver: Listening, how: str
 ) -> None:
-    """Those of a section after which no file was due; whatever else it is, a checkpoint it is not."""
+    """The best weights are saved even if their section ended before a file was due; the checkpoint stays the earlier one."""
     augment = EndsLater(2 * LENGTH // 32 + 1, how)
     study = studies.study(LENGTH, fleet=[studies.member("even", batch_size=32, augment=augment)])
     trainer = make(study, tmp_path, said, driver)
@@ -477,7 +479,7 @@ def test_who_ends_in_the_middle_of_a_section_leaves_its_best_weights(
     assert ended.status == how
     assert [(section.epoch, section.best) for section in events(said, SectionEnded)] == [(0, True), (1, True)]
     (first, last) = (event.checkpoint for event in events(said, Saved))
-    assert (last.file, last.sha256, last.epoch) == (first.file, first.sha256, 1), "where it would be tried again"
+    assert (last.file, last.sha256, last.epoch) == (first.file, first.sha256, 1), "a retry should begin there"
     assert (first.best, last.best) == (first.file, "best-e0001.0.pt")
     weights = checkpoint.load(tmp_path / "members" / "even" / last.best, last.best_sha256)
     assert weights["value"] == events(said, SectionEnded)[1].metrics["val_loss"]
