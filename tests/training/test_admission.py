@@ -1,4 +1,4 @@
-"""What is wrong with a member shows before anything is trained, in one sentence, and ends nobody else."""
+"""Tests that a bad member is reported in one sentence before anything trains, and ends no other member."""
 
 import copy
 from functools import partial
@@ -23,7 +23,7 @@ OTHER = SGD(OLDER.parameters(), lr=0.1)
 
 
 class Around(torch.optim.Optimizer):
-    """One around another, as many write it: without the `__init__` of torch's."""
+    """An optimizer that wraps another one without calling the `__init__` of torch's Optimizer, as many do."""
 
     def __init__(self, parameters: Any) -> None:
         self.inner = SGD(parameters, lr=0.1)
@@ -31,7 +31,7 @@ class Around(torch.optim.Optimizer):
 
 
 class OnOlder(nn.Module):
-    """Its own last layer, on a network that others may train as well."""
+    """A network with a new last layer on a body that other members may train as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class OnOlder(nn.Module):
 
 
 def refused(tmp_path: Path, **wrong: argosy.Member) -> dict[str, str]:
-    """The reasons for which these members failed; nobody has trained a step, but one who is sound."""
+    """Return the reasons for which these members failed, after checking that only a good member beside them has trained."""
     fleet = [*wrong.values(), studies.member("sound")]
     with pytest.warns(MemberFailed):
         report = argosy.train(studies.study(fleet=fleet, epochs=1), directory=tmp_path, launcher="inline")
@@ -110,7 +110,9 @@ def test_what_is_built_wrongly_is_refused(tmp_path: Path) -> None:
     assert "ReduceLROnPlateau watches the objective" in reasons["watching"]
     assert "has mode='max' and follows the study's objective, whose mode is 'min'" in reasons["upwards"]
     for name, reason in reasons.items():
-        assert reason.startswith(f"StudyError: member {name!r}: "), "one sentence, no traceback"
+        assert reason.startswith(f"StudyError: member {name!r}: "), (
+            "the reason should be one sentence without a traceback"
+        )
         assert "\n" not in reason
 
 
@@ -158,7 +160,7 @@ def frozen(*sizes: int) -> nn.Module:
 
 
 class Embedded(nn.Module):
-    """Its gradients are sparse."""
+    """A network with sparse gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +171,7 @@ class Embedded(nn.Module):
 
 
 class Rotated(nn.Module):
-    """Its parameters are complex."""
+    """A network with complex parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +182,7 @@ class Rotated(nn.Module):
 
 
 class Sloping(nn.Module):
-    """It adds a derivative of its first layer, which bears nobody who looks at what autograd keeps."""
+    """A network that adds a derivative of its first layer by `torch.func.grad`, which does not allow saved-tensor hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ class Sloping(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Its features are mixed by a sparse matrix, which autograd keeps, and files if it is `persistent`."""
+    """A network that multiplies its features by a sparse buffer, which autograd keeps; it is in checkpoints if `persistent`."""
 
     def __init__(self, layout: torch.layout = torch.sparse_coo, *, persistent: bool = True) -> None:
         super().__init__()
@@ -203,7 +205,7 @@ class Mixing(nn.Module):
 
 
 class Sparse(Mixing):
-    """It trains the sparse matrix."""
+    """`Mixing` with the sparse matrix as a trained parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,12 +214,12 @@ class Sparse(Mixing):
 
 
 def pruned() -> nn.Module:
-    """Its weight is computed, and lies in a plain attribute."""
+    """Return a layer whose weight is computed and stored in a plain attribute."""
     return prune.random_unstructured(nn.Linear(12, 10), "weight", 0.3)
 
 
 def quasi_newton(model: nn.Module) -> dict[str, Any]:
-    """An optimizer that keeps more than its state."""
+    """Return an optimizer that needs a closure and has attributes besides its state."""
     return {"lbfgs": LBFGS(model.parameters(), lr=0.1, max_iter=2)}
 
 
@@ -236,7 +238,7 @@ def mean_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 cycle = partial(OneCycleLR, max_lr=0.1, total_steps=4)
-"""As many steps as two epochs have."""
+"""A schedule with exactly as many steps as two epochs of the member that has it."""
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -287,7 +289,7 @@ def test_micro_batches_of_one_are_refused_with_batch_norm(tmp_path: Path) -> Non
 
 
 class Raising:
-    """A metric that raises when all has come."""
+    """A metric that raises in `compute`."""
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         pass

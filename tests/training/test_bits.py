@@ -1,4 +1,4 @@
-"""On a CPU a member has the same bits in a program of several as alone: steps, validation, state, whatever its neighbours are."""
+"""Tests that on a CPU a member has the same bits in a program of several as alone, whatever its neighbours are."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +25,7 @@ def mlp(width: int = 64) -> nn.Module:
 
 
 def pictures() -> nn.Module:
-    """``[B, 16]`` -> ``[B, 1, 8, 8]``, the same for all."""
+    """Return layers without weights that turn ``[B, 16]`` into ``[B, 1, 8, 8]``."""
     return nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Upsample(scale_factor=2))
 
 
@@ -53,14 +53,14 @@ def resnet() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    """Layer and batch norms, dropout, smooth activations, and a layer without biases."""
+    """Return a network with LayerNorm, BatchNorm, dropout, smooth activations, and a layer without biases."""
     first = nn.Linear(16, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.2)
     return nn.Sequential(*first, nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.SiLU(), nn.Linear(64, 10))
 
 
 ROUNDING = 1e-4
 CONVOLUTIONS_DIFFER = "AVX512" in torch.backends.cpu.get_cpu_capability()
-"""With the kernels for these processors, small convolutions of several members round otherwise than those of one."""
+"""Whether small convolutions of several members round differently from those of one, as kernels for these processors do."""
 NETWORKS: dict[str, Any] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "normed": normed}
 OPTIMIZERS: dict[str, Any] = {
     "SGD": partial(SGD, lr=0.1),
@@ -85,7 +85,7 @@ def binary(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Any] = {
-    "a sample's": None,
+    "per sample": None,
     "mean": functional.cross_entropy,
     "module": nn.CrossEntropyLoss(),
     "squares": first_squared,
@@ -98,12 +98,12 @@ def member(name: str, model: Any = mlp, **rest: Any) -> Member:
 
 
 def rates(count: int, optimizer: Any = OPTIMIZERS["Adam"]) -> list[Any]:
-    """Optimizers with two learning rates among them."""
+    """Return `count` optimizers with two alternating learning rates."""
     return [partial(optimizer, lr=optimizer.keywords["lr"] * (1 + number % 2)) for number in range(count)]
 
 
 def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> BatchLengths | None:
-    """Train each alone and all as one, and compare all that there is; returns which batches were made as one."""
+    """Train members alone and as one program, and compare states and histories; return the batch lengths stepped as one."""
     alone, history = [packs.live(one, exact=False) for one in members], {}
     for live in alone:
         history |= packs.train(Solo(live), epochs, dtype=torch.float32, **how)
@@ -125,7 +125,7 @@ def company(members: Sequence[Member], *, epochs: int = 2, **how: Any) -> BatchL
 
 
 def as_one(lengths: BatchLengths | None, *train: int) -> bool:
-    """Whether batches of these lengths were made as one, in training and in validation."""
+    """Return whether training batches of these lengths, and validation batches, were computed as one."""
     return lengths is not None and lengths.train >= set(train) and bool(lengths.val)
 
 
@@ -160,7 +160,7 @@ def test_any_number_of_neighbours(size: int) -> None:
 @pytest.mark.parametrize("batch", [7, 13, 19, 95])
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_what_is_left_at_the_end_of_an_epoch(network: str, batch: int) -> None:
-    """Of 96 samples: 5, 5, 1 and 1. What would round otherwise as one is made one after another."""
+    """The last batches have 5, 5, 1 and 1 of 96 samples. Those that would round differently as one are stepped one by one."""
     company([member(name, NETWORKS[network], batch_size=batch) for name in "abc"])
 
 
@@ -204,13 +204,13 @@ def test_members_with_batches_of_their_own_validate_as_one_on_common_ones(
     monkeypatch.setattr(Forward, "values", noted)
     lengths = company(members)
     assert as_one(lengths, 16) and lengths is not None and lengths.apart == (True, False)
-    # Batches of 16 and 4 in each of two epochs, beside those of the check.
+    # Batches of 16 and 4 in each of two epochs, besides those of the check.
     assert sum(validated) >= 2 * 2 + 2
 
 
 @pytest.mark.parametrize("network", [resnet] if CONVOLUTIONS_DIFFER else [resnet, cnn])
 def test_neighbours_that_end(network: Any) -> None:
-    """A member of 3 goes on in company of 2, then alone, to the same bits."""
+    """A member of a program of three keeps its bits in a program of two, and then alone."""
     members = [member(f"m{n}", network, optimizer=rate) for n, rate in enumerate(rates(3))]
     alone = [packs.live(one, exact=False) for one in members]
     for live, epochs in zip(alone, (3, 1, 2), strict=True):
@@ -225,7 +225,7 @@ def test_neighbours_that_end(network: Any) -> None:
 
 
 def test_a_pass_that_rounds_otherwise_is_no_promise() -> None:
-    """Products of fewer than 400 multiplications, and convolutions of 6 channels: one program, without these bits."""
+    """Products of fewer than 400 multiplications, and convolutions of 6 channels, are fused without a promise of equal bits."""
     block = packs.blocks(packs.np.arange(24), 24, arrays=packs.samples(torch.float32)[0])[0]
     for model in (
         partial(mlp, 4),

@@ -1,4 +1,4 @@
-"""Checkpoints of an assignment are written together: all of them or none, each once, as plain data."""
+"""Tests that the checkpoints of an assignment are written together, all or none, as plain data without duplicates."""
 
 import copy
 import errno
@@ -56,7 +56,7 @@ def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path) -> Non
 
 
 class Tied(nn.Module):
-    """Two names for one weight, two for one view, and parameters that are views of one flat memory."""
+    """A network with two names for a view, two layers that share a weight, and parameters that are views of one flat tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_what_could_not_be_opened_again_is_named() -> None:
 
 
 class Norm(IntEnum):
-    """A number that only its class can make."""
+    """A number that can be restored only with its class."""
 
     SIGN = 1
 
@@ -153,7 +153,7 @@ def test_a_file_that_the_system_refuses_to_read_is_not_said_to_be_damaged(
 
 
 def packed(path: Path) -> None:
-    """Write the entries of a checkpoint again, deflated."""
+    """Rewrite a checkpoint with compressed entries."""
     with zipfile.ZipFile(path) as archive:
         entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,7 +1,7 @@
-"""What vectorising knows how to do, and what it does not: each kind of module, operator, loss and side effect.
+"""Tests which kinds of modules, operators, losses and side effects a fused program supports.
 
-A kind is exact, which admission finds by the losses, gradients, buffers and random states of a step and an evaluation in
-float64, or it is refused with its reason. None is wrong without a word.
+Admission compares losses, gradients, buffers and random states of a step and an evaluation in float64. Each kind is either
+exact or refused with its reason; none is silently wrong.
 """
 
 import random
@@ -23,7 +23,7 @@ Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
 class Around(nn.Module):
-    """A part between two layers: what happens to the output of the first ``[rows, 12]``."""
+    """Two layers, with `forward` between them, which gets the network and the first layer's output ``[rows, 12]``."""
 
     def __init__(self, forward: Forward, part: Callable[[], nn.Module] = nn.Identity) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Around(nn.Module):
 
 
 def through(part: Callable[[], nn.Module], *shape: int) -> Any:
-    """A network with this layer, whose input has this shape."""
+    """Return the factory of a network with the layer `part()` on inputs of this shape."""
     return partial(Around, lambda self, x: self.part(x.unflatten(1, shape) if shape else x), part)
 
 
 def doing(forward: Forward, part: Callable[[], nn.Module] = nn.Identity) -> Any:
-    """A network that does this."""
+    """Return the factory of a network that computes `forward` between its layers."""
     return partial(Around, forward, part)
 
 
@@ -94,14 +94,14 @@ def attending(self: Any, x: Tensor) -> Tensor:
 
 
 def in_place(self: Any, x: Tensor) -> Tensor:
-    """On what the network itself has made."""
+    """Write in place into a tensor that the network has computed."""
     made = x * 2
     made[:, ::2] += 1
     return made.mul_(x.sigmoid()).clamp_(-1, 1)
 
 
 def bounded(self: Any, x: Tensor) -> Tensor:
-    """The last layer's weights are held in bounds, by writing into them."""
+    """Clamp the last layer's weights by writing into them."""
     with torch.no_grad():
         self.last.weight.clamp_(-0.1, 0.1)
     return x
@@ -134,7 +134,7 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Module):
-    """The first layer is not trained, and `spare` has no part in the loss."""
+    """A network whose first layer is frozen, and whose `spare` layer is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def bags(self: Any, x: Tensor) -> Tensor:
 
 
 def sized(*parts: nn.Module, back: Any = 2) -> Any:
-    """Layers whose output is smaller, and what makes it as large again."""
+    """Return the factory of layers with a smaller output, followed by an upsampling to the original size."""
     return lambda: nn.Sequential(*parts, nn.Upsample(scale_factor=back))
 
 
@@ -220,9 +220,9 @@ EXACT = {
     "noise": doing(lambda self, x: x + 0.1 * torch.randn(12, dtype=x.dtype) * torch.rand_like(x)),
     "stochastic depth": doing(lambda self, x: x * torch.bernoulli(torch.full((x.shape[0], 1), 0.5, dtype=x.dtype))),
     "gumbel": doing(lambda self, x: functional.gumbel_softmax(x)),
-    "a buffer moved in place": doing(average_in_place),
-    "a buffer assigned anew": doing(average_anew),
-    "in place on what it made": doing(in_place),
+    "a buffer changed in place": doing(average_in_place),
+    "a buffer replaced": doing(average_anew),
+    "in place on an own tensor": doing(in_place),
     "a weight that it writes into": doing(bounded),
     "scatter, index_add, where": doing(scattered),
     "solve": doing(solved),
@@ -238,8 +238,8 @@ EXACT = {
     ),
     "vmap inside": doing(lambda self, x: torch.vmap(self.part)(x), partial(nn.Linear, 12, 12)),
     "weight norm": doing(lambda self, x: self.part(x), lambda: parametrizations.weight_norm(nn.Linear(12, 12))),
-    "a buffer of truth values": through(packs.Masked),
-    "a weight without a number": through(packs.Empty),
+    "a bool buffer": through(packs.Masked),
+    "an empty weight": through(packs.Empty),
     "tied weights": Tied,
     "frozen and unused weights": Frozen,
 }
@@ -314,7 +314,7 @@ REFUSED = {
     "a mask": (doing(lambda self, x: x + x[x > 0].sum()), "as one program it raises"),
     "nonzero": (doing(lambda self, x: x + x.nonzero().sum()), "as one program it raises"),
     "unique": (doing(lambda self, x: x + x.detach().unique().sum()), "as one program it raises"),
-    "a coin of torch's": (doing(lambda self, x: 2 * x if torch.rand(1) < 0.5 else x), "as one program it raises"),
+    "a random branch": (doing(lambda self, x: 2 * x if torch.rand(1) < 0.5 else x), "as one program it raises"),
     "LSTM": (recurrent(nn.LSTM), "as one program it raises"),
     "GRU": (recurrent(nn.GRU), "as one program it raises"),
     "RNN": (recurrent(nn.RNN), "as one program it raises"),
@@ -328,7 +328,7 @@ REFUSED = {
     "checkpointing": (doing(rerun, lambda: nn.Sequential(nn.Linear(12, 12), nn.Tanh())), "as one program it raises"),
     "RReLU": (through(nn.RReLU), "as one program it raises"),
     "sparse": (doing(tokens, partial(nn.Embedding, 5, 6, sparse=True)), "as one program it raises"),
-    "in place into what is not stacked": (doing(unstacked), "as one program it raises"),
+    "in place into an unstacked tensor": (doing(unstacked), "as one program it raises"),
     "draws in C++": (
         through(lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.FractionalMaxPool2d(2, 2)), 3, 2, 2),
         "as one program it raises",
@@ -336,7 +336,7 @@ REFUSED = {
     "draws in place": (doing(lambda self, x: x * torch.empty_like(x).bernoulli_(0.5)), "as one program it raises"),
     "Python's random": (doing(lambda self, x: x * random.random()), "its steps draw from numpy or random"),
     "NumPy's random": (doing(lambda self, x: x * float(np.random.rand())), "its steps draw from numpy or random"),
-    "a note of a step": (Noting, "a step changes 'last' of the network, which is not a buffer"),
+    "an attribute set by a step": (Noting, "a step changes 'last' of the network, which is not a buffer"),
     "a tensor that is no buffer": (Counting, "a step changes 'seen' of the network, which is not a buffer"),
     "a buffer that a step fills": (
         through(partial(packs.Masked, filled=False)),
@@ -351,7 +351,7 @@ REFUSED = {
         "has a memory format of its own",
     ),
     "writing into the input": (partial(Writing, 16, 4), "it writes into its input"),
-    "an error of its own": (partial(nn.Linear, 15, 4), "its own step raises RuntimeError: mat1 and mat2"),
+    "an error of the network": (partial(nn.Linear, 15, 4), "its own step raises RuntimeError: mat1 and mat2"),
 }
 
 
@@ -364,14 +364,14 @@ def test_refused(kind: str) -> None:
 
 
 class Shrinking(nn.Dropout):
-    """A dropout of one's own, which computes with its rate."""
+    """A user-defined subclass of Dropout that computes with its rate."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 - self.p)
 
 
 def test_the_rate_of_a_dropout_of_ones_own_parts_members() -> None:
-    """Four are tried, and what the fifth has of its own would be seen by nobody."""
+    """Admission tries only four members, so a difference in the fifth must be found from its attributes."""
     networks = [through(partial(Shrinking, rate)) for rate in (0.1, 0.1, 0.1, 0.1, 0.2)]
     found = admission([packs.member(f"m{n}", model=model, dtype=torch.float32) for n, model in enumerate(networks)])
     assert tuple(found.packs) == (("m0", "m1", "m2", "m3"),)

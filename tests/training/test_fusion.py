@@ -1,4 +1,4 @@
-"""Which members of a trainer are tried as one program, by what was seen of others before."""
+"""Tests which members a trainer tries as one program, depending on earlier trials."""
 
 import copy
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_twos_are_tried_no_more_where_none_was_faster(
 def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any
 ) -> None:
-    """Whichever call hears of it: what is said against a program is kept, and the device is of no more use to this process."""
+    """Whichever call notices a poisoned device, it ends the process, and does not rule out the program for good."""
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1.0))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     instances, said = [ProgramInstance.of([assigned(tmp_path, name, 5)]) for name in "abc"], list[Any]()
@@ -102,7 +102,7 @@ def test_an_assertion_of_a_kernel_is_no_reason_against_a_program(
 
 
 def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tmp_path: Path) -> None:
-    """It is the first that comes where a run goes on behind all steps of an epoch."""
+    """Such a block comes first if a run is resumed after the last step of an epoch."""
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
@@ -119,7 +119,7 @@ def test_a_block_without_samples_tells_nobody_whether_members_are_one_program(tm
 
 
 def rounding(folder: Path, name: str, **rest: Any) -> AssignedMember:
-    """A member whose products are so small that a program of several rounds otherwise."""
+    """Return a member whose products are so small that a program of several rounds differently."""
     live = packs.live(packs.member(name, model=partial(packs.mlp, 0.2, hidden=3), batch_size=2, **rest), exact=False)
     live.begin_epoch(ORDERS, 0)
     return AssignedMember(live, Files(folder, None), ORDERS, 1, stream_epoch=0, next_section=0, earlier=0, leads=True)
@@ -130,7 +130,7 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(FusionGroup, "note", lambda group, *of: group.costs.setdefault(group.now, 1 / group.now.size))
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
-    scheduled: Any = {"schedule": partial(StepLR, step_size=1), "schedule_per": "step"}  # of copies nothing is said
+    scheduled: Any = {"schedule": partial(StepLR, step_size=1), "schedule_per": "step"}  # copies must not warn
     instances, said = [ProgramInstance.of([rounding(tmp_path, n, **scheduled)]) for n in "abc"], list[SectionReport]()
     before = [copy.deepcopy(instance.assignment[0].live.state_dict()) for instance in instances]
     fusion = ProgramChoice(
@@ -148,7 +148,7 @@ def test_what_shows_in_bits_is_chosen_on_copies_before_the_first_step(
 
 
 def test_a_round_of_slow_steps_has_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of eight would be most of a short run of large networks."""
+    """Otherwise rounds of eight steps would take most of a short run of large networks."""
     (block,) = packs.blocks(ORDERS.epoch("train", 0), packs.TRAIN, arrays=packs.samples()[0])
     made = []
     for seconds in (60.0, 0.0):

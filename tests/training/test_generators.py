@@ -1,4 +1,4 @@
-"""A function of a member that draws from a generator of its own is refused: neighbours would move it, and no file has its state."""
+"""Tests that members with own random generators are refused: neighbours would advance them, and no checkpoint has their state."""
 
 import math
 import random
@@ -48,7 +48,7 @@ def around() -> Any:
 
 
 class Transform:
-    """Draws from an attribute."""
+    """An augmentation that draws from a generator in a nested attribute."""
 
     def __init__(self, generator: Any) -> None:
         self.inner = [{"generator": generator}]
@@ -61,7 +61,7 @@ class Transform:
 
 
 class Net(nn.Module):
-    """Is initialised from a generator of all networks."""
+    """A network that is initialised from a global generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 
 class Dropping(nn.Linear):
-    """Draws in each pass from a generator of all networks."""
+    """A layer that draws in each pass from a global generator."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -83,14 +83,14 @@ class Dropping(nn.Linear):
 
 
 class Noisy(nn.CrossEntropyLoss):
-    """A loss that draws where it is computed."""
+    """A loss that draws in `forward`."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return super().forward(input, target) * float(NUMPY.random())
 
 
 class Langevin(SGD):
-    """Adds noise to its steps."""
+    """An optimizer that adds noise to its steps, from its own generator."""
 
     def __init__(self, weights: Any, generator: torch.Generator) -> None:
         super().__init__(weights, lr=0.1)
@@ -166,7 +166,7 @@ def test_a_generator_in_a_validation_is_refused(fields: dict[str, Any], what: st
 
 
 def drawing(batch: Any) -> Any:
-    own = np.random.default_rng(int(batch[1].sum()))  # of the batch alone
+    own = np.random.default_rng(int(batch[1].sum()))  # depends on the batch alone
     return batch[0] * random.random() + np.random.normal() + torch.rand(1) * own.random(), batch[1]
 
 
@@ -192,7 +192,7 @@ def rounded(batch: Any) -> Any:
 
 
 class Masking(nn.Linear):
-    """Draws at times, by a method of its own."""
+    """A layer that draws on large batches only, in another method."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)

@@ -1,4 +1,4 @@
-"""Unlike MLPs as one program: each member is what it is alone."""
+"""Tests that unlike MLPs stepped by one program each get what they get alone."""
 
 import warnings
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ INPUTS, OUTPUTS = 16, 4
 
 
 def mlp(sizes: Sequence[int], *behind: nn.Module, bias: bool = True, flat: bool = False) -> nn.Module:
-    """Hidden layers of these sizes, each with these modules behind it."""
+    """Return an MLP with hidden layers of these sizes, each followed by these modules."""
     modules: list[nn.Module] = [nn.Flatten()] if flat else []
     last = INPUTS
     for size in sizes:
@@ -70,7 +70,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "tanh-shaped": {"model": partial(mlp, (24, 24), nn.GELU("tanh")), "optimizer": partial(AdamW, lr=0.01)},
 }
 LOSSES: dict[str, Any] = {
-    "a sample's": None,
+    "per sample": None,
     "mean": nn.functional.cross_entropy,
     "squares": first_squared,
     "binary": binary,
@@ -98,7 +98,7 @@ def test_unlike_members_are_what_each_is_alone(loss: Any, how: Any) -> None:
 
 
 def test_they_have_the_bits_of_each_alone_where_they_were_found() -> None:
-    """In float32, by the steps that the trainer makes; also when some have ended."""
+    """This holds in float32, for the batch lengths that admission found exact, and after some members have ended."""
     given = members(torch.float32)
     lives, alone = ([packs.live(one, exact=False) for one in given] for _ in range(2))
     for live in lives:
@@ -106,7 +106,7 @@ def test_they_have_the_bits_of_each_alone_where_they_were_found() -> None:
     order = packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0)
     (block,) = packs.blocks(order, packs.TRAIN, arrays=packs.samples(torch.float32)[0])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy knows no optimizer that was wrapped
+        warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy's schedule has not wrapped its step
         admission = admit(lives, block)
     assert tuple(admission.unlike) == (tuple(UNLIKE),) and not admission.alone, admission
     lengths = admission.unlike[tuple(UNLIKE)]
@@ -169,21 +169,21 @@ def test_they_share_the_time_by_the_numbers_that_they_compute() -> None:
 
 
 def tied() -> nn.Module:
-    """Two layers of one weight."""
+    """Return a network with two layers that share one weight."""
     first, second = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)
     second.weight = first.weight
     return nn.Sequential(first, nn.ReLU(), second)
 
 
 def frozen() -> nn.Module:
-    """A layer that is not trained."""
+    """Return an MLP with a frozen layer."""
     model = mlp((24,), nn.ReLU())
     next(model.parameters()).requires_grad_(False)
     return model
 
 
 class Residual(nn.Sequential):
-    """A sequence that computes otherwise."""
+    """A subclass of Sequential with another forward."""
 
     def forward(self, x: Any) -> Any:
         return x + super().forward(x)
@@ -193,11 +193,11 @@ OTHERS: dict[str, Any] = {
     "a convolution": packs.convnet,
     "tied": tied,
     "frozen": frozen,
-    "a class of its own": lambda: Residual(nn.Linear(INPUTS, INPUTS)),
-    "a function of its own": lambda: _shadowed(mlp((24,), nn.ReLU())),
+    "a subclass": lambda: Residual(nn.Linear(INPUTS, INPUTS)),
+    "a replaced forward": lambda: _shadowed(mlp((24,), nn.ReLU())),
     "dropout first": lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(INPUTS, OUTPUTS)),
     "dropout before its activation": partial(mlp, (24,), nn.Dropout(0.1), nn.ReLU()),
-    "dropout of all": partial(mlp, (24,), nn.ReLU(), nn.Dropout(1.0)),
+    "dropout of everything": partial(mlp, (24,), nn.ReLU(), nn.Dropout(1.0)),
     "two activations": partial(mlp, (24,), nn.ReLU(), nn.Tanh()),
     "an activation last": lambda: nn.Sequential(nn.Linear(INPUTS, OUTPUTS), nn.ReLU()),
     "norms": partial(mlp, (24,), nn.LayerNorm(24)),
@@ -211,12 +211,12 @@ def _shadowed(model: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("model", OTHERS.values(), ids=OTHERS)
-def test_other_networks_are_no_layers_of_theirs(model: Any) -> None:
+def test_other_networks_have_no_such_layers(model: Any) -> None:
     assert layers_of(model()) is None
 
 
 def test_members_remain_in_programs_of_their_sort() -> None:
-    """Those that are new join unlike ones while they are few; others stay where they were."""
+    """New members join unlike ones only if they are few of their architecture; others stay in a program of the same sort."""
     (block,) = packs.blocks(np.arange(24), 24, arrays=packs.samples(torch.float32)[0])
     few, many = (packs.pack(partial(mlp, (size,), nn.ReLU()), count) for size, count in ((24, 3), (32, 5)))
     many = [replace(member, name=f"n{number}") for number, member in enumerate(many)]
@@ -229,7 +229,7 @@ def test_members_remain_in_programs_of_their_sort() -> None:
     later = admit(lives, block, before={"m0": False, "odd": True, "n0": True})
     assert tuple(later.packs) == (("m0", "m1", "m2"), ("n1", "n2", "n3", "n4"))
     assert tuple(later.unlike) == (("n0", "odd"),)
-    # Whichever of them is asked for first: the others of its program may have ended.
+    # One member with a past is enough, whichever it is: the others of its program may have ended.
     assert tuple(admit(lives[:3], block, before={"m2": True}).unlike) == (("m0", "m1", "m2"),)
     assert tuple(admit(lives, block, single=True).unlike) == ()
 
@@ -257,8 +257,8 @@ def test_a_study_of_unlike_members_has_the_figures_of_each_alone(tmp_path: Path)
     assert any(event.unlike and event.kind == "grouped" and event.exact for event in packed)
 
 
-def test_two_programs_of_them_share_nothing() -> None:
-    """A member that leaves takes its weights with it."""
+def test_released_members_share_no_memory() -> None:
+    """Each weight of a released program has its own memory, so that a member that leaves keeps none of the others'."""
     lives = [packs.live(one) for one in members()]
     program = Grouped.of(lives)
     program.release()

@@ -1,4 +1,4 @@
-"""Captured steps of unlike members, and of members that drop out: each member is what it is alone."""
+"""Tests that captured steps of unlike members, and of members with dropout, give each member what it gets alone."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ UNLIKE: Mapping[str, dict[str, Any]] = {
 
 
 def unlike(rate: float = 0.0) -> list[Member]:
-    """Members of `UNLIKE`, and with a rate as many that drop out."""
+    """Return the members of `UNLIKE`; with a rate, also three with dropout."""
     made = [packs.member(name, **how) for name, how in UNLIKE.items()]
     if rate:
         behind = nn.ReLU(), nn.Dropout(rate)
@@ -64,7 +64,7 @@ def unlike(rate: float = 0.0) -> list[Member]:
 
 
 def alone(members: Sequence[Member], device: str, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """States and histories of each by itself."""
+    """Train each member alone; return their states and histories."""
     states, history = {}, {}
     for one in members:
         solo = live(one, device)
@@ -98,7 +98,7 @@ def test_unlike_members_are_captured_as_one(device: str, begun: bool, monkeypatc
 @pytest.mark.usefixtures("replayable", "with_kernels")
 @pytest.mark.parametrize("device", DEVICES)
 def test_muon_steps_matrices_of_one_shape_at_once(device: str) -> None:
-    """It makes them orthogonal in 16 bits, where another rounding before moves a weight by a thousandth of its step."""
+    """Muon orthogonalizes in 16 bits, so a difference in earlier rounding changes a weight by a thousandth of its step."""
     ways = [
         {"lr": 0.01},
         {"lr": 0.02, "nesterov": False},
@@ -165,7 +165,7 @@ def test_masks_are_those_of_torch(size: int, dtype: torch.dtype) -> None:
 
 
 def assert_captured_as_alone(members: Sequence[Member]) -> None:
-    """As one pack on a GPU."""
+    """Check that members captured as one program on a GPU equal members trained alone."""
     states, history = alone(members, "cuda:0", 3)
     lives = [live(one, "cuda:0") for one in members]
     program = Graphed.of(Fused.of(lives))
@@ -191,7 +191,7 @@ def randomness(seed: int, offset: int) -> Any:
 
 
 def test_draws_follow_the_members_states() -> None:
-    """A step that is not made draws again what it drew; a member that draws elsewhere meanwhile goes on from there."""
+    """A step that was not finished draws the same numbers again; a member that drew elsewhere meanwhile continues from there."""
     states = [randomness(3, 8), randomness(4, 0)]
     kernels = stand_in.Plain()
     draws = DeviceDraws(states, kernels, torch.device("cpu"))  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_a_rate_of_one_draws_nothing() -> None:
 
 @pytest.mark.usefixtures("replayable", "with_kernels")
 def test_a_step_that_ends_halfway_has_moved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Muon allocates when one kernel has stepped all that is not its own."""
+    """Muon allocates memory after one kernel has stepped all weights that are not Muon's."""
 
     def no_memory(ways: Any, group: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
@@ -292,7 +292,7 @@ def test_a_device_that_draws_otherwise_has_no_kernels(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("why", ["Failed to find C compiler.", "CUDA error: out of memory"])
 def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for those that have no memory at present, which are built when they are asked for again."""
+    """A lack of memory gives no warning, and the kernels are built again at the next request; other errors warn once."""
     asked: list[Any] = []
 
     def raises(device: torch.device) -> None:
@@ -320,7 +320,7 @@ def test_kernels_that_cannot_be_built_are_told(why: str, monkeypatch: pytest.Mon
 
 
 def test_networks_that_drop_out_ask_for_kernels() -> None:
-    """Others would wait for them to be built, and need none."""
+    """Other networks need no kernels, and should not wait for them to be built."""
     found = [
         drops_out(made) for made in (packs.mlp(0.2), packs.mlp(0.0), packs.Transformer(dropout=0.1), packs.ResNet())
     ]

@@ -1,4 +1,4 @@
-"""Members whose own step moves the weights, and metrics beside an own step."""
+"""Tests of members whose own step updates the weights, and of metrics beside an own step."""
 
 import warnings
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ def train(directory: Path, *members: argosy.Member, epochs: int, **rest: Any) ->
 
 
 def by_hand(name: str, epochs: int) -> tuple[str, str]:
-    """The bits of weights and optimizers that a plain loop leaves."""
+    """Train in a plain loop; return the fingerprints of the weights and of the optimizers."""
     torch.manual_seed(member_seed(0, name))
     model = Gan()
     own = optimizers(model)
@@ -157,21 +157,21 @@ def test_such_a_member_is_saved_between_two_steps(tmp_path: Path) -> None:
 
 
 def adding_up(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
-    """Adds gradients of several batches up, of which the first ones make no step."""
+    """Accumulate gradients without a step, like the first of several batches."""
     loss = model.discriminator(batch[0]).square().mean()
     loss.backward()
     return loss
 
 
 def skipping(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
-    """Makes no step, as its scaled gradients have overflowed."""
+    """Make no step because scaled gradients have overflowed."""
     loss = model.discriminator(batch[0]).square().mean()
     (loss * torch.inf).backward()
     return loss
 
 
 def by_own_hand(model: Gan, batch: Any, optimizers: Mapping[str, Any]) -> Tensor:
-    """Moves the weights without an optimizer."""
+    """Update the weights without an optimizer."""
     loss = adding_up(model, batch, optimizers)
     for weight in model.discriminator.parameters():
         weight.data.sub_(0.1 * weight.grad)
@@ -186,7 +186,7 @@ def test_a_step_that_adds_up_gradients_of_several_batches_is_refused(own: Any, r
 
 
 def in_backward(model: Gan) -> dict[str, Any]:
-    """Optimizers that hooks of their weights step, so that no more than one gradient is there."""
+    """Return optimizers that are stepped by hooks of their weights, so that only one gradient exists at a time."""
     made = {name: SGD([weight], lr=0.1) for name, weight in model.discriminator.named_parameters()}
     for one in made.values():
         (weight,) = one.param_groups[0]["params"]
@@ -216,7 +216,7 @@ def test_a_trial_leaves_the_member_as_it_is() -> None:
     trial = live.trial()
     steps(trial, 0, 3)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy knows no optimizer that was wrapped
+        warnings.filterwarnings("ignore", "Seems like `optimizer.step")  # a copy's schedule has not wrapped its step
         trial.move_schedule(1.0)
     assert bits(live) == before
     assert isinstance(trial.schedule, OwnSchedules)
@@ -238,7 +238,7 @@ def test_metrics_beside_an_own_step_are_those_of_the_usual_one(tmp_path: Path) -
 
 
 def dropping(model: nn.Module, batch: Any) -> Tensor:
-    """The mean of several passes with dropout."""
+    """Return the mean loss of several passes with dropout, in validation as well."""
     for part in model.modules():
         if type(part).__name__.startswith("Dropout"):
             part.train()

@@ -1,4 +1,4 @@
-"""Recorders of CUDA graphs: on a driver that is none and as touchy as torch 2.11's, and on a CUDA device."""
+"""Tests of recorders of CUDA graphs, on a stand-in driver as strict as torch 2.11's, and on a CUDA device."""
 
 import contextlib
 import itertools
@@ -15,28 +15,28 @@ from argosy.training.device.cuda import LANES, CudaRecorder, lanes_of, pin
 
 HERE = torch.device("cpu", 0)
 POOL = 32
-"""Streams that torch has of a device; it hands them out in turns."""
+"""Number of streams that torch has for a device and returns in turn."""
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @dataclass
 class Driver:
-    """What CUDA and torch would keep."""
+    """State that CUDA and torch would hold."""
 
     streams: Iterator[int] = field(default_factory=lambda: itertools.cycle(range(POOL)))
     stream: int | None = None
-    """At hand."""
+    """The current stream."""
     spoiled: set[int] = field(default_factory=set)
-    """Streams whose work space was given back."""
+    """Streams whose work space was freed."""
     pools: Iterator[tuple[int, int]] = field(default_factory=lambda: zip(itertools.repeat(0), itertools.count(1)))
     recorded_to: set[tuple[int, int]] = field(default_factory=set)
-    """Pools that the allocator gives memory of while somebody captures."""
+    """Pools from which the allocator serves a capture."""
     held: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Uses of pools."""
+    """Use count of each pool."""
     capturing: bool = False
-    """What the generator believes."""
+    """Whether the random generator considers a capture under way."""
     invalid: bool = False
-    """Whether CUDA has ended the capture under way."""
+    """Whether CUDA has invalidated the capture under way."""
     cannot_instantiate: bool = False
     sync_debug_mode: Any = 0
 
@@ -55,7 +55,7 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """In the place of CUDA's."""
+    """Replace torch's CUDA functions by a stand-in driver."""
     found = Driver()
 
     class Graph:
@@ -81,7 +81,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
                 raise RuntimeError("out of memory")
 
         def replay(self) -> None:
-            assert self.stream not in found.spoiled, "computes in memory that is somebody else's"
+            assert self.stream not in found.spoiled, "the replay computes in work space that was freed"
 
         def reset(self) -> None:
             if self.ended:

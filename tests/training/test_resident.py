@@ -1,4 +1,4 @@
-"""Samples that fit stay on an accelerator: sent once, the order alone from then on, equal bits; where memory ends they come through the ring again."""
+"""Tests that samples that fit stay on an accelerator, are sent once with equal results, and are freed if memory runs out."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ ROOM = 10**7
 
 @pytest.fixture
 def sent(devices: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Bytes that each block sends to a device of 10 MB; of this process."""
+    """Yield a list of the bytes that each block copies to a device of 10 MB, in this process."""
     monkeypatch.setenv("LATE_BYTES", str(ROOM))
     found: list[int] = []
     copy = late.Late.copy
@@ -42,11 +42,11 @@ def sent(devices: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(late.Late, "copy", counted)
     yield found
-    gc.collect()  # copies under way at a run's end are lost now, and not in the next test
+    gc.collect()  # so that copies under way at a run's end count as lost now, and not in the next test
 
 
 def epoch(number: int, *, fixed: bool = True) -> list[Block]:
-    """Its blocks, in an order of its own."""
+    """Return the blocks of an epoch, in its own order."""
     order = np.random.RandomState(number).permutation(ROWS)
     found = blocks(order, 64, arrays=(X, Y), epoch=number)
     for block in found:
@@ -55,7 +55,7 @@ def epoch(number: int, *, fixed: bool = True) -> list[Block]:
 
 
 def through(copies: Copies, stream: list[Block]) -> None:
-    """Compare what the device has of each block with the block, after its slot was released and written into."""
+    """Copy each block to the device, overwrite its slot as soon as it is released, and compare the copy with the original."""
     while stream:
         block = stream.pop(0)
         there, wanted = copies.start(block), [leaf.clone() for leaf in block.leaves]
@@ -79,17 +79,17 @@ LEAVES, ORDER = 64 * (WIDTH * 4 + 8), 64 * 8
 def test_rows_are_sent_once_and_the_order_alone_from_then_on(sent: list[int]) -> None:
     copies = opened()
     through(copies, epoch(0))
-    assert sent == [LEAVES] * 4, "before a section has shown what steps need"
+    assert sent == [LEAVES] * 4, "rows should not stay before a section has shown what steps need"
     copies.resident.allow({"train": ROWS})
     for number in (1, 2, 3):
         through(copies, epoch(number))
     assert sent[4:] == [LEAVES + ORDER] * 4 + [ORDER] * 8
     through(copies, epoch(4, fixed=False))
-    assert sent[-4:] == [LEAVES] * 4, "samples that are drawn anew are other ones"
+    assert sent[-4:] == [LEAVES] * 4, "samples that change in each epoch should be sent"
 
 
 def test_a_part_of_an_epoch_is_completed_by_the_next(sent: list[int]) -> None:
-    """As where a run was resumed in the middle of an epoch."""
+    """A run that was resumed in the middle of an epoch sends part of it first."""
     copies = opened()
     copies.resident.allow({"train": ROWS})
     through(copies, epoch(0)[2:])
@@ -106,7 +106,7 @@ def test_rows_take_a_share_of_what_is_left_and_are_given_back(
     taken = torch.zeros(ROOM - 4 * size + 4, dtype=torch.uint8)
     copies.resident.allow({"train": ROWS})
     through(copies, epoch(0))
-    assert sent == [LEAVES] * 4, "a quarter of what is left would be too little"
+    assert sent == [LEAVES] * 4, "a quarter of the memory left is too little for the rows"
     del taken
     copies = opened()
     copies.backend.reset_peak()
@@ -121,7 +121,7 @@ def test_rows_take_a_share_of_what_is_left_and_are_given_back(
     copies.resident.allow({"train": ROWS})
     through(copies, epoch(1))
     assert sent[-4:] == [LEAVES] * 4
-    assert not copies.resident.give_back("no memory"), "once for all"
+    assert not copies.resident.give_back("no memory"), "rows should be given back once and for all"
 
 
 # ---- runs
@@ -142,12 +142,12 @@ def network(number: int) -> nn.Module:
 
 
 def halved(batch: Any) -> Any:
-    """In place, as `Data.on_device` may work."""
+    """Halve the inputs in place, as `Data.on_device` may do."""
     return batch[0].mul_(0.5), batch[1]
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """Samples that are kept."""
+    """A Dataset whose samples can be cached, because they do not change."""
 
     def __len__(self) -> int:
         return ROWS
@@ -157,7 +157,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 def jittered(sample: Any) -> Any:
-    """Of training samples, in each epoch anew: only those of validation stay."""
+    """Add noise that differs in each epoch, to training samples only, so that only validation samples can stay."""
     return sample[0] + torch.randn(WIDTH), sample[1]
 
 
@@ -179,7 +179,7 @@ def run(data: argosy.Data, directory: Path, *, epochs: int = 4, where: str = "la
 def test_members_of_a_run_have_equal_bits_with_and_without(
     kind: str, sent: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three members share the rows, and a device has them once."""
+    """Resident rows, which a device has once for its members, change no result."""
     found = run(KINDS[kind], tmp_path / "with", launcher="inline", where="late:0,1")
     assert sum(size <= ORDER for size in sent) >= 8
     sent.clear()
@@ -193,7 +193,7 @@ def test_a_resumed_run_has_the_bits_of_one_in_one_piece(sent: list[int], tmp_pat
     run(ARRAYS, tmp_path / "parts", epochs=1, launcher="inline")
     sent.clear()
     assert run(ARRAYS, tmp_path / "parts", launcher="inline") == whole
-    assert ORDER in sent, "of its last epoch"
+    assert ORDER in sent, "the last epoch should send the order alone"
 
 
 def test_a_block_that_finds_no_room_takes_that_of_rows_and_sends_nobody_away(
@@ -211,11 +211,11 @@ def test_a_block_that_finds_no_room_takes_that_of_rows_and_sends_nobody_away(
     monkeypatch.setattr(late.Late, "copy", ends)
     sent.clear()
     assert run(ARRAYS, tmp_path / "ended", launcher="inline") == whole
-    assert ended and min(sent[ended[0] :]) > ORDER, "whole blocks again"
+    assert ended and min(sent[ended[0] :]) > ORDER, "whole blocks should be sent again"
 
 
 class Greedy(nn.Module):
-    """A network that needs much memory from its third epoch on."""
+    """A network that needs much memory from its fourth epoch on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,10 +232,10 @@ class Greedy(nn.Module):
 
 
 def test_where_memory_ends_samples_come_through_the_ring_again(sent: list[int], tmp_path: Path) -> None:
-    """The member goes on as it was: neither alone on a device, nor in micro-batches."""
+    """Rows are freed before the member is moved to a device of its own or given micro-batches."""
     wide = argosy.Data(
         arrays=(torch.rand(192, 2000), Y[:192])
-    )  # a quarter of what is left, and too much in the fourth epoch
+    )  # within a quarter of the memory left, and too much beside what the fourth epoch needs
     greedy = studies.member("greedy", model=Greedy, batch_size=32, metrics={})
     asked = argosy.Study(data=wide, members=[greedy], stop=argosy.MaxEpochs(5))
     report = argosy.train(asked, directory=tmp_path, devices="late:0", block_size=64)

@@ -1,4 +1,4 @@
-"""A member on several devices becomes what it becomes on one, whatever is beside it there."""
+"""Tests that a member split over several devices trains as on one, whatever other members these devices carry."""
 
 import copy
 import time
@@ -49,12 +49,12 @@ def split(one: Any, shares: tuple[float, ...], folder: Path, epochs: int = EPOCH
 
 
 def state_of(live: LiveMember) -> dict[str, Any]:
-    """All that a rank holds; but the best section, which the first one knows, and random states, which threads share."""
+    """Return a rank's state without the best section, which only the first rank has, and random states, which threads share."""
     return {key: value for key, value in packs.state(live).items() if key not in ("best", "random")}
 
 
 def same_bits(lives: list[LiveMember]) -> bool:
-    """Whether ranks hold the same: weights, optimizer, sums and digest."""
+    """Return whether all ranks hold equal weights, optimizer states, sums and digests."""
     states = [state_of(live) for live in lives]
     return all(packs.difference(states[0], state) == 0.0 for state in states[1:])
 
@@ -105,7 +105,7 @@ def test_broken_samples_and_subsets_are_shared_as_they_come(tmp_path: Path) -> N
 
 
 class Gated(nn.Module):
-    """A part of it has no gradient, or one from some samples only."""
+    """A network with one layer that is never used, and one that is used only if a device's part of the batch is large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_groups_of_all_kinds_with_packs_beside_them(tmp_path: Path) -> None:
 
 
 def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
-    # Between begin and finish, with the next batch being gathered: the file says where the last finished step was.
+    # Between begin and finish, while the next batch is gathered, the state is that after the last finished step.
     one, arrays = member("m", batch_size=30), packs.samples()[0]
     orders = Orders(0, {"train": len(arrays[0])})
     live = packs.live(one)
@@ -160,7 +160,7 @@ def test_a_batch_under_way_is_no_part_of_a_saved_member(tmp_path: Path) -> None:
 
 
 def on_cuda(places: Any, count: int, folder: Path, on: torch.device | None = None) -> None:
-    """On so many ranks, a member is what it is on one CUDA device by itself."""
+    """Check that a member on this many ranks gets what it gets alone on one CUDA device."""
     one = member("m", batch_size=63, accumulate=2, optimizer=ADAMW, clip_grad_norm=0.1)
     placed = Placed(one, tuple(range(count)), tuple([1 / count] * count))
     lives = trained([placed], folder, epochs=EPOCHS, places=places, on=on)["m"]
@@ -194,5 +194,5 @@ def test_who_leaves_a_sum_of_two_cuda_devices_in_the_middle_is_free(tmp_path: Pa
     under_way = groups[0].add_up(torch.ones(8, device=devices[0]))
     assert not under_way.done
     groups[0].leave()
-    torch.cuda.synchronize(devices[0])  # which its kernel would hold up
+    torch.cuda.synchronize(devices[0])  # would hang if the sum's kernel were still running
     groups[1].leave()

@@ -1,4 +1,4 @@
-"""A metric's value does not depend on how the samples come: in which batches, blocks or sections, on which device."""
+"""Tests that a metric's value does not depend on batches, blocks, sections or the device."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ TARGETS = torch.arange(41) ** 2 % 10
 
 
 def macro_f1(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Of the whole set: its mean over batches is another number."""
+    """A metric of the whole set: its value differs from its mean over batches."""
     predicted, classes = output.argmax(1), torch.arange(output.shape[1])[:, None]
     hits = ((predicted == classes) & (target == classes)).sum(1)
     return (2 * hits / ((predicted == classes).sum(1) + (target == classes).sum(1)).clamp(min=1)).mean()
@@ -38,7 +38,7 @@ def share_of_threes(output: torch.Tensor, target: torch.Tensor) -> float:
 
 
 class MacroF1(nn.Module):
-    """The same as torchmetrics would have it: counts that batches are added to."""
+    """The same metric as torchmetrics would compute it, by counts to which each batch is added."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class MacroF1(nn.Module):
 
 
 class Mean:
-    """A state without a reset."""
+    """A metric with a state and without `reset`."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -77,7 +77,7 @@ def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def squeezed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Of a batch of one it makes a scalar."""
+    """A metric that gives a scalar instead of one value per sample for a batch of one sample."""
     return output[:, :1].squeeze()
 
 
@@ -99,7 +99,7 @@ METRICS = {
 
 
 def validated(sizes: Sequence[int], metrics: dict[str, Any], device: str = "cpu:0") -> dict[str, float]:
-    """The values after batches of these sizes."""
+    """Return the metrics of a validation with batches of these sizes."""
     member = studies.member(metrics=metrics)
     validation, start = Validation(member, backend_of(device)), 0
     for rows in sizes:
@@ -138,7 +138,7 @@ def test_a_metric_of_samples_must_not_become_one_of_the_set() -> None:
 
 
 def of_all_classes(output: torch.Tensor, target: torch.Tensor) -> float:
-    """As scikit-learn's `roc_auc_score` of several classes, and its `log_loss`."""
+    """Raise if a class is missing, like scikit-learn's `log_loss`, and its `roc_auc_score` of several classes."""
     if len(target.unique()) < output.shape[1]:
         raise ValueError("Number of classes in y_true not equal to the number of columns in 'y_score'")
     return float((output.argmax(1) == target).double().mean())
@@ -154,14 +154,14 @@ def test_a_metric_of_the_set_may_refuse_a_batch_that_lacks_a_class(tmp_path: Pat
 
 
 def warning_of_one_class(output: torch.Tensor, target: torch.Tensor) -> float:
-    """As scikit-learn's `roc_auc_score` of two classes."""
+    """Warn if there is one class only, like scikit-learn's `roc_auc_score` of two classes."""
     if len(target.unique()) < 2:
         warnings.warn("Only one class is present in y_true", stacklevel=2)
     return float((output.argmax(1) == target).double().mean())
 
 
 def test_a_metric_is_not_heard_of_training_samples(tmp_path: Path) -> None:
-    """As those of a detector of anomalies, which are all of one class."""
+    """Training samples may all be of one class, as for an anomaly detector, so warnings about them are suppressed."""
     x, y = torch.randn(40, 12), torch.arange(40) % 2
     member = studies.member(metrics={"auc": warning_of_one_class})
     data = argosy.Data(arrays=(x, 0 * y), val_arrays=(x, y))
@@ -187,7 +187,7 @@ def test_nothing_validated_is_no_number() -> None:
 
 
 class Identity(nn.Module):
-    """Its output is a view of the block that others share."""
+    """A network whose outputs in validation are views of the block, which other members share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Identity(nn.Module):
 
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
 def test_blocks_go_though_outputs_are_gathered(tmp_path: Path, launcher: str) -> None:
-    """More blocks than the ring has slots; and figures are the same for whatever sizes."""
+    """Gathered outputs do not keep slots: the run has more blocks than the ring has slots. The metric is the same for all sizes."""
     found = []
     for batch, block, sections in ((7, 16, 1), (100, 64, 2)) if launcher == "inline" else ((7, 16, 1),):
         member = studies.member(model=Identity, metrics={"f1": macro_f1}, eval_batch_size=batch, precision="bfloat16")
@@ -212,7 +212,7 @@ def test_blocks_go_though_outputs_are_gathered(tmp_path: Path, launcher: str) ->
 
 
 class Keeping:
-    """A state that keeps the targets themselves, as torchmetrics' AUROC does."""
+    """A metric that keeps the targets themselves, like torchmetrics' AUROC."""
 
     def __init__(self) -> None:
         self.targets: list[torch.Tensor] = []
@@ -225,7 +225,7 @@ class Keeping:
 
 
 class Remembering(nn.Linear):
-    """A network that keeps what it is trained on, from its second epoch on."""
+    """A network that keeps a view of each training batch after its first 20 steps."""
 
     steps = 0
 
@@ -237,14 +237,14 @@ class Remembering(nn.Linear):
 
 
 def test_members_may_keep_what_they_are_shown(tmp_path: Path) -> None:
-    """More blocks of it than the ring has slots."""
+    """Members that keep more blocks than the ring has slots do not stop the run."""
     fleet = [
         studies.member("keeping", metrics={"kept": Keeping}, batch_size=16),
         studies.member("remembering", model=partial(Remembering, 12, 10), batch_size=8),
     ]
     study, how = studies.study(200, val=150, fleet=fleet), {"block_size": 16, "devices": "cpu:1", "numerics": "exact"}
     report = argosy.train(study, directory=tmp_path / "0", launcher="processes", time_limit=30.0, **how)
-    assert report.status == "done", "it stood still"
+    assert report.status == "done", "the run stood still"
     kept = {row.name: row.metrics for row in report.rows}["keeping"]["val_kept"]
     assert kept == pytest.approx(4.5)
     argosy.train(study, directory=tmp_path / "1", launcher="inline", **how)
@@ -252,7 +252,7 @@ def test_members_may_keep_what_they_are_shown(tmp_path: Path) -> None:
 
 
 def noisy(output: torch.Tensor, target: torch.Tensor) -> float:
-    """A bootstrap, say: it draws at the end."""
+    """A metric of the whole set that draws random numbers, such as a bootstrap."""
     return float(torch.rand(())) + float(np.random.rand())
 
 
@@ -265,11 +265,11 @@ def test_what_a_metric_draws_is_its_members_own(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Ends a run where it stands."""
+    """Ends a run at once."""
 
 
 CALLS = ContextVar("CALLS", default=0)
-"""Of the metric below, until it is killed."""
+"""Calls of `kills` left until it raises."""
 
 
 def kills(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -280,7 +280,7 @@ def kills(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def killed(directory: Path, at: int) -> dict[str, Any]:
-    """What becomes of a member with a validation of seven batches in each half of its two epochs."""
+    """Train with a validation of seven batches in each half of an epoch, killed in call `at` of a metric; return the results."""
     CALLS.set(at)
     metrics = {"kills": kills, "f1": macro_f1, "state": MacroF1()}
     fleet = [studies.member(metrics=metrics, eval_batch_size=6), studies.member("beside")]
@@ -290,7 +290,7 @@ def killed(directory: Path, at: int) -> dict[str, Any]:
 
 
 def test_a_validation_that_was_interrupted_begins_anew(tmp_path: Path) -> None:
-    """Members were saved between all of its batches."""
+    """Members are saved between all batches, also those of a validation."""
     whole = killed(tmp_path / "whole", at=-1)
     for at in (12, 20, 25):
         with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Members that write into their input late and past torch's count of writes: on every layout they end alone, or harm none."""
+"""Tests that members that write into shared input late, unseen by torch's version counters, end alone or harm no other."""
 
 import ctypes
 import math
@@ -23,7 +23,7 @@ from argosy.stream.blocks import Block
 from argosy.training.trainer import watch
 from argosy.training.trainer.watch import InputWatch
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # tests check the reports instead
 
 devices = late.devices
 
@@ -52,7 +52,7 @@ WAYS = [by_data, by_numpy, by_dlpack, by_storage, by_address]
 
 
 class Late(nn.Module):
-    """Writes into its input from its third epoch's first batch on, in training or in validation."""
+    """A network that writes into its input after its first `after` batches, of training or of validation."""
 
     def __init__(self, way: Callable[[Tensor], None], *, training: bool, after: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Late(nn.Module):
 
 
 def sampled(batch: Any) -> Any:
-    """What `Data.on_device` makes: a new tensor, which the members of a trainer share."""
+    """Return a new tensor, as `Data.on_device` may; the members of a trainer share it."""
     return batch[0] * 1.0, batch[1]
 
 
@@ -87,7 +87,7 @@ def data_of(kind: str) -> argosy.Data:
 
 
 def check(tmp_path: Path, writer: argosy.Member, *, kind: str = "dataset", ends: bool = True, **settings: Any) -> None:
-    """The neighbours become what they are without the writer, which ends alone, or goes on where it wrote into its own."""
+    """Check that neighbours get what they get without the writer, which fails if `ends`, and otherwise trains to the end."""
     data = data_of(kind)
     given = None if data.arrays is None else data.arrays[0].clone()
     trained(tmp_path / "without", None, data=data, **settings)
@@ -109,7 +109,7 @@ def member(way: Callable[[Tensor], None], *, training: bool = True, after: int =
 
 
 def slowly(seconds: float, batch: Any) -> Any:
-    """An augmentation that takes its CPU time."""
+    """An augmentation that takes this much CPU time."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
@@ -118,8 +118,8 @@ def slowly(seconds: float, batch: Any) -> Any:
 
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time enough for a copy of every block."""
-    monkeypatch.setattr(watch.InputWatch, "_expected", lambda watched, block: -math.inf)  # of the first as well
+    """Let every block be copied, also the first, as if there were time for it."""
+    monkeypatch.setattr(watch.InputWatch, "_expected", lambda watched, block: -math.inf)
 
 
 @pytest.mark.usefixtures("_always")
@@ -148,7 +148,7 @@ def test_copies_on_a_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, 1e9])
 @pytest.mark.parametrize("own", ["across blocks", "of a subset", "of a member with private copies"])
 def test_memory_of_its_own(own: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that is gathered, or copied, is the member's: it may write there, found or not."""
+    """A member may write into a batch that was gathered or copied for it, whether the write is noticed or not."""
     monkeypatch.setattr(watch, "SHARE", share)
     rest: dict[str, Any] = {"of a subset": {"subset": [*range(0, 160, 2)]}, "across blocks": {"batch_size": 160}}.get(
         own, {}
@@ -158,13 +158,13 @@ def test_memory_of_its_own(own: str, share: float, tmp_path: Path, monkeypatch: 
 
 
 def test_trainers_of_a_node_share_a_ring(tmp_path: Path) -> None:
-    """As much time as there is by default: a step of some milliseconds leaves enough for its block."""
+    """With the default share of time, steps of some milliseconds leave enough to copy each block."""
     writer = member(by_numpy, augment=partial(slowly, 0.04))
     check(tmp_path, writer, launcher="processes", devices="cpu:2", loader_workers=1)
 
 
 class LateShare(splits.Double):
-    """Writes late, by a count of its process: what a step changed in it would keep it on one device."""
+    """A network that writes late, by a count in its class: a count in the network itself would keep it from being split."""
 
     forwards = 0
 
@@ -200,7 +200,7 @@ def test_shares_of_split_members(kind: str, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was shared since the last copy is told."""
+    """Copies take at most their share of the time, and the first uncopied block since the last comparison is remembered."""
     clock = [0.0]
     monkeypatch.setattr(watch, "time", type("Clock", (), {"thread_time": lambda: clock[0]}))
     monkeypatch.setattr(watch, "same_bits", lambda *_: bool(clock.__setitem__(0, clock[0] + 1.0)) or not wrote)
@@ -226,7 +226,7 @@ def test_blocks_are_copied_as_often_as_time_allows(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_claimed_of_blocks_that_were_not_compared() -> None:
     first, second, third = blocks(np.arange(3), 1)
     watched = InputWatch()
-    assert watched.shown(first, apart=False) is first, "nobody knows yet how long steps take"
+    assert watched.shown(first, apart=False) is first, "the duration of steps is not known yet"
     with pytest.raises(argosy.errors.MemberError, match="may have been trained on what it wrote since sample 0 "):
         watched.refuse("late")
     watched.stepping_seconds = 1e9
