@@ -1,4 +1,4 @@
-"""A clone has the numbers that a member built with them would have, also where schedules and groups have their own."""
+"""Tests that a clone has the hyper-parameters of a member built with them, even if schedules or groups set their own."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,7 +23,7 @@ from argosy.training.member.live import LiveMember
 
 
 def optimizer(parameters: Any, *, lr: float = 0.1, weight_decay: float = 0.1) -> SGD:
-    """Biases do not decay, and learn twice as fast."""
+    """Return an optimizer whose biases have no weight decay and twice the rate."""
     weights, biases = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
     return SGD([{"params": weights, "weight_decay": weight_decay}, {"params": biases, "lr": 2 * lr}], lr=lr)
 
@@ -39,9 +39,9 @@ def chain(optimizer: Any) -> Any:
 
 SCHEDULES = {
     "none": None,
-    "of one": partial(StepLR, step_size=2),
-    "of some, one after another": sequence,
-    "of some at once, of which one is of some": chain,
+    "one": partial(StepLR, step_size=2),
+    "a sequence": sequence,
+    "a chain with a sequence": chain,
 }
 
 
@@ -50,7 +50,7 @@ def member(schedule: Any, **numbers: float) -> Member:
 
 
 def rates(live: LiveMember, count: int) -> Iterator[list[float]]:
-    """Of each group, at so many steps."""
+    """Make `count` steps, and yield the rates of all groups before each."""
     for _ in range(count):
         yield [group["lr"] for group in live.optimizer.param_groups]
         live.optimizer.step()

@@ -1,4 +1,4 @@
-"""Code that is made for an architecture: once for all its members, and equal to what they do without it."""
+"""Tests that code is compiled once for all members of an architecture, with the results that they have without it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,16 +25,16 @@ EXACT = 1e-10
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code on the disk of this file's tests alone."""
+    """Give the tests of this file their own cache of compiled code on disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        patch.setattr("torch._inductor.config.compile_threads", 1)  # no processes that compile beside this one
+        patch.setattr("torch._inductor.config.compile_threads", 1)  # compile in this process, and start no others
         yield
 
 
 def compilations() -> tuple[int, int]:
-    """That were made so far in this process, and those that were found on the disk."""
-    from torch._dynamo.utils import counters  # takes seconds, and tests that compile nothing do not need it
+    """Return the numbers of compilations made in this process and of those found on disk."""
+    from torch._dynamo.utils import counters  # imported here because it takes seconds
 
     found = counters["inductor"]
     return found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]
@@ -47,7 +47,7 @@ def network(hidden: int = 12) -> nn.Module:
 
 
 def members(**rest: Any) -> list[Member]:
-    """Two kernels, numbers of their own."""
+    """Return four members with different optimizers, of two kernels."""
     optimizers = [partial(SGD, lr=0.1, momentum=0.9), partial(SGD, lr=0.2), Adam, partial(Adam, lr=0.002)]
     return [
         member(f"m{n}", **{"model": network, "optimizer": optimizer, **rest}) for n, optimizer in enumerate(optimizers)
@@ -62,7 +62,7 @@ def compiled(fleet: list[Member], epochs: int, compilation: Compilation, **how: 
 @pytest.mark.usefixtures("cache")
 def test_there_are_as_many_compilations_as_architectures_and_none_after_a_restart() -> None:
     made, found = compilations()
-    # The last batch of an epoch is short, and one member leaves: neither makes code of its own.
+    # The last batch of an epoch is short, and one member leaves: neither needs another compilation.
     how: dict[str, Any] = {"data": packs.samples(train=90), "ends": {"m1": 1}}
     plain, history = packs.together(members(), 3, **how)
     compilation = Compilation()
@@ -79,7 +79,7 @@ def test_there_are_as_many_compilations_as_architectures_and_none_after_a_restar
 
 
 def halfway(model: nn.Module, batch: Any) -> Any:
-    """A loss without the last layer."""
+    """Return a loss that does not use the last layer."""
     return model[0](batch[0]).square().mean(1)  # type: ignore[index, operator]
 
 
@@ -103,10 +103,10 @@ def test_what_cannot_be_compiled_goes_the_plain_way(fields: dict[str, Any], reas
 
 @pytest.mark.parametrize("wrong", [None, 0, 1, 2], ids=["nothing", "gradients", "losses", "buffers"])
 def test_code_that_gives_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch, wrong: int | None) -> None:
-    """Half a thousandth is no rounding of float32."""
+    """An error of 0.05 % is more than rounding of float32."""
 
     def miscompiled(of: Pass, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-        samples = [None, None]  # all members see the same
+        samples = [None, None]  # all members get the same batch
         sound = vmap(of.of_one, in_dims=(*[0] * (len(inputs) - len(samples)), *samples))
 
         def run(*given: Tensor) -> Sequence[Tensor]:
@@ -150,5 +150,5 @@ def test_a_run_compiles_where_it_is_asked_to_and_goes_on_with_that(
     assert told[-1] == ("compiled", True) and len(told) == 3
     (alone,) = {pack.refused["compiled"] for pack in report.packs if pack.refused}
     assert "random operation" in alone
-    # Found on the disk each time, or made once where this test runs alone.
+    # Both runs find the code on disk; if this test runs alone, the first one compiles it.
     assert sum(compilations()) - sum(before) == 2

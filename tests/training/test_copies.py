@@ -1,4 +1,4 @@
-"""What members are shown of blocks: what they keep holds no slot, and nothing of it depends on how the stream is cut."""
+"""Tests that data kept by members holds no slot of the ring, and that blocks do not depend on how the stream is cut."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ORDER = np.arange(48, dtype=np.int64)
 
 
 def views(copies: Copies, stream: list[Block], count: int, keep: Callable[[Block], Any] = lambda block: None) -> Any:
-    """Of the next so many blocks, whether members step on the slot itself; they keep something of each."""
+    """Return for each of the next `count` blocks whether members step on the slot itself; the results of `keep` live until then."""
     found, kept = [], []
     for _ in range(count):
         block = stream.pop(0)
@@ -35,9 +35,9 @@ def views(copies: Copies, stream: list[Block], count: int, keep: Callable[[Block
 
 def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
     copies, train, val = Copies(backend_of("cpu:0")), blocks(ORDER, 4), blocks(ORDER, 4, split="val")
-    assert views(copies, train, 3) == [False, True, True], "a member that was just assigned may keep the first"
+    assert views(copies, train, 3) == [False, True, True], "the first block is copied, since a new member may keep it"
     assert views(copies, val, 3, keep=lambda block: block.leaves[1][2:].flatten()) == [False] * 3
-    assert views(copies, train, 1) == views(copies, val, 1) == [True], "it was let go of"
+    assert views(copies, train, 1) == views(copies, val, 1) == [True], "nothing is kept any more"
     kept: list[Any] = []
     assert views(copies, train, 3, keep=lambda block: kept.append(block.leaves[1][:2].numpy())) == [True, False, False]
     assert views(copies, val, 1) == [False]
@@ -48,11 +48,11 @@ def test_a_block_is_copied_while_a_part_of_an_earlier_one_is_kept() -> None:
     assert views(copies, train, 2) == [False, True]
 
 
-# ---- the study's own work
+# ---- the study's on_device
 
 
 def on_device(work: Callable[[Any], Any], size: int = 16) -> list[Block]:
-    """Blocks of as many samples, as it makes them."""
+    """Return what `work` makes of blocks of `size` samples."""
     copies = Copies(backend_of("cpu:0"), work)
     return [copies.start(block) for block in blocks(ORDER, size, arrays=(IMAGES, TARGETS))]
 
@@ -67,13 +67,13 @@ def scaled(batch: Any) -> Any:
 
 
 def embedded(batch: Any) -> Any:
-    """By a frozen network."""
+    """Apply a frozen network."""
     with torch.no_grad():
         return {"x": NETWORK(batch[0].float()), "y": nn.functional.one_hot(batch[1], 10)}
 
 
 def with_no_numbers(batch: Any) -> Any:
-    """Of an image without light, as that of a sample that was skipped."""
+    """Return NaN for black images, such as those of skipped samples."""
     x = batch[0].float() * (batch[1] > 0)[:, None, None, None]
     return x / x.amax((1, 2, 3), keepdim=True), torch.complex(x, -x).conj(), batch[1]
 
@@ -90,23 +90,23 @@ def test_what_follows_from_each_sample_is_done(work: Callable[[Any], Any]) -> No
 
 
 def centred(batch: Any) -> Any:
-    """With the mean of what it is given."""
+    """Subtract the mean of the given block."""
     x = batch[0].float() / 255
     return x - x.mean(), batch[1]
 
 
 def in_training(batch: Any) -> Any:
-    """By a network of which nobody has asked eval()."""
+    """Apply BatchNorm without `eval()`."""
     return nn.BatchNorm2d(4)(batch[0].float()), batch[1]
 
 
 def ranked(batch: Any) -> Any:
-    """Integers, among each other."""
+    """Rank the labels of the block among each other."""
     return batch[0], batch[1].argsort()
 
 
 class Counting:
-    """Does something else each time."""
+    """A function that depends on the number of its calls."""
 
     calls = 0
 
@@ -131,7 +131,7 @@ def test_what_draws_is_refused_though_nothing_came_of_it(draw: Callable[[], floa
 
 
 def test_of_no_samples_nothing_is_made() -> None:
-    """As at the end of an epoch, where a section ends without a block of its own."""
+    """An empty block ends an epoch whose last section has no block of its own."""
     (block, *_) = blocks(ORDER, 16, arrays=(IMAGES, TARGETS))
     leaves = tuple(leaf[:0] for leaf in block.leaves)
     empty = Block(replace(block.place, rows=0), block.tree, leaves, block.indices[:0], block.sound[:0])
@@ -143,7 +143,7 @@ def channels_first(batch: Any) -> Any:
 
 
 def gray(batch: Any) -> Any:
-    """Contiguous as it is, and in torch's eyes both with channels first and last."""
+    """Return images with one channel, which torch considers contiguous with channels first and last."""
     return batch[0].float().mean(-1, keepdim=True).permute(0, 3, 1, 2)
 
 
@@ -157,7 +157,7 @@ def spread(batch: Any) -> Any:
 
 @pytest.mark.parametrize("work", [channels_first, gray, conjugated, spread])
 def test_batches_lie_in_memory_alike_wherever_blocks_end(work: Callable[[Any], Any]) -> None:
-    """Kernels round by it."""
+    """The memory format affects the rounding of kernels."""
     found = set()
     for size in (5, 16, 48):
         for subset in (None, range(48)):

@@ -1,4 +1,4 @@
-"""Float32 is compared by what an ulp makes of it: a network's own measure, which a fixed one is too wide for, or too narrow."""
+"""Tests that differences in float32 are judged by the effect of one ulp on the same network, not by a fixed tolerance."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ ROWS = 96
 
 
 class Single(nn.Module):
-    """A network that insists on float32."""
+    """A network that refuses float64, so that it can be compared in float32 only."""
 
     def __init__(self, act: Callable[[nn.Module, Tensor], Tensor], part: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def single(act: Callable[[nn.Module, Tensor], Tensor], part: Callable[[], nn.Mod
 
 
 def looked_up(part: nn.Module, x: Tensor) -> Tensor:
-    """By frequencies in the batch: where there are many rows, those of a share are much the same."""
+    """Look up rows with gradients scaled by frequency; with many rows, a share has almost the frequencies of the batch."""
     return part((x.detach().abs() * 2).long() % 3).sum(1)
 
 
@@ -44,18 +44,18 @@ def otherwise_in_a_pack(part: nn.Module, x: Tensor) -> Tensor:
 
 
 def sensitive(part: nn.Module, x: Tensor) -> Tensor:
-    """Products as small as these are rounded otherwise in a pack."""
+    """Amplify the rounding of products that are so small that they round differently in a pack."""
     return torch.sin(3e4 * part(x))
 
 
 def fused(model: Any) -> str:
-    """The reason why they may not be one program."""
+    """Return why members of this network must not be one program."""
     found = packs.admission(packs.pack(model))
     return found.alone.get("m0", "")
 
 
 def split(model: Any) -> str:
-    """The reason why it may not be split."""
+    """Return why a member with this network must not be split."""
     live = packs.live(packs.member("m", model=model, dtype=torch.float32, batch_size=ROWS))
     (x, y), _ = packs.samples(torch.float32, train=ROWS)
     return split_check.why_whole(live, (x, y), ROWS)
@@ -71,7 +71,7 @@ BY_FREQUENCY = single(looked_up, partial(nn.Embedding, 3, 3, scale_grad_by_freq=
         (split, split_check, BY_FREQUENCY, False, "differs from that of the whole batch"),
         (fused, fused_check, single(sensitive), True, "differs from that of the member alone"),
     ],
-    ids=["a pack's own error", "a share's own error", "a sensitive pack"],
+    ids=["an error of a pack", "an error of a share", "a sensitive pack"],
 )
 def test_float32_is_measured_by_the_network_itself(
     check: Any, module: ModuleType, model: Any, passes: bool, reason: str, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Members that differ, and what that means for their being one program."""
+"""Tests which differences between members keep them from being one program."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ def lookahead(optimizer: Any) -> Any:
 
 
 class Unfreezing(LambdaLR):
-    """A schedule of one's own."""
+    """A user-defined schedule."""
 
 
 def odd(**rest: Any) -> Member:
@@ -32,14 +32,14 @@ def odd(**rest: Any) -> Member:
 
 
 def compiled() -> nn.Module:
-    """A network with a function of its own that is compiled for it."""
+    """Return a network whose forward is compiled by torch.compile."""
     network = packs.mlp()
     network.forward = torch.compile(network.forward, backend="eager")
     return network
 
 
 def aliased(of: Any) -> nn.Module:
-    """Two weights in one memory, which each step moves twice."""
+    """Return a network with two weights in the same memory, which each step would update twice."""
     network = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
     network[2].weight = of(network[0].weight)
     return network
@@ -112,7 +112,7 @@ def normed() -> nn.Module:
 @pytest.mark.parametrize("rest", [{}, {"subset": range(90)}, {"accumulate": 4}, {"accumulate": 3, "batch_size": 8}])
 @pytest.mark.parametrize("rows", [1, 2, 5, 9])
 def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, rest: dict[str, Any]) -> None:
-    """As where a run goes on with them. None of the micro-batches is of a single one, and holes are none of the samples."""
+    """A resumed run may begin with so few. No micro-batch may have one sample, which BatchNorm refuses, and holes do not count."""
     (*_, last) = blocks(np.arange(96), 95 - rows, arrays=packs.samples(torch.float32)[0], holes=[95])
     assert int(last.sound.sum()) == rows
     members = [packs.member(name, model=normed, dtype=torch.float32, **rest) for name in "abc"]
@@ -120,7 +120,7 @@ def test_the_last_few_samples_of_an_epoch_are_enough_to_try_members(rows: int, r
 
 
 def test_two_are_spared_where_each_takes_one_pass() -> None:
-    """Unless they were admitted before, when there were more of them."""
+    """Two members are not checked if their optimizers step in one pass, unless they were admitted before with more."""
     (arrays, _), known = packs.samples(), Admitted()
     (block,) = packs.blocks(packs.Orders(0, {"train": packs.TRAIN}).epoch("train", 0), packs.TRAIN, arrays=arrays)
 

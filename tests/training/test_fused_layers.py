@@ -1,4 +1,4 @@
-"""Plain MLPs of a fused program are computed layer by layer, to the bits of the vectorised pass."""
+"""Tests that a fused program computes plain MLPs layer by layer, with the bits of the vectorised pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ MEMBERS, SAMPLES, WIDTH = 3, 8, 24
 
 
 def deep(number: int) -> nn.Module:
-    """All activations, dropouts with rates of the members' own, a layer without biases."""
+    """Return a network with all activations, dropout rates that depend on the member, and a layer without biases."""
     rate = (0.0, 0.3, 1.0)[number]
     first = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Dropout(rate))
     others = [
@@ -33,7 +33,7 @@ def deep(number: int) -> nn.Module:
 
 
 def tied(number: int) -> nn.Module:
-    """One layer twice, another with its weight, a frozen one, and none that draws."""
+    """Return a network that uses a layer twice, with another that shares its weight, a frozen one, and no random draws."""
     layer, other, frozen = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
     other.weight = layer.weight
     frozen.requires_grad_(False)
@@ -41,13 +41,13 @@ def tied(number: int) -> nn.Module:
 
 
 def flattened(number: int) -> nn.Module:
-    """Sequences of vectors, made one vector in the middle."""
+    """Return a network on sequences of vectors, which it flattens in the middle."""
     behind = nn.Linear(20, WIDTH), nn.Dropout(0.3 * number), nn.Linear(WIDTH, 4)
     return nn.Sequential(nn.Dropout(0.4), nn.Linear(WIDTH, 4), nn.Dropout(0.2), nn.Flatten(), nn.Dropout(0.1), *behind)
 
 
 class Named(nn.Sequential):
-    """A class of its own that computes as its parent."""
+    """A subclass that computes like its parent."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(WIDTH, 4))
@@ -73,7 +73,7 @@ class Doubled(nn.Linear):
 
 
 def shadowed() -> nn.Module:
-    """A layer whose object has a function of its own."""
+    """Return a network with a layer whose `forward` is replaced on the object."""
     layer = nn.Linear(WIDTH, 4)
     layer.forward = lambda x: x  # type: ignore[method-assign]
     return nn.Sequential(layer)
@@ -90,7 +90,7 @@ REFUSED: dict[str, Any] = {
 
 
 def passed(forward: Forward, models: Sequence[nn.Module], data: PackInputs) -> dict[str, Any]:
-    """What a pass in training gives, and then one in evaluation."""
+    """Return all results of a training pass, and of an evaluation after it."""
     buffer = ParameterBuffer.of(models, [torch.optim.SGD(model.parameters(), lr=0.1) for model in models])
     states = States(Randomness.seeded(number, packs.backend_of("cpu:0")) for number in range(MEMBERS))
     found: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def test_what_computes_otherwise_is_vectorised(network: str) -> None:
 
 
 def test_inputs_that_are_no_rows_are_vectorised() -> None:
-    """A network of numbers, of which each is a sample: `Linear` takes them all as one row."""
+    """If each sample is a single number, `Linear` takes the whole batch as one row."""
     member = packs.member("m", loss=lambda output, target: output.square().mean(), dtype=torch.float32)
     forward = Forward.of([nn.Sequential(nn.Linear(SAMPLES, 4)) for _ in range(2)], member, torch.device("cpu"))
     weights = {"0.weight": torch.randn(2, 4, SAMPLES), "0.bias": torch.randn(2, 4)}

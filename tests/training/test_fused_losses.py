@@ -1,4 +1,4 @@
-"""Losses of members that are one program: each kind is exact, or refused with its reason."""
+"""Tests that each kind of loss is exact in a fused program, or refused with its reason."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,14 +23,14 @@ def one_hot(target: Tensor, like: Tensor) -> Tensor:
 
 
 def own_step(model: nn.Module, batch: Any) -> Tensor:
-    """Two passes, of which the second is compared with the first."""
+    """Return a loss of two passes, of which the second is compared with the first."""
     x, target = batch
     first, second = model(x), model(x * 0.5)
     return functional.cross_entropy(first, target) + functional.mse_loss(first, second, reduction="none").mean(1)
 
 
 def alignment(output: Tensor, target: Tensor) -> Tensor:
-    """Each sample's output, five times, against a sequence of one label."""
+    """Return the CTC loss of each sample's output, repeated five times, against a sequence of one label."""
     scores, labels = output.log_softmax(1).expand(5, -1, -1), (target % 3 + 1).unsqueeze(1)
     return functional.ctc_loss(scores, labels, torch.full_like(target, 5), torch.ones_like(target), reduction="none")
 
@@ -82,7 +82,7 @@ def test_losses(kind: str) -> None:
 
 
 def likely(output: Tensor, target: Tensor) -> Tensor:
-    """It looks whether a variance is negative."""
+    """Return a loss that checks whether a variance is negative."""
     return functional.gaussian_nll_loss(output, one_hot(target, output), output.exp(), reduction="none")
 
 
@@ -93,7 +93,7 @@ def test_a_loss_that_looks_at_values_is_refused() -> None:
 
 
 class Returning(nn.Module):
-    """An MLP that returns something else beside, or around, its output."""
+    """An MLP that returns its output in a tuple or another object."""
 
     def __init__(self, how: Callable[[Tensor], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where memory ends: nothing is half done, and what is given back is no more than what was taken."""
+"""Tests of fused programs that run out of memory: no step is half done, and little memory beyond the program's own is needed."""
 
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
     def stumbling(program: Fused) -> int:
         lockstep = program._lockstep
         with monkeypatch.context() as patched:
-            patched.setattr(kernels, "adam_numbers", no_memory)  # of the second kernel, where the first is ready
+            patched.setattr(kernels, "adam_numbers", no_memory)  # in the second kernel, when the first one is ready
             with pytest.raises(torch.OutOfMemoryError):
                 finish(program)
         program.undo()
@@ -56,12 +56,12 @@ def test_a_turn_that_runs_out_of_memory_where_weights_move_is_made_again(monkeyp
 
 
 def wide_enough() -> nn.Module:
-    """Has the bits of alone in company."""
+    """Return a network with the same bits in a program as alone."""
     return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
 
 
 def normed() -> nn.Module:
-    """Rounds otherwise in company."""
+    """Return a network that rounds differently in a program."""
     return nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 4))
 
 
@@ -99,7 +99,7 @@ def test_where_memory_ends_fewer_are_tried(
 
 
 def wide() -> nn.Module:
-    """Of a MiB."""
+    """Return a network of 1 MiB."""
     return nn.Linear(512, 512, bias=False)
 
 
@@ -124,7 +124,7 @@ def test_what_lies_side_by_side_is_parted_one_matrix_after_another(monkeypatch: 
         before = backend.memory_in_use() or 0
         kept.append(act())
         peaks.append(((backend.peak_memory() or 0) - before) / weights)
-    # Weights are moved, and there are two more matrices of Adam's; then never more than one of the three is there twice.
+    # Weights are moved into a new matrix, and Adam's state takes two more. On release, only one of the three exists twice at a time.
     assert 2 <= peaks[0] < 2.5
     assert peaks[1] < 1.1
     assert backend.memory_in_use() < 3.1 * weights

@@ -1,4 +1,4 @@
-"""Freed memory stays with a trainer from step to step, and goes when members change; it is not divided by a first step."""
+"""Tests that a trainer keeps freed memory between steps, returns it when members change, and does not fragment it."""
 
 import os
 import subprocess
@@ -70,10 +70,10 @@ print(*sizes)
 def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> None:
     told = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True).stdout
     first, again, given_back = map(int, told.split())
-    # Whole ones: the page in which an array begins may be there already, for whatever lies before it.
+    # Whole pages only: the page in which an array begins may already be mapped for the memory before it.
     pages = 3 * (4 * 2**20 // 4096 - 1)
     assert first >= pages
-    # Nine steps of ten: the first ones, and now and then a later one, may place an array where none was.
+    # The 90th percentile, because the first steps, and sometimes a later one, may place an array in new memory.
     assert again < pages / 100
     assert given_back >= pages
 
@@ -81,7 +81,7 @@ def test_a_step_takes_its_pages_once_and_again_after_they_were_given_back() -> N
 def test_activations_of_a_first_step_lie_outside_of_the_heap() -> None:
     told = subprocess.run([sys.executable, "-c", FIRST_STEP], check=True, capture_output=True, text=True).stdout
     before, first, second = map(int, told.split())
-    # Two activations of 15 MiB: without the rule the first step takes them from the heap, as the second does.
+    # Two activations of 15 MiB: without `large_outside` the first step would take them from the heap, as the second does.
     assert first - before < 8
     assert second - first > 24
 

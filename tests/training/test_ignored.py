@@ -1,4 +1,4 @@
-"""Class numbers that cross-entropy leaves out, of tokens and of pixels: no padding changes a loss or an accuracy."""
+"""Tests that labels which cross-entropy ignores, of tokens or pixels, affect neither losses nor accuracies."""
 
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import argosy
 
 
 class Tokens(Dataset[Any]):
-    """Each token is to be told of itself; 2 to 31 of them."""
+    """Sequences of 2 to 31 tokens, each with itself as its label."""
 
     def __len__(self) -> int:
         return 40
@@ -27,7 +27,7 @@ class Tokens(Dataset[Any]):
 
 
 class Table(nn.Module):
-    """Logits of each token."""
+    """A table of logits by token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Table(nn.Module):
 
 
 def trained(directory: Path, data: argosy.Data, model: Any, **members: Any) -> argosy.Report:
-    """Train members that are alike but for some fields."""
+    """Train members that differ only in the given fields."""
     make = partial(argosy.Member, model=model, optimizer=partial(SGD, lr=0.1), batch_size=8, seed=0)
     fleet = [make(name, metrics={"accuracy": argosy.accuracy}, **fields) for name, fields in members.items()]
     study = argosy.Study(data=data, members=fleet, stop=argosy.MaxEpochs(1))

@@ -1,4 +1,4 @@
-"""How many members a program steps, and by which kind of it, by what was measured; pure."""
+"""Tests how measured costs decide the number of members in a program and its kind, without running any program."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from argosy.training.choice.fusion_group import ALONE, SECONDS, FusionGroup, Pro
 
 
 def measured(fusion_group: FusionGroup, count: int, cost: float, *, samples: int = 100) -> None:
-    """The rounds of the present candidate, of which the first one says nothing."""
+    """Note two rounds of the current candidate, of which the first does not count."""
     fusion_group.note(1000.0, samples)
-    assert fusion_group.next(count) == fusion_group.now  # between two rounds of a try
+    assert fusion_group.next(count) == fusion_group.now  # the rounds of one try are not interrupted
     fusion_group.note(cost * samples, samples)
 
 
 def settle(fusion_group: FusionGroup, count: int, costs: Mapping[ProgramCandidate, float]) -> list[ProgramCandidate]:
-    """Go on until one is settled; the candidates on the way."""
+    """Measure until a candidate is settled; return the candidates tried, the settled one last."""
     tried = []
     while True:
         fusion_group.go_on_with(fusion_group.next(count))
@@ -29,7 +29,7 @@ def settle(fusion_group: FusionGroup, count: int, costs: Mapping[ProgramCandidat
 def choose(
     count: int, costs: dict[int, float], fusion_group: FusionGroup | None = None
 ) -> tuple[FusionGroup, list[int]]:
-    """The same of plain programs: their sizes."""
+    """Settle between plain programs; return the group and the sizes tried, the settled one last."""
     fusion_group = fusion_group or FusionGroup()
     tried = settle(fusion_group, count, {ProgramCandidate(size): cost for size, cost in costs.items()})
     return fusion_group, [candidate.size for candidate in tried]
@@ -47,7 +47,7 @@ def test_one_program_steps_them_where_it_is_faster_and_not_by_a_hair(together: f
 
 
 @pytest.mark.parametrize("busy", range(4))
-def test_who_was_busy_beside_one_try_does_not_decide(busy: int) -> None:
+def test_one_disturbed_try_does_not_decide(busy: int) -> None:
     fusion_group, tried = FusionGroup(), 0
     while not fusion_group.settled_for:
         fusion_group.go_on_with(fusion_group.next(4))
@@ -70,7 +70,7 @@ def test_tries_that_disagree_are_not_believed() -> None:
             )
         else:
             fusion_group.settled_for = 4
-    assert fusion_group.now == ALONE, "somebody was busy beside each of its first two tries"
+    assert fusion_group.now == ALONE, "its first two tries were disturbed"
     assert {one.size: len(tries) for one, tries in fusion_group.tries.items()} == {1: 4, 4: 2}
 
 
@@ -78,10 +78,10 @@ def test_one_by_itself_is_not_tried() -> None:
     assert choose(1, {})[1] == [1]
 
 
-def test_it_is_asked_again_when_somebody_joins_or_half_have_left() -> None:
+def test_a_group_chooses_again_when_a_member_joins_or_half_have_left() -> None:
     fusion_group, _ = choose(16, {1: 1.0, 16: 0.2})
     assert [fusion_group.asks(count) for count in (17, 16, 9, 8)] == [True, False, False, True]
-    # What was measured is near enough for one more; for half of them it is not.
+    # The costs measured are near enough for one member more, but not for half of them.
     assert choose(17, {}, fusion_group)[1] == [17]
     assert choose(8, {8: 0.4}, fusion_group)[1] == [8, 8]
     assert choose(4, {1: 1.0, 4: 1.3}, fusion_group)[1] == [4, 1, 4, 1]
@@ -97,7 +97,7 @@ def test_where_memory_ends_it_is_divided() -> None:
 
 
 def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
-    """A tenth of what is left stays free; and a program has gradients twice."""
+    """A tenth of the memory left stays free, and a program needs its gradients twice."""
     fusion_group = FusionGroup(weight_bytes=20)
     fusion_group.foresee(12, 1000)
     assert fusion_group.next(12) == ALONE
@@ -105,7 +105,7 @@ def test_what_memory_is_not_expected_to_hold_is_not_tried() -> None:
     fusion_group.foresee(12, 1000)
     assert choose(12, {1: 1.0, 6: 0.3}, fusion_group)[1] == [1, 6, 6]
     assert fusion_group.reason == "12 in a program would take 1.2 KiB for a step, of 1.0 KiB that are left"
-    # A smaller program took less for each, and nothing changes for that until it is asked again.
+    # The smaller program took less per member; this changes nothing until the group chooses again.
     fusion_group.needs[ProgramCandidate(6)] = 50
     fusion_group.settled_for = 0
     fusion_group.foresee(12, 1000)
@@ -144,10 +144,10 @@ def test_every_kind_is_tried_in_its_sizes_and_the_cheapest_stays() -> None:
     fusion_group = FusionGroup(kinds=("plain", "graphed", "compiled"))
     costs = {ALONE: 1.0, ALL: 0.4, GRAPHED: 0.3, ALL_GRAPHED: 0.1, COMPILED: 0.12}
     tried = settle(fusion_group, 8, costs)
-    # Each once; at another moment those alone that are less than twice as dear as the cheapest.
+    # Each is tried once; later only those that cost less than twice the cheapest are tried again.
     assert tried == [ALONE, ALL, GRAPHED, ALL_GRAPHED, COMPILED, ALL_GRAPHED, COMPILED, ALL_GRAPHED]
     assert fusion_group.costs == costs
-    # Half of them are left: what a compiled one of four costs is known no more than what others of four do.
+    # Half of them are left: no costs of programs of four are known, so all kinds are tried again.
     assert fusion_group.asks(4)
     half = ProgramCandidate(4, "compiled")
     assert (

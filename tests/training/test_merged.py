@@ -1,4 +1,4 @@
-"""Devices that carry shares never wait for one another in a circle, whatever the flotilla and whoever is gone."""
+"""Tests that devices that carry shares of members never wait for each other in a circle, even if members leave."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Member:
 
 @dataclass
 class Device:
-    """Moves as a trainer does, on blocks that come as the ring lets them."""
+    """A device that moves as a trainer does, on blocks that come as the ring allows."""
 
     number: int
     splits: list[Member]
@@ -35,14 +35,14 @@ class Device:
     begins: list[Begin] = field(default_factory=list)
     under_way: dict[str, int] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
-    """Batches begun, of each member."""
+    """Number of batches begun, by member."""
     left: int = 0
     at_hand: int | None = None
     taken: list[str] = field(default_factory=list)
 
 
 class World:
-    """Devices, and for each member a sum that is there when all its ranks have begun."""
+    """All devices; the sum of a member's batch is complete when all its ranks have begun it."""
 
     def __init__(self, draw: Random, members: list[Member], block: int, slots: int) -> None:
         self.draw, self.members, self.block, self.slots = draw, members, block, slots
@@ -53,11 +53,11 @@ class World:
         ]
         self.announced = 0
         self.gone: set[tuple[int, str]] = set()
-        """(device, member) of those that have let go of a member."""
+        """Pairs (device, member) of devices that have dropped a member."""
         self.leaving: set[str] = set()
 
     def begun(self, member: Member, batch: int) -> bool:
-        """Whether every rank has begun a batch."""
+        """Return whether every rank has begun a batch."""
         return all(self.devices[d].done.get(member.name, 0) > batch for d in member.devices)
 
     def waits(self, device: Device, name: str) -> bool:
@@ -65,14 +65,14 @@ class World:
         return name in device.under_way and not self.begun(member, device.under_way[name])
 
     def announce(self) -> None:
-        """A block, where every device has room for it: the ring is as long as its slowest reader lets it be."""
+        """Announce a block if every device has room for it, as a ring waits for its slowest reader."""
         if self.announced * self.block < LENGTH and all(len(d.blocks) < self.slots for d in self.devices):
             for device in self.devices:
                 device.blocks.append(self.announced)
             self.announced += 1
 
     def let_go(self) -> None:
-        """Somebody fails or is to leave: a device drops a member, and the driver tells the others in its own time."""
+        """Let a device drop a member that failed or shall leave; the driver tells other devices at other times."""
         if self.leaving and self.draw.random() < 0.5:
             name = self.draw.choice(sorted(self.leaving))
             device = self.draw.choice(self.devices)
@@ -80,7 +80,7 @@ class World:
             device.under_way.pop(name, None)
 
     def move(self, device: Device) -> bool:
-        """Whether it could do anything."""
+        """Make a device's next move; return whether it could do anything."""
         if device.at_hand is None:
             if not device.blocks:
                 return False
@@ -122,7 +122,7 @@ class World:
 
 @st.composite
 def flotillas(draw: st.DrawFn) -> list[Member]:
-    """Members on random devices, batches of all sizes."""
+    """Generate members on random devices with random batch sizes."""
     groups = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True).map(tuple)
     sizes = st.integers(1, 70)
     found = draw(st.lists(st.tuples(groups, sizes), min_size=1, max_size=8))
@@ -139,7 +139,7 @@ def test_nobody_waits_for_ever(members: list[Member], block: int, slots: int, dr
             world.leaving.add(draw.choice(members).name)
         world.let_go()
         world.announce()
-        # In any order; a round in which nobody could do anything, with everybody told, would be the last of all.
+        # Devices move in any order. A round in which none can move, with no member leaving, would be a deadlock.
         could = [world.move(device) for device in draw.sample(world.devices, len(world.devices))]
         assert any(could) or world.leaving or world.over
     assert world.over

@@ -1,4 +1,4 @@
-"""Steps by torch's kernels of one pass: what optimizers make of weights and state, but for rounding; or else their own."""
+"""Tests that steps by torch's fused kernels equal the optimizers' steps but for rounding, and are used only where they apply."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def network(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def differentiate(model: nn.Module, number: int) -> None:
-    """A gradient of its own for each number."""
+    """Compute gradients that depend on `number`."""
     inputs = torch.randn(16, 7, generator=torch.Generator().manual_seed(number), dtype=next(model.parameters()).dtype)
     model.zero_grad()
     model(inputs).square().mean().backward()
@@ -78,7 +78,7 @@ KINDS: dict[str, Factory] = {
 
 @pytest.mark.parametrize("factory", KINDS.values(), ids=KINDS)
 def test_weights_and_state_are_those_of_the_optimizer(factory: Factory) -> None:
-    """With a rate and a momentum that move, and a step that the optimizer makes in between."""
+    """This holds while a schedule changes the rate, and if the optimizer makes one of the steps itself."""
     models = network(), network()
     own, passed = (factory(model.parameters()) for model in models)
     schedules = [OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=False) for optimizer in (own, passed)]
@@ -130,7 +130,7 @@ def replaced(parameters: Any) -> Optimizer:
 
 
 class Own(SGD):
-    """One's own."""
+    """A user-defined subclass."""
 
 
 STRANGERS: dict[str, Factory] = {
@@ -180,7 +180,7 @@ def sparse(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("lies", [transposed, gradients_transposed, sparse])
 def test_memory_that_lies_otherwise_is_not_touched(lies: Callable[[nn.Module], None]) -> None:
-    """The kernels go through it as it lies: they would pair weights with gradients of others."""
+    """The kernels ignore strides, and would pair weights with gradients of other weights."""
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     differentiate(model, 0)
@@ -207,7 +207,7 @@ def test_who_wants_it_exact_gets_the_optimizer(
 )
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_rows_of_several_members_have_the_bits_of_each_alone(factory: Factory, count: int) -> None:
-    """Also of the last elements of each weight, which torch's kernels round otherwise than those before."""
+    """This includes the last elements of each weight, which torch's kernels round differently from those before."""
     models, alone = ([network(torch.float32) for _ in range(count)] for _ in range(2))
     lone, packed = ([factory(model.parameters()) for model in several] for several in (alone, models))
     parameter_buffer = ParameterBuffer.of(models, packed)

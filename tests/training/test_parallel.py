@@ -1,4 +1,4 @@
-"""Groups form, add up the same bits everywhere, and tell when a rank has left; nobody who is left hangs."""
+"""Tests that groups form, add up to equal bits on all ranks, and notice that a rank has left, so that no rank hangs."""
 
 import datetime
 import os
@@ -77,7 +77,7 @@ def test_a_group_waits_for_its_ranks_as_long_as_they_need(tmp_path: Path, monkey
     second.leave()
 
 
-def test_who_is_left_alone_before_a_group_is_there_is_free(tmp_path: Path) -> None:
+def test_a_rank_may_leave_before_its_group_has_formed(tmp_path: Path) -> None:
     before = threading.active_count()
     group = Group.form(str(tmp_path / "m"), 0, 2, on=HOST)
     time.sleep(0.05)
@@ -87,10 +87,10 @@ def test_who_is_left_alone_before_a_group_is_there_is_free(tmp_path: Path) -> No
 
 
 def test_nccl_ends_no_process_where_a_peer_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for an error of a sum, nor for a heartbeat, nor to write down what was under way: the driver decides."""
+    """NCCL's error handling, monitoring and dumps on timeout are disabled, because the driver decides what ends."""
     watches = [f"TORCH_NCCL_{name}" for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT")]
     for name in watches:
-        monkeypatch.setenv(name, "")  # put back at the end
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it, even if it was unset
         monkeypatch.delenv(name)
     told: list[dict[str, str]] = []
 

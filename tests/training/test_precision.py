@@ -1,4 +1,4 @@
-"""Loss scales of float16: those of torch's own scaler, and each member's own in a program of several."""
+"""Tests that loss scales of float16 equal those of torch's GradScaler, and that each member of a program has its own."""
 
 import math
 from functools import partial
@@ -27,7 +27,7 @@ POISON = 2.0
 
 
 class Poisoned(nn.Module):
-    """Where a sample's first number is exactly this member's, its gradient is no number; its loss is one."""
+    """A network whose gradient is NaN, but not its loss, if the first feature of a sample equals `at`."""
 
     at: Tensor
 
@@ -42,7 +42,7 @@ class Poisoned(nn.Module):
 
 
 def loud(gain: float) -> nn.Module:
-    """A network through which gradients become larger, the more the louder it is."""
+    """Return a network whose gradients grow with `gain`."""
     model = packs.mlp()
     with torch.no_grad():
         model[-1].weight.mul_(gain)  # type: ignore[index, operator]
@@ -50,7 +50,7 @@ def loud(gain: float) -> nn.Module:
 
 
 def poisoned(**rest: Any) -> list[Member]:
-    """Some of which lose steps; every kernel, and what has none."""
+    """Return members, some of which lose steps, with optimizers of every kernel and without one."""
     optimizers: list[Any] = [
         partial(SGD, lr=0.05, momentum=0.9),
         partial(SGD, lr=0.02),
@@ -68,7 +68,7 @@ def poisoned(**rest: Any) -> list[Member]:
 
 
 def poison() -> Any:
-    """Two samples that take a member's step."""
+    """Return samples of which two cost poisoned members their step."""
     (inputs, targets), val = packs.samples()
     inputs[[5, 50], 0] = POISON
     return (inputs, targets), val
@@ -76,7 +76,7 @@ def poison() -> Any:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales grow after four steps."""
+    """Let scales grow after four steps without overflow."""
     monkeypatch.setattr(precision, "INTERVAL", 4)
 
 
@@ -123,13 +123,13 @@ def test_in_a_program_one_loses_its_step_and_the_others_make_theirs(fields: dict
     scales = [one.loss_scale.value for one in fused]
     assert scales[0] == scales[2] == scales[4] < scales[1] == scales[3]
     assert all(math.isfinite(float(weight.sum())) for one in fused for weight in one.model.state_dict().values())
-    # Six steps an epoch, of which two, or one that both samples share, are lost.
+    # Of six steps in an epoch two are lost, or one if a batch holds both samples.
     made = [int(next(iter(one.optimizer.state.values()))["step"]) for one in (fused[2], fused[3])]
     assert 12 <= made[0] <= 15 and made[1] == 18
 
 
 def test_what_overflows_in_float16_does_in_a_program_too() -> None:
-    """From the first step on, which a schedule bears without a warning."""
+    """Even the first step may overflow; its schedule must not warn that it moves before the optimizer."""
     members = [
         member(f"m{n}", model=partial(loud, gain), dtype=torch.float32, optimizer=partial(SGD, lr=0.01),
                precision="float16", schedule=partial(StepLR, step_size=3), schedule_per="step")

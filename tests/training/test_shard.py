@@ -185,7 +185,7 @@ def test_split_is_alone_on_two_cuda_devices(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_who_leaves_a_sum_of_two_cuda_devices_in_the_middle_is_free(tmp_path: Path) -> None:
+def test_leaving_in_the_middle_of_a_sum_frees_a_cuda_device(tmp_path: Path) -> None:
     devices = [torch.device("cuda", number) for number in range(2)]
     groups = [Group.form(str(tmp_path / "m"), rank, 2, on=device) for rank, device in enumerate(devices)]
     deadline = time.monotonic() + 60.0

@@ -1,4 +1,4 @@
-"""What a share of a batch would do otherwise than the whole batch keeps a member on one device, with its reason."""
+"""Tests that a member stays on one device, with a reason, if shares of a batch would give other results than the whole batch."""
 
 import random
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def clamped() -> nn.Module:
 
 
 class Counted(nn.CrossEntropyLoss):
-    """Goes by its calls."""
+    """A loss that counts its calls."""
 
     calls = 0
 
@@ -44,7 +44,7 @@ class Counted(nn.CrossEntropyLoss):
 
 
 class Doing(nn.Module):
-    """A layer, and something with its output."""
+    """A network that applies a function to the output of a layer."""
 
     def __init__(self, act: Callable[["Doing", Tensor], Tensor]) -> None:
         super().__init__()

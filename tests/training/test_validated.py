@@ -1,4 +1,4 @@
-"""Sums of a validation that are made for all members at once are those that each makes of its own batches, to the bit."""
+"""Tests that validation sums computed for all members at once have the bits of those that each member computes alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ DRAW = torch.Generator().manual_seed(0)
 
 
 def validations(**more: Any) -> list[Validation]:
-    """Of members with names of their own for their metric, and one without."""
+    """Return validations of members with differently named metrics, and of one without."""
     metrics: Sequence[dict[str, Any]] = ({"accuracy": accuracy}, {"right": accuracy, "again": accuracy}, {})
     made = [
         Member(f"m{n}", model=mlp, optimizer=torch.optim.SGD, batch_size=8, metrics=own)
@@ -35,12 +35,12 @@ def batch(rows: int, number: int) -> Batch:
 
 
 def outputs(rows: int) -> tuple[Tensor, Tensor]:
-    """Of all members: losses, and what the networks return."""
+    """Return random losses and network outputs of all members."""
     return torch.rand(MEMBERS, rows, generator=DRAW), torch.randn(MEMBERS, rows, CLASSES, generator=DRAW)
 
 
 def add(into: Validation, own: Batch, losses: Tensor, output: Any) -> None:
-    """As a member does it by itself."""
+    """Add a batch as a member alone does."""
     into.add(own.rows, own.digest, losses, output, own.data[1])
 
 
@@ -53,7 +53,7 @@ def test_sums_of_all_are_those_of_each(shared: bool) -> None:
         losses, output = outputs(rows)
         for row, validation in enumerate(apart):
             add(validation, batches[row], losses[row], output[row])
-        if number == 2:  # a batch that each makes by itself
+        if number == 2:  # a batch that each member validates on its own
             sums.tell()
             for row, validation in enumerate(together):
                 add(validation, batches[row], losses[row], output[row])

@@ -1,4 +1,4 @@
-"""No step waits for its device: each kind of member and of program, on a device of which every value and every copy is watched."""
+"""Tests that no step of any kind of member or program waits for its device, on a device that watches all reads and copies."""
 
 from collections.abc import Collection
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_no_step_of_a_pack_waits(kind: str, elsewhere: str) -> None:
 
 @pytest.mark.parametrize("subsets", [[FOLD], [FOLD, FOLD, FOLD], [FOLD, BOOTSTRAP, FOLD]])
 def test_row_numbers_are_copied_once_for_each_selection_and_block(subsets: list[list[int]], elsewhere: str) -> None:
-    """Of the two blocks that are watched; the validation is of all samples."""
+    """Two blocks are watched; the validation uses all samples and needs no row numbers."""
     lives = [live(member(f"m{number}", subset=subset), elsewhere) for number, subset in enumerate(subsets)]
     step_through(unwaiting, Solo(lives[0]) if len(lives) == 1 else Fused.of(lives))
     assert len(copied) == 2 * len({*map(tuple, subsets)})
@@ -50,7 +50,7 @@ def test_a_split_step_begins_without_waiting(elsewhere: str) -> None:
 
 
 def test_what_the_host_knows_of_a_step_goes_to_the_device_without_waiting(elsewhere: str) -> None:
-    """Loss scales, which float16 needs though it waits elsewhere, and the numbers of captured steps."""
+    """This covers the hyper-parameters of captured steps and loss scales, although float16 waits in other places."""
     losses = torch.ones(2, 5, device="meta")
     pack = Fused.of([live(member(name, **UNWAITING["scheduled"]), elsewhere) for name in "ab"])
     numbers = StaticInputs(pack.kernels, pack.parameter_buffer.weights)
@@ -73,7 +73,7 @@ def test_free_places_of_a_compiled_pass_are_filled_without_waiting(elsewhere: st
     "wait", [Tensor.item, Tensor.cpu, lambda one: one.copy_(torch.ones(())), lambda one: one.new_tensor(1.0)]
 )
 def test_what_waits_is_seen(wait: Any, elsewhere: str) -> None:
-    """Without which all of the above would say nothing."""
+    """The watched device notices waits; otherwise the other tests would prove nothing."""
     one = torch.zeros((), device="meta")
     with pytest.raises(Waits), unwaiting():
         wait(one)
