@@ -50,7 +50,7 @@ def member(schedule: Any, **numbers: float) -> Member:
 
 
 def rates(live: LiveMember, count: int) -> Iterator[list[float]]:
-    """Make `count` steps, and yield the rates of all groups before each."""
+    """Make `count` steps, yielding the rates of all groups before each."""
     for _ in range(count):
         yield [group["lr"] for group in live.optimizer.param_groups]
         live.optimizer.step()

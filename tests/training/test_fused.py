@@ -263,7 +263,7 @@ def noisy(scale: float, batch: Any) -> Any:
 
 
 def test_batches_of_ones_own() -> None:
-    """Members with own batches (folds, bootstraps, augmentation, broken samples, short batches) wait in locksteps without one."""
+    """Members with own batches (folds, bootstraps, augmentation, broken or short batches) train as alone; one without a batch waits."""
     fields: list[dict[str, Any]] = [
         {},
         {"subset": range(70)},
@@ -578,7 +578,7 @@ def go(program: Fused, block: Block) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_labels_without_an_output_end_those_to_whom_they_come_before_anybody_moves(split: str) -> None:
+def test_labels_without_an_output_end_only_members_that_get_them_before_any_step(split: str) -> None:
     lives, (sound, later) = meeting(split)
     program = Fused.of(lives)
     go(program, sound)
@@ -596,7 +596,7 @@ def test_labels_without_an_output_end_those_to_whom_they_come_before_anybody_mov
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_before_there_was_an_output_labels_are_nobodys_fault_yet(split: str) -> None:
+def test_labels_without_an_output_are_blamed_on_no_member_before_the_first_step(split: str) -> None:
     lives, (_, later) = meeting(split)
     program = Fused.of(lives)
     before = [state(one) for one in lives]

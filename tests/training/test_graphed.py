@@ -471,7 +471,7 @@ def asked_for(programs: Sequence[Graphed], epoch: int) -> list[list[str]]:
     return [recorder.asked for recorder in recorded]
 
 
-def test_replays_that_share_what_they_draw_by_are_no_two_at_once() -> None:
+def test_replays_that_share_a_random_state_do_not_run_at_once() -> None:
     kinds = ["dropout", "dropout", "sgd"]
     programs = [Graphed.of(Solo(one)) for one in on("cpu:0", [SINGLES[kind] for kind in kinds])]
     asked_for(programs, 0)

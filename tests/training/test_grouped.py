@@ -229,7 +229,7 @@ def test_members_remain_in_programs_of_their_sort() -> None:
     later = admit(lives, block, before={"m0": False, "odd": True, "n0": True})
     assert tuple(later.packs) == (("m0", "m1", "m2"), ("n1", "n2", "n3", "n4"))
     assert tuple(later.unlike) == (("n0", "odd"),)
-    # One member with a past is enough, whichever it is: the others of its program may have ended.
+    # Any one member that was stepped before is enough: the others of its program may have ended.
     assert tuple(admit(lives[:3], block, before={"m2": True}).unlike) == (("m0", "m1", "m2"),)
     assert tuple(admit(lives, block, single=True).unlike) == ()
 

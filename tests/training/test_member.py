@@ -241,7 +241,7 @@ class Around(SGD):
 def test_a_schedule_or_an_optimizer_with_state_of_its_own_goes_on_behind_a_file(
     kinds: dict[str, Any], tmp_path: Path
 ) -> None:
-    """When SequentialLR starts a MultiStepLR, that reads the counts of its milestones, so they must be loaded as a Counter."""
+    """A MultiStepLR that SequentialLR starts reads the counts of its milestones, so they must be loaded as a Counter."""
     member = studies.member(**kinds, schedule_per="step", batch_size=25)
     solo = start(member)
     rows = run(solo, 3)
@@ -587,7 +587,7 @@ def test_micro_batches_need_the_memory_of_one_of_them() -> None:
     assert needed(40, 4) < 1.1 * needed(10, 1) < 0.5 * needed(40, 1)
 
 
-def test_an_error_of_argosys_own_in_counting_memory_is_no_reason_not_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_counting_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     (block, *_) = blocks(ORDERS.epoch("train", 0), 40, arrays=(INPUTS, TARGETS))
     names: dict[str, Any] = {}
     broken = "def broken(*_):\n raise RuntimeError('a bug')"

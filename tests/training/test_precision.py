@@ -160,7 +160,7 @@ def test_saved_from_a_pack_and_resumed_alone(tmp_path: Path) -> None:
         assert difference(state(resumed), state(one)) == 0.0
 
 
-def test_who_overflows_whatever_the_scale_ends_and_the_others_have_made_their_step() -> None:
+def test_overflow_at_the_smallest_scale_ends_that_member_only() -> None:
     lives = [packs.live(one) for one in poisoned()]
     for one in (lives[0], lives[1]):
         assert one.loss_scale is not None

@@ -65,7 +65,7 @@ def said() -> list[Any]:
 
 
 class Listening:
-    """A driver whose command comes after `after` more steps; never if that is None."""
+    """A driver that has a command at every check between steps after the first `after` checks; with None it has none."""
 
     def __init__(self) -> None:
         self.after: int | None = None
