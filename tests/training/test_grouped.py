@@ -21,7 +21,6 @@ import argosy
 from argosy.running.directory.journal import read_journal
 from argosy.study import Member
 from argosy.training.choice.admission import admit
-from argosy.training.programs.fused.fused import Fused
 from argosy.training.programs.fused.grouped import Grouped, common
 from argosy.training.programs.fused.waves import layers_of
 from argosy.training.programs.program import OwnFaults
@@ -260,8 +259,6 @@ def test_a_study_of_unlike_members_has_the_figures_of_each_alone(tmp_path: Path)
 def test_released_members_share_no_memory() -> None:
     """Each weight of a released program has its own memory, so that a member that leaves keeps none of the others'."""
     lives = [packs.live(one) for one in members()]
-    program = Grouped.of(lives)
-    program.release()
+    Grouped.of(lives).release()
     storages = {weight.untyped_storage().data_ptr() for live in lives for weight in live.model.parameters()}
     assert len(storages) == sum(len(list(live.model.parameters())) for live in lives)
-    assert not isinstance(program, Fused)

@@ -52,8 +52,6 @@ class World:
             for n in range(count)
         ]
         self.announced = 0
-        self.gone: set[tuple[int, str]] = set()
-        """Pairs (device, member) of devices that have dropped a member."""
         self.leaving: set[str] = set()
 
     def begun(self, member: Member, batch: int) -> bool:
