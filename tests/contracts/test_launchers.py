@@ -1,4 +1,4 @@
-"""One suite over every launcher: what a run promises does not depend on where its workers live."""
+"""Tests of what a run promises, each with every launcher: it does not depend on where the workers run."""
 
 import importlib.util
 import json
@@ -33,18 +33,18 @@ pytestmark = pytest.mark.parametrize("launcher", ["inline", "processes", "agents
 
 
 NODES: dict[str, dict[str, Any]] = {name: {"nodes": 2, "sharing": "all-shared"} for name in ("agents", "ray")}
-"""What a run is told whose nodes prepare every sample once for all of them."""
+"""Settings by launcher for a run of two nodes that together prepare every sample once."""
 
 
 @pytest.fixture(autouse=True)
 def _agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Runs on two nodes that have no file in common but the notice of where the driver is."""
+    """Register the launcher "agents": two nodes whose only common file is the notice with the driver's address."""
     monkeypatch.setitem(LAUNCHERS, "agents", lambda: jobs.TwoNodes(tmp_path / "board"))
 
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """Of a cluster of two nodes with a CPU each."""
+    """The address of a Ray cluster of two nodes with one CPU each."""
     cluster = raylets.Raylets(1, head_cpus=1)
     yield cluster.address
     cluster.close()
@@ -52,14 +52,14 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _ray(request: pytest.FixtureRequest, launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs on that cluster."""
+    """Let the launcher "ray" use that cluster."""
     if launcher == "ray":
         address = request.getfixturevalue("ray_address")
         monkeypatch.setitem(LAUNCHERS, "ray", lambda: argosy.Ray(address=address))
 
 
 class Counting(studies.Vectors):
-    """Appends each index that it prepares to a file, with one write, so that processes can share it."""
+    """A dataset that appends each index that it prepares to a file, in one write so that processes can share the file."""
 
     def __init__(self, length: int, path: Path) -> None:
         super().__init__(length)
@@ -82,7 +82,7 @@ def test_every_sample_is_prepared_once_per_epoch(tmp_path: Path, launcher: str, 
         study, directory=tmp_path / "run", launcher=launcher, block_size=32, **NODES.get(launcher, {})
     )
     counted = Counter((tmp_path / "count").read_text().split())
-    # On each node the first sample tells the layout, and three are prepared twice to check the dataset.
+    # Each node prepares the first sample to find the layout, and three samples twice to check the dataset.
     nodes = NODES.get(launcher, {}).get("nodes", 1)
     probes = Counter({"0": 3 * nodes, "45": 2 * nodes, "89": 2 * nodes})
     assert counted - probes == Counter({str(index): 3 for index in range(90)})
@@ -91,7 +91,7 @@ def test_every_sample_is_prepared_once_per_epoch(tmp_path: Path, launcher: str, 
 
 
 class IndexCheck(nn.Module):
-    """Refuses a batch whose content is not what its index says (element 0 is index / length)."""
+    """A network that fails unless the samples of its batch are distinct and intact: element 0 is index / length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_the_index_column_tells_the_truth(tmp_path: Path, launcher: str) -> None
 
 
 def record_targets(path: Path, model: nn.Module, batch: Any) -> torch.Tensor:
-    """A step that writes down which samples it really saw, by their content."""
+    """A step that records which samples it saw, judging by their content."""
     x, y = batch
     if model.training:
         with path.open("a") as file:
@@ -137,7 +137,7 @@ def test_audit_finds_a_changed_digest(tmp_path: Path, launcher: str) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of four epochs in one piece, in this process."""
+    """Return the results of four uninterrupted epochs in this process."""
     directory = tmp_path_factory.mktemp("whole")
     argosy.train(studies.study(epochs=4), directory=directory, launcher="inline")
     return evidence.results(directory)
@@ -147,7 +147,7 @@ def test_time_limit_pauses_and_the_same_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any], launcher: str
 ) -> None:
     def days_pass(driver: Driver) -> None:
-        """As soon as somebody has ended an epoch."""
+        """Exceed the time limit as soon as a member has ended an epoch."""
         if any(member.sections for member in driver.state.members.values()):
             driver.run.began -= 1e6
 
@@ -180,7 +180,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, launcher: str) -> N
 
 
 class Raising(nn.Module):
-    """Raises in its fifth forward."""
+    """A network that raises in its fifth forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def test_a_diverging_member_ends_as_diverged(tmp_path: Path, launcher: str) -> N
 
 
 class Linear(nn.Module):
-    """Nothing that could hold a learning rate of 1e38 back."""
+    """A network without normalization, which diverges at a learning rate of 1e38."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Linear(nn.Module):
 
 
 class Inplace(nn.Module):
-    """Scales its input where it stands."""
+    """A network that scales its input in place, and so would change the batch for its neighbours."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ def test_an_in_place_first_layer_gets_private_copies(tmp_path: Path, launcher: s
 
 
 class Broken(studies.Vectors):
-    """Sample 17 cannot be read."""
+    """A dataset whose sample 17 cannot be read."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 17:
@@ -306,7 +306,7 @@ def test_a_broken_sample_can_be_skipped_and_is_counted(tmp_path: Path, launcher:
         59
     }
     skipped = [(line["epoch"], line["index"]) for line in evidence.event_lines(tmp_path, "Skipped")]
-    # Two nodes may tell of theirs in any order.
+    # Two nodes may report their skipped samples in any order.
     assert (sorted(skipped) if launcher in NODES else skipped) == [(0, 17), (1, 17)]
     assert audit(tmp_path) == []
 
@@ -375,7 +375,7 @@ def test_profiles_forecast_groups(tmp_path: Path, launcher: str) -> None:
 
 def test_a_pause_that_comes_with_the_last_epoch_is_no_pause(tmp_path: Path, launcher: str) -> None:
     class Late(Silent):
-        """A person stops the run when its last member has ended."""
+        """A view that sends SIGTERM when the last member has ended."""
 
         def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberEnded):

@@ -1,4 +1,4 @@
-"""Members that come, go, rest and move are what they would be alone, and nobody else notices."""
+"""Tests that members which are added, stopped, rested or moved get the results they get alone, and disturb no other member."""
 
 import itertools
 import random
@@ -34,7 +34,7 @@ SEEDS = 6
 
 
 class Restless:
-    """Members anywhere, and elsewhere whenever somebody asks."""
+    """A policy that places members at random each time it is asked, and ends legs at random."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -53,7 +53,7 @@ class Restless:
 
 
 class Moody:
-    """Rests members whenever it likes, and calls them again, at the latest when nobody else trains."""
+    """A judge that rests members at random and calls them back at random, at the latest when no other member trains."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -121,7 +121,7 @@ def test_whatever_happens_members_equal_themselves_alone(
 
 
 def a_rule(draw: random.Random, sections: int) -> Stop:
-    """A rule that ends a member after a few sections."""
+    """Return a random stopping rule that ends a member after a few sections."""
     most = argosy.MaxEpochs(draw.randint(1, 3 * sections) / sections)
     kind = draw.randrange(3)
     if kind == 0:
@@ -132,7 +132,7 @@ def a_rule(draw: random.Random, sections: int) -> Stop:
 
 
 def fleet() -> list[argosy.Member]:
-    """Four unlike members: batches that cut blocks differently, a bootstrap, Adam."""
+    """Return four members that differ: batch sizes that cut blocks differently, a bootstrap sample, Adam."""
     return [
         studies.member("plain", batch_size=12),
         studies.member("odd", hidden=24, batch_size=17, clip_grad_norm=1.0),
@@ -191,12 +191,12 @@ def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
         assert quiet(tmp_path, "bootstrap", "adam") == ["bootstrap", "adam"]
         assert len([e for e in evidence.event_lines(tmp_path, "SectionEnded") if e["member"] == "adam"]) == 4 * sections
     if way is Way.MEET:
-        # They sailed to the end with the others.
+        # All four members read the last epoch on one leg.
         assert len({line["leg"] for line in evidence.event_lines(tmp_path, "Fed") if line["epoch"] == 3}) == 1
 
 
 def quiet(tmp_path: Path, *names: str) -> list[str]:
-    """Who was started once, and saved by nobody's order but its own end's."""
+    """Return those of the named members that were started only once, so that nothing interrupted them."""
     counted = Counter(line["member"] for line in evidence.event_lines(tmp_path, "MemberStarted"))
     return [name for name in names if counted[name] == 1]
 
@@ -206,14 +206,14 @@ def quiet(tmp_path: Path, *names: str) -> list[str]:
 def test_a_member_that_rests_comes_back_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, sections: int
 ) -> None:
-    # Rates that were seen meanwhile may move others when it comes back; here nobody has a reason to.
+    # By default, rates measured meanwhile may move other members when this one comes back; this policy moves none.
     still = living.policy(monkeypatch, living.Dealt(lambda member, asked: len(member)))
     study = studies.study(90, val=11, fleet=fleet(), epochs=6, validations_per_epoch=sections)
 
     def later(state: RunState) -> bool:
         return state.member("plain").epochs >= 3
 
-    # Epochs end in the first, in the second case the middle of one.
+    # With one section per epoch, the member rests at the end of an epoch; with four, in the middle of one.
     rests = living.Rests({"odd": 1 if sections == 1 else 3}, back=later)
     report = living.run(
         study, tmp_path, launcher=launcher, judges=[rests], policy=still, devices="cpu:2", block_size=16
@@ -225,7 +225,7 @@ def test_a_member_that_rests_comes_back_exactly(
     if sections == 1:
         epochs = [row.stream_epoch for row in state.member("odd").sections]
         assert epochs[0] == 0
-        assert epochs[1] >= 3, "it came back while the others went on, and joined them"
+        assert epochs[1] >= 3, "it should join the others at the epoch they had reached"
         assert quiet(tmp_path, "plain", "bootstrap", "adam") == ["plain", "bootstrap", "adam"]
         assert state.preparations == 1.0
     else:
@@ -246,7 +246,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
             left.append(driver)
 
     class Killing(Silent):
-        """Kills the trainer of the newcomer when it has started, before anything is heard of a file of it."""
+        """Kills the trainer of the added member when it has started it, before it reports a checkpoint."""
 
         def handle(self, worker: str, message: Any) -> None:
             if isinstance(message, MemberStarted) and message.member == "late" and not killed:
@@ -266,7 +266,7 @@ def test_a_member_that_is_added_joins_the_stream_and_nobody_notices(
     assert len(state.member("late").sections) == 2
     assert [answered.answer for answered in state.answered] == ["added late"]
     if launcher == "inline":
-        assert quiet(run, *state.members) == list(state.members), "nobody was started twice"
+        assert quiet(run, *state.members) == list(state.members), "a member was started twice"
         assert state.preparations == 1.0
     else:
         assert killed
@@ -279,7 +279,7 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, sections: int
 ) -> None:
     here = {"plain": 0, "bootstrap": 1}
-    # The other two change places whenever they are asked: the budgets see to it that this is at the end of every section.
+    # "odd" and "adam" swap devices whenever the policy is asked; the short members' budgets make that every section's end.
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
     short = [
         studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 12) if n % 4 == 0 or sections == 4
@@ -312,15 +312,15 @@ def test_members_that_do_not_fit_take_turns_epoch_by_epoch(tmp_path: Path, monke
     for line in evidence.event_lines(tmp_path, "SectionEnded"):
         behind[line["member"]] = line["epoch"] + 1
         most = max(most, max(behind.values()) - min(behind.values()))
-    assert most == 1, "somebody had more than its turn"
+    assert most == 1, "a member was more than one epoch ahead of another"
     for name in needs:
         assert [row.stream_epoch for row in state.member(name).sections] == [0, 1, 2]
-    # Two turns an epoch, and the block that all were measured on.
+    # Each epoch is prepared for two turns, and one block more for measuring the members.
     assert 2.0 <= state.preparations <= 2.0 + 16 / 270
 
 
 def test_a_leg_that_regroups_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer of one leg does not let its member go; the other leg passes its barriers, where a third member waits."""
+    """While one leg waits for a trainer that does not release its member, the other leg passes its barriers, though a third member waits."""
     living.trusting(monkeypatch)
     held: list[tuple[str, str, int]] = []
     rounds, passed = itertools.count(), list[int]()
@@ -376,7 +376,7 @@ def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: p
         if not left and is_there(drivers[-1]):
             left.append(inbox.leave(tmp_path, {"command": "stop", "member": "odd"}))
         if left and drivers[-1].state.answered:
-            # The answer is true when it is given.
+            # By the time the command is answered, the member has stopped.
             assert drivers[-1].state.member("odd").status == "stopped"
 
     monkeypatch.setattr(Driver, "__init__", remember)
@@ -415,7 +415,7 @@ def test_a_member_that_is_told_to_stop_while_it_waits_to_start_stops(
     living.trusting(monkeypatch)
     (tmp_path / "newcomers.py").write_text(LATE.format(epochs=2))
     run, left = tmp_path / "run", list[str]()
-    # When the member that was added starts, another one has to come to its device first.
+    # The policy moves "odd" to the device of the added member, which can start only once "odd" has arrived.
     moving = living.policy(
         monkeypatch, living.Dealt(lambda member, asked: member == "late" or (member == "odd" and asked > 1))
     )
@@ -449,7 +449,7 @@ def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def days_pass(driver: Driver) -> None:
-        """As soon as the first block of two is trained on."""
+        """Exceed the time limit as soon as members train on the first of two blocks."""
         feeders = driver.pool.workers.feeders.values()  # type: ignore[attr-defined]
         if driver.run.phase is Phase.TRAINING and any(feeder.gauge.prepared >= 168 for feeder in feeders):
             driver.run.began -= 1e6
@@ -459,7 +459,7 @@ def test_who_was_paused_just_before_the_end_of_an_epoch_is_measured_on_a_whole_b
         living.at_every_round(patched, days_pass)
         living.run(study, tmp_path, block_size=168, time_limit=1e5)
     (saved,) = evidence.event_lines(tmp_path, "Saved")
-    # Two samples are left: a micro-batch of one is none for BatchNorm.
+    # Two samples are left of the epoch. They would give micro-batches of one, on which BatchNorm fails.
     assert saved["checkpoint"]["position"] + saved["checkpoint"]["carried"] == 168
     living.run(study, tmp_path, block_size=168)
     living.equal_alone(study, tmp_path)

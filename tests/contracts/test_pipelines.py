@@ -1,4 +1,4 @@
-"""One suite over every pipeline: what a run promises does not depend on its nodes, nor on how they share the stream."""
+"""Tests of what a run promises, with every pipeline: it depends neither on the number of nodes nor on how they share the stream."""
 
 import itertools
 from collections import Counter
@@ -24,16 +24,16 @@ from argosy.stream.sharing import PIPELINES
 
 LENGTH, VAL, EPOCHS = 170, 41, 2
 SIZES = [32, 32, 32, 32, 32, 10, 32, 9] * EPOCHS
-"""Samples of the blocks of a run: six of training and two of validation an epoch, the last ones uneven."""
+"""Samples in each block of a run: six training and two validation blocks an epoch, the last of each shorter."""
 TWO = [
     (sharing, 2, preparing)
     for sharing in ("local", *PIPELINES)
     for preparing in ((1, 2) if sharing.endswith("broadcast") else (2,))
 ]
 FOUR = [(sharing, 4, 3 if sharing.endswith("broadcast") else 4) for sharing in PIPELINES]
-"""Blocks that do not go round evenly among those that prepare, and one that only receives."""
+"""Blocks that the preparing nodes cannot share evenly; with a broadcast, one node only receives."""
 CASES = [("multi-broadcast", 1, 1), *TWO, *FOUR]
-"""At one node pipelines are one."""
+"""With one node, all pipelines are the same, so one is tested."""
 KILLED = [
     ("all-shared", 1, 1),
     ("local", 2, 2),
@@ -43,11 +43,11 @@ KILLED = [
     ("single-broadcast", 4, 1),
     ("multi-broadcast", 4, 2),
 ]
-"""The killed one prepares, or only receives, alone or beside others."""
+"""The killed feeder prepares or only receives, alone or beside others."""
 
 
 class Counting(studies.Vectors):
-    """Appends each index that it prepares to a file, with one write, so that processes can share it."""
+    """A dataset that appends each index that it prepares to a file, in one write so that processes can share the file."""
 
     def __init__(self, length: int, path: Path) -> None:
         super().__init__(length)
@@ -60,7 +60,7 @@ class Counting(studies.Vectors):
 
 
 class Broken(studies.Vectors):
-    """Samples 17 and 100 cannot be read."""
+    """A dataset whose samples 17 and 100 cannot be read."""
 
     def __getitem__(self, index: int) -> Any:
         if index in (17, 100):
@@ -69,7 +69,7 @@ class Broken(studies.Vectors):
 
 
 class Dealt:
-    """A policy that deals members to devices in turn, whatever they cost: every node has one, on a busy machine too."""
+    """A policy that deals members to devices in turn, whatever they cost, so that every node has one, even on a busy machine."""
 
     def launch(self, situation: Situation) -> tuple[Flotilla, ...]:
         pairs = zip(situation.waiting, itertools.cycle(situation.devices), strict=False)
@@ -86,7 +86,7 @@ def _dealt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fleet() -> list[argosy.Member]:
-    """Four unlike members."""
+    """Return four members that differ in batch size, width, subset and accumulation."""
     return [
         studies.member("plain"),
         studies.member("odd", hidden=24, batch_size=33, clip_grad_norm=1.0),
@@ -96,23 +96,23 @@ def fleet() -> list[argosy.Member]:
 
 
 FIXED = {"policy": "dealt", "devices": "cpu:1", "loader_workers": 1, "block_size": 32, "numerics": "exact"}
-"""One device and one loader worker a node."""
+"""Default settings: one device and one loader worker a node."""
 
 
 def train(study: argosy.Study, directory: Path, **settings: Any) -> argosy.Report:
-    """With these settings beside those."""
+    """Train with `FIXED` and these settings."""
     return argosy.train(study, directory=directory, **{**FIXED, **settings})
 
 
 def counted(folder: Path) -> argosy.Data:
-    """Data that write down what is prepared."""
+    """Return data that record which samples are prepared."""
     return argosy.Data(train=Counting(LENGTH, folder / "train"), val=Counting(VAL, folder / "val"))
 
 
 def prepared(folder: Path, split: str, *, nodes: int) -> Counter[int]:
-    """How often each sample was prepared, but for what each node prepares to open the data.
+    """Return how often each sample was prepared, without the samples that each node prepares to open the data.
 
-    The first sample tells the layout, and three are prepared twice to check the dataset.
+    To open the data, a node prepares the first sample to find the layout, and three samples twice to check the dataset.
     """
     length = {"train": LENGTH, "val": VAL}[split]
     found = Counter(map(int, (folder / split).read_text().split()))
@@ -121,14 +121,14 @@ def prepared(folder: Path, split: str, *, nodes: int) -> Counter[int]:
 
 
 def prepared_by(directory: Path) -> list[int]:
-    """Samples of the stream that each node prepared."""
+    """Return the number of samples of the stream that each node prepared."""
     used = [line for line in evidence.event_lines(directory, "Used") if "feeder" in line["worker"]]
     return [line["gauge"]["prepared"] for line in sorted(used, key=lambda line: line["worker"])]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of one node."""
+    """Return the results of one node."""
     directory = tmp_path_factory.mktemp("alone")
     study = studies.study(data=counted(directory), fleet=fleet(), epochs=EPOCHS)
     train(study, directory / "run", launcher="inline", policy="balanced")
@@ -158,7 +158,7 @@ def test_results_are_those_of_one_node_and_everything_is_prepared_once(
 
 
 class Killing(Silent):
-    """Kills the feeder of the last node when the first member has finished an epoch."""
+    """A view that kills the feeder of the last node when the first member has ended an epoch."""
 
     def __init__(self) -> None:
         self.killed: list[str] = []
@@ -177,7 +177,7 @@ class Killing(Silent):
 
 @pytest.fixture(scope="module")
 def alone_for_longer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of one node, of three epochs."""
+    """Return the results of one node after three epochs."""
     directory = tmp_path_factory.mktemp("alone_for_longer")
     train(studies.study(LENGTH, fleet=fleet(), epochs=3), directory, launcher="inline", policy="balanced")
     return evidence.results(directory)
@@ -187,7 +187,7 @@ def alone_for_longer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 def test_a_killed_feeder_changes_no_result(
     tmp_path: Path, alone_for_longer: dict[str, Any], sharing: str, nodes: int, preparing: int
 ) -> None:
-    # The third epoch is announced when the driver has heard of the first: by then the feeder is gone.
+    # The driver announces the third epoch only when it has received the first one's results: by then the feeder is dead.
     study, view = studies.study(LENGTH, fleet=fleet(), stop=studies.Unsure(3, sections=2)), Killing()
     asked = preparing if sharing.endswith("broadcast") else None
     settings = {"nodes": nodes, "sharing": sharing, "preparing_nodes": asked, "block_size": 8}
@@ -243,7 +243,7 @@ def test_another_cluster_goes_on_where_one_stopped(tmp_path: Path) -> None:
 
 
 class Unlike:
-    """A factory that opens longer data for the node that comes last."""
+    """A factory that returns more samples on the second node that opens it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

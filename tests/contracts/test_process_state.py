@@ -1,4 +1,4 @@
-"""What a script sets up in its process holds in every worker: the lines of `docs/internals/process_state.md`, one by one and together."""
+"""Tests that process-wide settings of a script apply in every worker: each row of `docs/internals/process_state.md`, and all together."""
 
 import contextlib
 import copyreg
@@ -114,7 +114,7 @@ SCRIPT: dict[str, Callable[[], Any]] = {
     "copyreg.pickle": lambda: copyreg.pickle(Sent, lambda sent: (Sent, (sent.words,))),
     "torch.nn.functional": lambda: importlib.import_module("replacing"),
 }
-"""What a script does, by the lines of the table that say that it travels."""
+"""How a script changes each setting that the table marks as "travels"."""
 NOT_HERE = {
     "torch.backends.cudnn.benchmark_limit",
     "torch.backends.opt_einsum.enabled",
@@ -122,12 +122,12 @@ NOT_HERE = {
     "torch.backends.cuda.preferred_linalg_library",
     "torch.backends.cuda.preferred_blas_library",
 }
-"""What this machine's torch has no other value of: without CUDA, without the package opt_einsum."""
+"""Settings that cannot be changed without CUDA or the package opt_einsum, so that no test here sets them."""
 LINES = (*SCRIPT, *sorted(NOT_HERE))
 
 
 class Doubled(TorchFunctionMode):
-    """A mode that would change what is computed."""
+    """A torch function mode that is active when the run starts; a mode could change every operation."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))
@@ -164,7 +164,7 @@ def replacing() -> Iterator[None]:
 def registering(*arguments: str) -> Iterator[None]:
     library = typed(f"from torch.library import Library; library = Library({arguments[0]})")["library"]
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch says that it overrides a kernel
+        with warnings.catch_warnings(action="ignore"):  # torch warns that a kernel is overridden
             for argument in arguments[1:]:
                 library.define(argument) if "(" in argument else library.impl(argument, lambda x: x + 1, "CPU")
         yield
@@ -174,14 +174,14 @@ def registering(*arguments: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def defining() -> Iterator[None]:
-    name = f"more{next(NUMBERS)}"  # torch clears up after an earlier one at any moment
+    name = f"more{next(NUMBERS)}"  # a new name: torch removes an earlier operator at an unpredictable time
     typed(
         f"import torch\n@torch.library.custom_op('ours::{name}', mutates_args=())\n"
         f"def {name}(x: torch.Tensor) -> torch.Tensor: return x + 1"
     )
     try:
         yield
-    finally:  # torch would keep it
+    finally:  # torch would keep the operator otherwise
         del OPDEFS[f"ours::{name}"]
         torch.library._defs.discard(f"ours::{name}")
 
@@ -190,7 +190,7 @@ NUMBERS = itertools.count()
 
 
 def typed(code: str) -> dict[str, Any]:
-    """Run code as a script of a person's own, or a notebook."""
+    """Run code as `__main__`, like a user's script or notebook, and return its globals."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "<cell>", "exec"), names)
     return names
@@ -232,14 +232,14 @@ def _other_engine() -> str:
 
 
 class Sent:
-    """Something of the study's that can be sent by a reducer of the script's alone."""
+    """An object that pickles only with the reducer that the script registers: it holds a lock."""
 
     def __init__(self, words: str) -> None:
         self.words, self.lock = words, threading.Lock()
 
 
 def told(sent: Sent | None) -> dict[str, Any]:
-    """What holds in this process, by the lines of the table."""
+    """Return the settings of this process by the names in the table."""
     found = ProcessState._found()
     filters = [
         [action, text, category.__name__, module, line] for action, text, category, module, line in found.filters
@@ -254,14 +254,14 @@ def told(sent: Sent | None) -> dict[str, Any]:
 
 
 def seen(sent: Sent) -> list[int]:
-    """The same as 32 numbers for each line."""
+    """Return the settings of this process as 32 numbers, a SHA-256 digest, for each name in `LINES`."""
     found = told(sent)
     lines = [hashlib.sha256(json.dumps(found[name], sort_keys=True).encode()).digest() for name in LINES]
     return [number for line in lines for number in line]
 
 
 class Seeing(Dataset[tuple[Tensor, int]]):
-    """Samples of the default type, whose values tell what holds where they are prepared."""
+    """Samples of the default dtype whose values encode the settings of the process that prepares them."""
 
     def __init__(self, sent: Sent) -> None:
         self.sent = sent
@@ -274,7 +274,7 @@ class Seeing(Dataset[tuple[Tensor, int]]):
 
 
 class Sees(nn.Module):
-    """A network whose file tells what holds where it was built."""
+    """A network whose checkpoint records the settings of the process that built it."""
 
     def __init__(self, sent: Sent) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def study(sent: Sent) -> argosy.Study:
 
 
 def launcher_of(name: str, folder: Path) -> Launcher | str:
-    """The other of two nodes is begun before a script says anything."""
+    """Return the launcher; for two nodes, start the other node's agent now, before the script changes a setting."""
     if name != "two nodes":
         return name
     launcher = jobs.TwoNodes(folder / "board")
@@ -323,7 +323,7 @@ def _dealt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_process() -> Iterator[None]:
-    """Put back what scripts of these tests do."""
+    """Restore the process's settings after a test that acts as a script."""
     with pytest.MonkeyPatch.context() as patch, as_found():
         patch.setitem(POLICIES, "dealt", Dealt())
         patch.setattr(functional, "softsign", functional.softsign)
@@ -375,7 +375,7 @@ def test_a_filter_of_several_warnings_holds_for_each() -> None:
 
 
 def answer(line: Connection) -> None:
-    """Say what holds, before a state is applied and after."""
+    """Send the settings of this process before and after applying the state that is received."""
     line.send(told(None))
     line.recv().apply()
     line.send(told(pickle.loads(line.recv())))
@@ -399,10 +399,10 @@ def test_each_line_by_itself_holds_in_a_process_that_was_there_before(name: str)
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], dict[str, dict[str, Tensor]], list[Any]]:
-    """What a script's process has after all of it, what members' files hold under each launcher, and what these reached."""
+    """Train under each launcher with all settings changed; return the script's settings, the checkpoints and the results."""
     folder = tmp_path_factory.mktemp("together")
     with own_process(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ForkServer, "start", forked.start_server)  # as every test has it
+        patch.setattr(ForkServer, "start", forked.start_server)  # as conftest.py does for every test
         launchers = {name: launcher_of(name, folder) for name in LAUNCHERS}
         for act in SCRIPT.values():
             act()
@@ -443,7 +443,7 @@ def test_what_an_import_replaces_in_one_process_alone_is_named() -> None:
 
 
 def test_what_a_library_adds_to_torch_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As transformers does, which adds a method to `Module` with the first network that it loads."""
+    """An added method of `Module` is not reported as replaced: transformers adds one when it loads its first network."""
     for name in ("added_by_a_library", "apply"):
         monkeypatch.setattr(nn.Module, name, studies.study, raising=False)
     assert set(ProcessState.here().replaced) == {"torch.nn.modules.module.Module.apply"}
@@ -468,7 +468,7 @@ def test_what_has_no_effect_has_none(tmp_path: Path) -> None:
 
 
 class Meddles(studies.Mlp):
-    """Sets up its process, for its neighbours as well: as it is built, or in a step."""
+    """A network that changes the default dtype of its process, when it is built or in a step, and so affects its neighbours."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs on Ray: what is hurt goes on, a node that appears is used, one that goes is left, and nobody's results tell."""
+"""Tests of runs on Ray: they survive lost processes, use new nodes and leave lost ones, and results do not change."""
 
 import json
 import signal
@@ -25,40 +25,40 @@ ORPHANS_SECONDS = 10.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[raylets.Raylets]:
-    """The head and another node, each with one CPU."""
+    """A Ray cluster of the head and another node, each with one CPU."""
     found = raylets.Raylets(1, head_cpus=1)
     yield found
     found.close()
 
 
 class Driven(ray_runs.RayRun):
-    """Such a run of four members."""
+    """A run on Ray whose driver process the test starts, kills and waits for."""
 
     def steps_on(self, *nodes: str) -> bool:
-        """Whether a member has ended a section on each of these nodes."""
+        """Return whether a member has ended a section on each of these nodes."""
         used = {line["device"] for line in self.lines("SectionEnded")}
         return {f"{node}/cpu:0" for node in nodes} <= used
 
     def until(self, true: Callable[[], object]) -> None:
-        """Wait for what is to come while the run goes on."""
+        """Wait until `true()` holds; fail if the run ends first."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not true():
             assert self.driver.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.05)
 
     def ends(self, status: str, *, code: int = 0) -> None:
-        """The run does, like this."""
+        """Wait for the run to end, with this status and exit code."""
         assert self.driver.wait(PATIENCE_SECONDS) == code, self.said
         assert json.loads((self.folder / "out").read_text())["status"] == status
 
     def equals_one_process(self) -> None:
-        """Nobody's results tell what has happened."""
+        """Assert that the results equal those of one process without faults."""
         assert evidence.results(self.directory) == self.faultless()
 
 
 @pytest.fixture
 def run(tmp_path: Path, cluster: raylets.Raylets) -> Iterator[Driven]:
-    """Leaves no driver behind."""
+    """A run of four members; its driver is killed after the test."""
     found = Driven(tmp_path, cluster.address, members=4, epochs=100, checkpoint_seconds=0.5)
     yield found
     if found.driver.poll() is None:
@@ -67,7 +67,7 @@ def run(tmp_path: Path, cluster: raylets.Raylets) -> Iterator[Driven]:
 
 
 def workers(cluster: raylets.Raylets, role: str = "") -> list[psutil.Process]:
-    """Processes of the run on the cluster's nodes, by their names."""
+    """Return the run's worker processes of this role on the cluster's nodes."""
     named = []
     for process in cluster.processes():
         try:
@@ -120,7 +120,7 @@ def test_a_raylet_that_comes_is_used_and_one_that_goes_is_left(cluster: raylets.
 
 @pytest.mark.timeout(900)
 def test_one_object_runs_one_study_after_another(cluster: raylets.Raylets, tmp_path: Path) -> None:
-    """More of them than agents are started on one node of a run."""
+    """A launcher object can be used for more runs than the number of agents that one run may start on a node."""
     from argosy.running.hosts.ray_cluster import MOST_AGENTS
 
     launcher = argosy.Ray(address=cluster.address)
@@ -140,6 +140,6 @@ def test_an_agent_takes_what_its_devices_need() -> None:
     )
     assert share_of(Settings(devices="cuda:0,1"), node) == (Settings(devices="cuda"), {"num_cpus": 2, "num_gpus": 2})
     assert share_of(Settings(), node) == (Settings(devices="cuda"), {"num_cpus": 2, "num_gpus": 2})
-    assert share_of(Settings(), {"CPU": 0.0}) is None, "a head that is to do nothing"
+    assert share_of(Settings(), {"CPU": 0.0}) is None, "a head node without CPUs gets no agent"
     assert share_of(Settings(devices="cpu:9"), node) is None
     assert share_of(Settings(devices="cuda"), {"CPU": 8.0}) is None

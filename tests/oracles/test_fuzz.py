@@ -1,4 +1,4 @@
-"""Random studies over the whole of the API: valid ones equal a plain loop, and invalid ones are refused in a sentence."""
+"""Tests random studies over the whole API: valid ones equal a plain loop, invalid ones are refused with one sentence."""
 
 import tempfile
 from functools import partial
@@ -14,7 +14,7 @@ from torch.optim import ASGD, SGD, Adafactor, NAdam, RAdam, Rprop
 import argosy
 
 PARTS, EXAMPLES = 4, 12
-"""Tests, for the processes of a test run, and studies of each; `make fuzz` has many more."""
+"""Number of tests, so that several test processes can share them, and studies in each; `make fuzz` tries many more."""
 GENERATE = {
     "database": None,
     "deadline": None,
@@ -60,7 +60,7 @@ def test_an_optimizer_that_keeps_float32_beside_float64_weights_is_resumed_to_th
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_batch_norm_over_images_trains_on_one_sample(tmp_path: Path, accumulate: int) -> None:
-    """The last batch, or a micro-batch: an image has several values of a channel."""
+    """BatchNorm accepts one image as last batch or micro-batch, since an image has several values per channel."""
     model = partial(network, "cnn2d", 3, 0.0, torch.float64)
     own = {"model": model, "optimizer": partial(SGD, lr=0.1), "batch_size": 8, "accumulate": accumulate}
     data = argosy.Data(arrays=table(25), val_arrays=table(7))

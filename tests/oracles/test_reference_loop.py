@@ -1,4 +1,4 @@
-"""Argosy == a plain PyTorch loop that knows nothing of it but the published order and the published seeds."""
+"""Tests that members equal a plain PyTorch loop that shares only the published order and the published seeds with Argosy."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_every_member_equals_a_plain_loop(tmp_path: Path, launcher: str) -> None
 
 
 def test_members_with_fewer_samples_than_a_batch_equal_a_plain_loop(tmp_path: Path) -> None:
-    """As those of a learning curve: each of their batches is all of them."""
+    """Members with small subsets, as in a learning curve, train on one batch of their whole subset."""
     fleet = [studies.member(f"of-{count}", subset=range(count), batch_size=20) for count in (3, 19, 90)]
     study = studies.study(90, fleet=fleet)
     argosy.train(study, directory=tmp_path, launcher="inline", numerics="exact")

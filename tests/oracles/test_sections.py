@@ -1,4 +1,4 @@
-"""Sections change what is seen of a member, never what it becomes; and wherever a run is cut off, it goes on the same."""
+"""Tests that sections change when a member is validated but not its weights, and that a run resumes exactly from any section."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from argosy.training.trainer.program_instances import ProgramInstance
 
 
 def train(directory: Path, sections: int, launcher: str = "inline", **settings: Any) -> dict[str, Any]:
-    """Four unlike members for two epochs of so many sections."""
+    """Train four different members for two epochs of so many sections; return their results."""
     study = studies.study(130, val=9, validations_per_epoch=sections)
     settings |= {"launcher": launcher, "block_size": 32, "devices": "cpu:2", "numerics": "exact"}
     report = argosy.train(study, directory=directory, **settings)
@@ -28,7 +28,7 @@ def train(directory: Path, sections: int, launcher: str = "inline", **settings: 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The members in epochs of one section."""
+    """Return the results with one section per epoch."""
     return train(tmp_path_factory.mktemp("whole"), 1)
 
 
@@ -36,12 +36,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_weights_do_not_depend_on_sections(tmp_path: Path, whole: dict[str, Any], sections: int, launcher: str) -> None:
     found = train(tmp_path, sections, launcher)
     assert {len(many["epochs"]) for many in found.values()} == {2 * sections}
-    # The last section of an epoch says what the epoch says.
+    # The last section of an epoch reports what an undivided epoch reports.
     assert {name: {**many, "epochs": many["epochs"][sections - 1 :: sections]} for name, many in found.items()} == whole
 
 
 class Cut(Exception):  # noqa: N818
-    """The driver is gone."""
+    """Ends the driver at once, as if it were killed."""
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -94,7 +94,7 @@ def test_a_quarter_of_an_epoch_is_a_budget(tmp_path: Path, launcher: str) -> Non
 def test_a_run_that_was_cut_off_between_an_epochs_last_step_and_its_validation_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the epoch is left to measure members on."""
+    """A run that is cut off between an epoch's last step and its validation resumes, though no samples are left to measure members on."""
     study = studies.study(96, fleet=[studies.member(batch_size=32)], epochs=2)
     living.run(study, tmp_path / "whole", launcher="inline", devices="cpu:1")
     stopped = []

@@ -1,6 +1,6 @@
-"""Together == alone: a member's bits do not depend on who trains beside it, where, or how the stream is prepared.
+"""Tests that a member's bits do not depend on the members beside it, on its device, or on how the stream is prepared.
 
-Numerics are exact: by default a member may be split or be part of a program that rounds otherwise.
+Numerics are exact: by default a member may be split, or stepped by a program that rounds differently.
 """
 
 from functools import partial
@@ -20,12 +20,12 @@ TRAIN, VAL = 210, 60
 
 
 def small_digits(*, train: bool) -> Subset:
-    """A part of the demo's digits, decoded and jittered as in the demo."""
+    """Return some of the demo's digits, decoded and jittered as in the demo."""
     return Subset(demo.Digits(train=train), range(TRAIN if train else VAL))
 
 
 def digits(*names: str) -> argosy.Study:
-    """Members of the demo on a part of its data."""
+    """Return a study of members of the demo on some of its data; all members if none is named."""
     chosen = [member for member in demo.study.members if not names or member.name in names]
     data = argosy.Data(
         train=partial(small_digits, train=True), val=partial(small_digits, train=False), on_device=demo.normalize
@@ -35,7 +35,7 @@ def digits(*names: str) -> argosy.Study:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Each of the eight members trained in a run of its own."""
+    """Return the results of the eight members, each trained in a run of its own."""
     found = {}
     for member in demo.study.members:
         directory = tmp_path_factory.mktemp(member.name)
@@ -51,7 +51,7 @@ PROCESSES = [
     ("processes", 3, 64, "cpu:1"),
     ("processes", 3, 1000, "cpu:2"),
 ]
-"""Any two of workers, blocks and devices meet."""
+"""Every pair of values of loader workers, block size and devices occurs."""
 
 
 @pytest.mark.parametrize(("launcher", "workers", "block", "devices"), INLINE + PROCESSES)
@@ -94,7 +94,7 @@ def test_a_member_that_draws_from_numpy_and_random_equals_itself_alone(tmp_path:
 
 
 class Warming:
-    """An augmentation that goes by the number of its calls."""
+    """An augmentation that depends on the number of its calls, a state that members would share."""
 
     calls = 0
 
@@ -115,7 +115,7 @@ def test_members_that_share_an_augmentation_with_a_state_equal_each_alone_inline
 
 
 def draw_from_everything(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """An augmentation with Python's, NumPy's and torch's generators."""
+    """Augment a batch with numbers from Python's, NumPy's and torch's generators."""
     import random
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""On what comes out of a frozen trunk == with the trunk inside: heads, and members that train its last layers, in one study."""
+"""Tests that members trained on a frozen trunk's outputs equal members that contain the trunk, also if they train its last layers."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ HEAD = partial(nn.Linear, 8, 3, dtype=torch.float64)
 
 
 def trunk() -> nn.Sequential:
-    """The same weights and statistics at each call."""
+    """Return a trunk with the same weights and statistics at each call."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         layers = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 8), nn.Tanh()
@@ -37,7 +37,7 @@ def rows(samples: int, seed: int) -> TensorDataset:
 
 
 class Inside(nn.Module):
-    """The whole trunk below a head; what lies below its last layers has no gradient and stays in eval()."""
+    """The whole trunk with a head; all but the trunk's last `layers` layers get no gradient and stay in eval()."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ TRAIN, VAL = rows(90, seed=1), rows(30, seed=2)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Of heads and members that train two and five layers of a trunk."""
+    """Report of one study of heads and of members that train the last two or five layers of the trunk."""
     data = argosy.Data(
         train=argosy.data.features(TRAIN, trunk(), unfreeze=CUTS),
         val=argosy.data.features(VAL, trunk(), unfreeze=CUTS),
@@ -107,11 +107,11 @@ def test_members_that_unfreeze_equal_those_with_the_trunk_inside(report: argosy.
             torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
         assert report.member(row.name).metrics == pytest.approx(row.metrics, abs=1e-10)
     trunk_of_two = report.member(f"2-{RATES[1]}").load().tail
-    assert not torch.equal(trunk_of_two[0].weight, trunk()[4].weight), "the last two layers have been trained"
+    assert not torch.equal(trunk_of_two[0].weight, trunk()[4].weight), "the last two layers were not trained"
 
 
 def whole(network: Any) -> nn.Module:
-    """The trunk below what a member trains."""
+    """Return the network that a member trained, with the frozen layers below it."""
     below = copy.deepcopy(trunk())[: len(trunk()) - len(network.tail)]
     return nn.Sequential(*below, network).eval()
 
