@@ -1,4 +1,4 @@
-"""Batches do not depend on how the stream is cut into blocks."""
+"""Tests that batches do not depend on how the stream is cut into blocks."""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -19,7 +19,7 @@ LENGTH = 53
 
 
 def stepped(cutter: Cutter, block: Block) -> Iterator[Batch]:
-    """The batches of a block, each committed before the next."""
+    """Yield the batches of a block, each committed before the next is cut."""
     for batch in cutter.take(block):
         cutter.commit(batch)
         yield batch
@@ -80,7 +80,7 @@ def test_the_parts_of_a_batch_are_the_batch_and_it_is_known_when_it_comes(
             assert torch.equal(torch.cat([part.data[1] for part in parts]), batch.data[1])
             assert reduce(Digest.plus, (part.digest for part in parts)) == batch.digest
             assert sum(part.rows for part in parts) == batch.rows
-            # As late as it can be: when the next one is begun.
+            # The latest time at which a batch may be committed is when the next one has been cut.
             if under_way is not None:
                 cutter.commit(under_way)
             under_way = batch
@@ -111,7 +111,10 @@ def test_private_batches_never_touch_the_block() -> None:
 
 
 def test_what_is_written_into_a_batch_is_in_nothing_that_comes_again() -> None:
-    """A batch over two blocks that is never committed, as that of a split member that is saved while it is under way."""
+    """Writing into a private batch changes neither what is carried nor the batch if it is cut again.
+
+    The batch spans two blocks and is never committed, like a split member's batch that is under way when the member is saved.
+    """
     order = np.arange(16, dtype=np.int64)
     cutter = InOrder(selection=Selection.of(None, 16), order=order, batch_size=16, drop_last=False)
     first, last = blocks(order, 8)

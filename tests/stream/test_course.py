@@ -1,4 +1,4 @@
-"""What a feeder announces: exactly what it has credit for, in order, each block once, however often it is held."""
+"""Tests that a feeder announces exactly the blocks that it has credit for, in order and once each, however often it is held."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ from argosy.stream.schedule import section_start, section_stop
 def blocks(
     leg: Leg, sections: range, lengths: dict[str, int], per_epoch: int, size: int
 ) -> list[tuple[str, int, list[int]]]:
-    """(split, section, elements) of each block of these sections, written down anew."""
+    """Return (split, section, elements) of each block of these sections, computed independently of `Course`."""
     found = []
     for section in sections:
         ends = [(number + 1) * lengths["train"] // per_epoch for number in range(per_epoch)]
@@ -23,7 +23,7 @@ def blocks(
         wanted = {"train": list(range(first, ends[section % per_epoch])), "val": list(range(lengths.get("val", 0)))}
         for split in lengths:
             cut = [wanted[split][start : start + size] for start in range(0, len(wanted[split]), size)]
-            # Where no validation follows, somebody has to say that the section is over.
+            # Without validation, an empty block has to say that the section is over.
             found += [(split, section, block) for block in cut or ([] if "val" in lengths else [[]])]
     return found
 
@@ -44,14 +44,14 @@ def test_a_course_announces_what_it_may_and_prepares_no_further(seed: int) -> No
             fed[event.split, event.epoch, event.section] = (
                 fed.get((event.split, event.epoch, event.section), 0) + event.samples
             )
-        assert course.peek() is None, "nothing is prepared before there is credit"
+        assert course.peek() is None, "a block is prepared before there is credit"
         until = horizon = section
         ready: list[Place] = []
         told: list[Place] = []
         for _ in range(60):
             what = draw.random()
             if what < 0.1:
-                # A driver never takes back what it has given, but by a hold.
+                # A driver withdraws credit only by a hold.
                 until = max(until, section + draw.randint(0, 5))
                 horizon = max(until, horizon or 0) + draw.randint(0, 2) if draw.random() < 0.8 else None
                 course.allow(Credit(leg=number, until=until, horizon=horizon, assignments={"cpu:0": 1}))

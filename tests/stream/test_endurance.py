@@ -1,4 +1,4 @@
-"""A run of many blocks costs each process as much at its end as before; the full one is `benchmarks/endurance.py`."""
+"""Tests that a run of many blocks leaks no descriptors, memory or segments; `benchmarks/endurance.py` runs the full check."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ BLOCKS = 6000
 
 
 def endure(*words: str) -> dict:
-    """Run the script and return its last line; it raises unless every target holds."""
+    """Run the benchmark and return its last line; fail unless it exits with 0, so that every target holds."""
     command = [sys.executable, "-W", "error", str(SCRIPT), "--blocks", str(BLOCKS), "--json", *words]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
@@ -18,11 +18,11 @@ def endure(*words: str) -> dict:
 
 
 def test_descriptors_memory_and_segments_stay_constant() -> None:
-    """Where this user may mount one, with a tiny /dev/shm."""
+    """Descriptors, memory and segments stay constant, in a /dev/shm of 1 MiB if this user may mount one."""
     mount = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /dev/shm"]
     tiny = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     found = endure(*(["--dev-shm-mib=1"] if tiny else []))
-    # Driver, fork server, feeder, two loader workers, two trainers.
+    # The driver, the fork server, the feeder, two loader workers and two trainers.
     assert found["figures"]["processes"] == 7
     assert all(target["holds"] for target in found["targets"])
     assert not tiny or found["figures"]["dev_shm_bytes"] == 2**20

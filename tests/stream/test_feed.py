@@ -1,4 +1,4 @@
-"""Feeders in processes of their own, told what to do by a test in the driver's place."""
+"""Tests feeders in processes of their own; the test sends them the driver's messages."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ NODES = 2
 
 
 class Slow(studies.Vectors):
-    """A block of 16 takes 30 ms."""
+    """A dataset that takes 30 ms for a block of 16."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.002)
@@ -38,7 +38,7 @@ class Slow(studies.Vectors):
 
 
 def live(driver: Peer, number: int) -> None:
-    """Life of a feeder; that of the first node is slow."""
+    """Run a feeder; the one of the first node is slow."""
     data = argosy.Data(train=Slow(4096) if number == 0 else studies.Vectors(4096))
     settings = Settings(nodes=NODES, block_size=16, loader_workers=0)
     feed(
@@ -55,17 +55,17 @@ def live(driver: Peer, number: int) -> None:
 
 
 def read(reader: RingReader, arrived: list[int]) -> None:
-    """Life of a trainer that does nothing with its blocks but note whose leg they are of."""
+    """Act as a trainer that only records the leg of each block."""
     with contextlib.suppress(EOFError):
         while True:
-            # A value that has arrived is a block; the views die at once.
+            # No view of a block is kept, so its slot is free again at once.
             arrived += [block.place.leg for block, _ in reader.blocks()]
             select.select([reader.peer], [], [])
 
 
 @contextmanager
 def feeders() -> Iterator[list[tuple[Any, Peer, list[int]]]]:
-    """Two of them, with their data open and a trainer each, and the legs of the blocks that it was handed."""
+    """Start a feeder on each node, with open data and a trainer; yield (process, driver's end, legs of its blocks) of each."""
     context, found = get_context("fork"), []
     for number in range(NODES):
         ours, theirs = Peer.pair()
@@ -92,7 +92,7 @@ def feeders() -> Iterator[list[tuple[Any, Peer, list[int]]]]:
 
 
 def last_word(driver: Peer) -> Used:
-    """What a feeder answers to Exit, whatever else it says before."""
+    """Send Exit and return the feeder's answer, ignoring earlier messages."""
     driver.send(Exit())
     while said := driver.wait(10):
         for found in said:
@@ -121,8 +121,8 @@ def test_a_feeder_forgets_its_exchange_in_the_middle_of_what_it_says(tmp_path: P
             while any(number not in arrived for _, _, arrived in found):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            # The second node waits for a block. It is stopped, so that it finds the driver's word and that of its exchange,
-            # which came after it, in one look.
+            # The second node waits for a block. It is stopped meanwhile, so that it receives the driver's message and the later
+            # one of its exchange process at once.
             (_, slow, _), (process, fast, _) = found
             os.kill(process.pid, signal.SIGSTOP)
             fast.send(Feed(leg=Leg.empty()))
@@ -134,7 +134,7 @@ def test_a_feeder_forgets_its_exchange_in_the_middle_of_what_it_says(tmp_path: P
 
 
 class Asked(Exception):  # noqa: N818
-    """For so many loaders."""
+    """Raised with the number of loaders that were asked for."""
 
 
 def test_of_very_many_cores_each_loader_still_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

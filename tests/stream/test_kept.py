@@ -1,4 +1,4 @@
-"""Samples for which nothing was drawn are prepared once, for all epochs, splits and runs, and are what they would have become anew."""
+"""Tests that samples that draw no random numbers are prepared once for all epochs, splits and runs, and equal newly prepared ones."""
 
 import gc
 import json
@@ -27,7 +27,7 @@ ROOM = 2**20
 
 
 class Rows(Dataset[Any]):
-    """Counts how often it is asked for a sample, and when it was made."""
+    """A dataset that counts how often it is asked for a sample."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -41,7 +41,7 @@ class Rows(Dataset[Any]):
 
 
 class Sometimes(Rows):
-    """Every third sample draws from one of the generators."""
+    """A dataset of which every third sample draws from Python's, NumPy's or torch's generator."""
 
     draws = (random.random, np.random.rand, partial(torch.rand, 1))
 
@@ -51,7 +51,7 @@ class Sometimes(Rows):
 
 
 class Always(Rows):
-    """The first sample draws already."""
+    """A dataset of which every sample, also the first, draws a random number."""
 
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
@@ -59,7 +59,7 @@ class Always(Rows):
 
 
 class Seeded(Rows):
-    """Has a generator of its own, whose seed is that of the sample: it moves none of the others."""
+    """A dataset that draws from a generator of its own, seeded with the sample's seed, and moves no global generator."""
 
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
@@ -67,7 +67,7 @@ class Seeded(Rows):
 
 
 class Broken(Rows):
-    """Two neighbours cannot be read."""
+    """A dataset in which two neighbouring samples cannot be read."""
 
     def __getitem__(self, index: int) -> Any:
         found = super().__getitem__(index)
@@ -77,7 +77,7 @@ class Broken(Rows):
 
 
 class Truncated(Broken):
-    """The first one cannot be read either."""
+    """A dataset in which the first sample cannot be read either."""
 
     def __getitem__(self, index: int) -> Any:
         found = super().__getitem__(index)
@@ -87,14 +87,14 @@ class Truncated(Broken):
 
 
 class Lists(Rows):
-    """Whole lists may be asked for."""
+    """A dataset with `__getitems__`, which prepares a list of samples."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
 class Handle(Rows):
-    """Holds an open file."""
+    """A dataset that holds an open file, for which there is no key."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Handle(Rows):
 
 
 class Numbered(Rows):
-    """Takes a megabyte."""
+    """A dataset that takes a megabyte when it is kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Numbered(Rows):
 
 
 class Unwritable:
-    """A leaf that cannot be written."""
+    """A leaf that cannot be written; the writer appears to be killed at it."""
 
     def detach(self) -> Any:
         raise RuntimeError("killed here")
@@ -133,7 +133,7 @@ def inplace(sample: Any) -> Any:
 def opened(
     dataset: Any, *, room: int = ROOM, cache: RowCache | None = None, memory: int = 0, **data: Any
 ) -> dict[str, Source]:
-    """The splits of a study that has it as both."""
+    """Return the splits of a study that has the dataset as both."""
     given = Data(train=dataset, val=dataset, on_error="skip", **data)
     sources = open_sources(given, seed=3, cache=cache or RowCache(most_bytes=room))
     keep(sources, memory)
@@ -141,7 +141,7 @@ def opened(
 
 
 def fill(source: Source, split: str, indices: Any, *, epoch: int) -> tuple[Block, Filled]:
-    """A block of these samples."""
+    """Return a block of these samples, and how it was filled."""
     place = Place(leg=0, split=split, epoch=epoch, section=epoch, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
     return block, source.fill(block, 0, np.asarray(indices, dtype=np.int64))
@@ -189,7 +189,6 @@ def test_only_what_is_not_kept_is_prepared_again(kind: type[Rows], room: int, pr
     for split, epoch in (("val", 0), ("train", 1), ("val", 1)):
         before = dataset.asked
         assert fill(sources[split], split, np.arange(LENGTH), epoch=epoch)[1].prepared == prepared
-        # A list in which a sample raises is asked for again, sample by sample.
         assert dataset.asked - before == prepared
 
 
@@ -313,7 +312,7 @@ def test_rows_that_are_not_what_would_be_prepared_are_dropped_with_the_samples_n
 
 
 def test_a_writer_that_was_killed_leaves_whole_rows_alone() -> None:
-    """Of a row that was begun, nothing is marked; of one that was written, nothing is lost."""
+    """A row that was being written when its writer was killed is not used; rows written before are."""
     sources = opened(Rows())
     rows = sources["train"].kept
     assert rows is not None

@@ -1,6 +1,7 @@
-"""Keys of kept rows fail in neither direction: what changes a sample is found, without the proof's luck, and nothing else is.
+"""Tests that kept samples are prepared again if a change of code, values, files or environment affects them, and not otherwise.
 
-Each mutation changes one sample of forty where it can, so that three that are prepared again would hardly find it.
+Each mutation changes only one of forty samples if possible. So the key or a witness has to find it: the proof, which prepares
+three samples again, would hardly do so.
 """
 
 import importlib
@@ -37,7 +38,7 @@ from argosy.stream.kept.cache import RowCache
 from argosy.stream.sources import Source, keep, open_sources
 
 LENGTH, ONE = 40, 17
-"""Samples, and the one that a mutation changes."""
+"""The number of samples, and the index of the sample that a mutation changes."""
 ROOM = 2**24
 KEY, WITNESS = "changed since it was last prepared: ", r"\((?!changed since|never prepared).*"
 PROOF = "though nothing that decides it seems to have changed"
@@ -308,8 +309,8 @@ CHANGED_CODE = {
     "an attribute of a transform": ("photos.py", "Turned(4.0)", "Turned(5.0)"),
     "a method of a transform": ("photos.py", "x + self.angle", "x - self.angle"),
     "a transform of another module": ("deeper.py", "x + 0.5", "x + 0.25"),
-    "a method of a dict of one's own": ("photos.py", "return 7.0", "return 8.0"),
-    "a text of a class of one's own": ("photos.py", 'Word("abc")', 'Word("abcd")'),
+    "a method of a user's dict class": ("photos.py", "return 7.0", "return 8.0"),
+    "a string of a user's class": ("photos.py", 'Word("abc")', 'Word("abcd")'),
     "the decorated __getitem__": ("photos.py", "if index == 17 else 0.0", "if index == 17 else float(index == 18)"),
 }
 SAME_CODE = {
@@ -337,7 +338,7 @@ SAME_CODE = {
 
 
 class Holding(Dataset[Any]):
-    """Makes one sample of what it holds."""
+    """A dataset whose sample `ONE` depends on the value that it holds."""
 
     def __init__(self, value: Any, take: Callable[[Any], Any]) -> None:
         self.value, self.take = value, take
@@ -350,11 +351,11 @@ class Holding(Dataset[Any]):
 
 
 class Queue(deque[int]):
-    """An object of the user's whose content is in C, as that of a compiled reader is."""
+    """An object of a user's class that keeps its content in C, like a compiled reader."""
 
 
 class Counting(Holding):
-    """Changes itself with each sample."""
+    """A dataset that changes with each sample: a counter and a cache among its attributes, and a global list."""
 
     def __init__(self) -> None:
         super().__init__(1.0, float)
@@ -370,7 +371,7 @@ class Counting(Holding):
 
 
 class Growing(Dataset[Any]):
-    """Has a length of its own."""
+    """A dataset whose length is an argument."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -383,7 +384,7 @@ class Growing(Dataset[Any]):
 
 
 class Plain(Dataset[Any]):
-    """Draws nothing."""
+    """A dataset that draws no random numbers, so that its samples can be kept, in the form that `studies.member` trains on."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -478,11 +479,11 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
         lambda: [times(2), (two := times(3)), two],
         lambda value: value[2](1.0),
     ),
-    "what an object holds that no attribute has": (lambda: Queue([1]), lambda: Queue([2]), lambda value: value[0]),
+    "content that is in no attribute": (lambda: Queue([1]), lambda: Queue([2]), lambda value: value[0]),
     "the slope of a torch module": (lambda: torch.nn.LeakyReLU(0.1), lambda: torch.nn.LeakyReLU(0.2), negative),
     "a threshold of scikit-learn": (lambda: binarizer(0.25), lambda: binarizer(0.75), binarized),
     "an entry of a namespace": (lambda: SimpleNamespace(a=1), lambda: SimpleNamespace(a=2), lambda value: value.a),
-    "what a dict has for others": (
+    "the default of a defaultdict": (
         lambda: defaultdict(lambda: 1),
         lambda: defaultdict(lambda: 2),
         lambda value: deepcopy(value)["x"],
@@ -499,14 +500,14 @@ CHANGED_VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[
 
 @dataclass
 class Desk:
-    """A user's files."""
+    """A user's folder of modules and data files."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
     mine: set[str] = field(default_factory=set)
 
     def write(self, files: dict[str, str], folder: Path | None = None) -> None:
-        """Write modules that are imported from here on, anew."""
+        """Write modules and let them be imported from there."""
         folder = folder or self.folder / "code"
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -544,7 +545,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """As in a process that has read nothing yet, whose files are old."""
+    """A desk in a process that appears to have read no files yet."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr(witnesses.RECORDER, "notes", [])
     monkeypatch.setattr(witnesses.RECORDER, "_seen", set())
@@ -562,7 +563,7 @@ def opened(dataset: Any, *, seed: int = 3, location: bool = True, split: str = "
 
 
 def filled(source: Source, *, epoch: int = 0, order: Any = None, block: int = LENGTH) -> tuple[torch.Tensor, int]:
-    """All samples by their index, and how many were prepared."""
+    """Return all samples by index, and how many of them were prepared."""
     indices = np.arange(source.length) if order is None else np.asarray(order)
     found, prepared = torch.zeros(source.length, *source.layout.shapes[0], dtype=source.layout.dtypes[0]), 0
     for number, some in enumerate(np.array_split(indices, -(-len(indices) // block))):
@@ -574,7 +575,7 @@ def filled(source: Source, *, epoch: int = 0, order: Any = None, block: int = LE
 
 
 def found_out(before: Callable[[], Any], mutate: Callable[[], object], after: Callable[[], Any], by: str) -> None:
-    """Keep all samples, change something, and compare all of them to the truth."""
+    """Keep all samples, apply a mutation, and assert that no stale sample is used and that `by`, not the proof, found it."""
     old, prepared = filled(opened(before()))
     assert prepared == LENGTH
     mutate()
@@ -592,7 +593,7 @@ def found_out(before: Callable[[], Any], mutate: Callable[[], object], after: Ca
 
 
 def not_missed(before: Callable[[], Any], mutate: Callable[[], object], after: Callable[[], Any], **data: Any) -> None:
-    """Keep all samples, change something, and find all of them again."""
+    """Keep all samples, apply a harmless change, and assert that all of them are found again."""
     old, prepared = filled(opened(before()))
     assert prepared == LENGTH
     mutate()
@@ -652,7 +653,7 @@ def put(path: Path, data: bytes) -> None:
 
 
 def put_back(path: Path) -> None:
-    """With the times that it had; those of its last change nobody can set."""
+    """Change a file and restore its access and modification times; its ctime cannot be set."""
     found = path.stat()
     path.write_bytes(b"ab")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -677,7 +678,7 @@ def written(path: Path) -> None:
 
 
 def logged(path: Path) -> None:
-    """Into a log beside the database: its own file stays as it is for as long as that is open."""
+    """Let changes of the database go to a log beside it: the database's file does not change while a connection is open."""
     connection = sqlite3.connect(path)
     connection.execute("pragma journal_mode=wal")
     connection.close()
@@ -708,7 +709,11 @@ CHANGED_FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a file read by a factory": ("made", lambda folder: put(folder / "index.json", index_of(2)), KEY),
     "a file in a folder that is listed": ("Listing", lambda folder: put(folder / "new.txt", b"a"), "data has changed"),
     "a file in a folder that is globbed": ("Globbing", lambda folder: put(folder / "41.bin", b"a"), "data has changed"),
-    "a file that was looked for": ("Looking", lambda folder: put(folder / "mask.bin", b"a"), "mask.bin has changed"),
+    "a file that was looked for and missing": (
+        "Looking",
+        lambda folder: put(folder / "mask.bin", b"a"),
+        "mask.bin has changed",
+    ),
     "a file mapped to be written to": (
         "Mapping",
         lambda folder: put(folder / "mapped.bin", b"a\2"),
@@ -732,7 +737,7 @@ CHANGED_FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", CHANGED_FILES)
 @pytest.mark.parametrize("old", [True, False])
 def test_a_file_that_changed_is_found(desk: Desk, name: str, old: bool) -> None:
-    """Files that have just been written as well, whose next change may get the same time."""
+    """A changed file is found, also if it was young when it was read, so that the change may have left the same time."""
     kind, change, by = CHANGED_FILES[name]
     desk.monkeypatch.setattr(witnesses, "YOUNG_SECONDS", -1e9 if old else 1e9)
     desk.write({"files.py": FILES})
@@ -774,7 +779,7 @@ def test_another_working_directory_with_another_file_of_that_name_is_found(desk:
         put(desk.folder / name / "17.bin", text)
     desk.monkeypatch.chdir(desk.folder / "one")
     again = lambda: desk.module("files").Relative(str(folder))  # noqa: E731
-    found_out(again, lambda: desk.monkeypatch.chdir(desk.folder / "two"), again, "")
+    found_out(again, lambda: desk.monkeypatch.chdir(desk.folder / "two"), again, "")  # whatever is given as the reason
 
 
 @pytest.mark.parametrize(
@@ -923,17 +928,17 @@ def test_a_set_is_the_same_in_any_order(desk: Desk) -> None:
     not_missed(lambda: Holding({"a", "b", "c"}, len), lambda: None, lambda: Holding({"c", "b", "a"}, len))
 
 
-@pytest.mark.parametrize("again", ["another object", "the same object", "thrice"])
+@pytest.mark.parametrize("again", ["another object", "the same object", "three times"])
 def test_what_samples_change_themselves_is_the_same(desk: Desk, again: str) -> None:
-    """A counter and a cache among the attributes, and a global list."""
+    """Changes that preparing samples makes do not count: a counter and a cache among the attributes, and a global list."""
     one = Counting()
     not_missed(lambda: one, lambda: None, Counting if again == "another object" else lambda: one)
-    if again == "thrice":
+    if again == "three times":
         assert filled(opened(one))[1] == 0
 
 
 def test_what_was_changed_in_an_object_that_samples_change_is_found(desk: Desk) -> None:
-    """A counter excuses nothing but itself."""
+    """A dataset that changes as samples are prepared is still new if another attribute of it has changed."""
     one = Counting()
     one.cache[ONE] = torch.tensor([1.0, 1.0])
     other = Counting()
@@ -942,7 +947,7 @@ def test_what_was_changed_in_an_object_that_samples_change_is_found(desk: Desk) 
 
 
 def test_two_folders_of_the_same_names_have_rows_of_their_own(desk: Desk) -> None:
-    """Their keys are equal but for the folder: neither takes what the other has kept, nor its place."""
+    """Two folders whose keys differ only in the path: neither dataset uses or replaces the other's kept samples."""
     desk.write({"files.py": FILES})
     one, other = desk.data("one"), desk.data("other")
     put(other / "17.bin", b"ab")
@@ -995,7 +1000,7 @@ def test_the_example_of_the_page_keeps_what_it_says(tmp_path: Path, monkeypatch:
 
 
 class Unordered(Holding):
-    """With sets and texts, of which the order depends on the process."""
+    """A dataset that holds sets of strings, whose order depends on the process's hash seed."""
 
     names = frozenset({"a", "b", "c", "d"})
 

@@ -1,4 +1,4 @@
-"""The listener lets in callers that know the key, under any name; no other one is heard."""
+"""Tests that the listener admits callers that know the key, under any name, and receives nothing from others."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ from argosy.stream.wire import Peer
 
 @pytest.fixture
 def listener(refused: list[str]) -> Iterator[Listener]:
-    """A plain one."""
+    """A listener on this machine, without a certificate."""
     listener = Listener(bytes(32), refused.append)
     yield listener
     listener.close()
@@ -141,7 +141,7 @@ def test_nothing_can_be_read_between_two_nodes_with_a_certificate(
 
 
 def carry(between: socket.socket, port: int, passed: bytearray) -> None:
-    """Be between two ends, and keep what passes, until one of them hangs up."""
+    """Pass data between a caller and the listener, and record it, until one of them hangs up."""
     ends = [between.accept()[0], socket.create_connection(("127.0.0.1", port))]
     others = dict(zip(ends, reversed(ends), strict=True))
     with ends[0], ends[1], contextlib.suppress(ConnectionError):
@@ -171,7 +171,10 @@ def test_who_has_not_the_jobs_certificate_is_refused_and_told(
 
 
 def test_another_certificate_of_the_same_authority_is_refused(refused: list[str], tmp_path: Path) -> None:
-    """Each file has the authority's certificate as well, as servers have theirs."""
+    """A peer must show the job's own certificate; another one of the same authority does not do.
+
+    Each file also has the authority's certificate, like the chain of a server.
+    """
     first, second = (Certificate.load(path) for path in certificates.make_chains(tmp_path))
     for its, welcome in ((second, False), (first, True)):
         listener = Listener(bytes(32), refused.append, seal=first.called)
@@ -179,7 +182,7 @@ def test_another_certificate_of_the_same_authority_is_refused(refused: list[str]
         assert [name for name, _ in entered] == ["rank 1"] * welcome
         assert isinstance(answer, Peer if welcome else WorkerError)
         listener.close()
-    for its, shown in ((first, second), (second, first)):  # the caller looks as well
+    for its, shown in ((first, second), (second, first)):  # the caller checks the listener's certificate too
         listener = Listener(bytes(32), refused.append, seal=shown.called)
         _, (answer,) = enter(listener, functools.partial(call, listener.port, certificate=its))
         assert isinstance(answer, WorkerError)
@@ -202,7 +205,7 @@ def test_who_calls_with_a_certificate_where_there_is_none_is_refused_and_told(
 def test_what_a_scanner_of_ports_says_is_ignored(
     network_listener: Listener, refused: list[str], sealed: Certificate | None, tmp_path: Path
 ) -> None:
-    """Other protocols, noise, words of a run without its key, and nothing at all; others come in meanwhile."""
+    """Callers that send other protocols, noise, unproved messages or nothing are refused, while others are admitted."""
     trap = pickle.dumps(Trap(tmp_path / "sprung"), protocol=5)
     word = len(trap).to_bytes(8, "little") + trap
     said = [b"", b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-scan\r\n", word, bytes(63), bytes(64) + b"\x02me" + word]

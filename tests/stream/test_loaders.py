@@ -1,4 +1,4 @@
-"""Loader workers, each alone with a feeder."""
+"""Tests a loader worker whose feeder hangs up."""
 
 import os
 import time
@@ -18,7 +18,7 @@ PLACE = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=4, last=Tr
 
 
 class Slow(studies.Vectors):
-    """A sample takes 50 ms."""
+    """A dataset that takes 50 ms for each sample."""
 
     def __getitem__(self, index: int) -> object:
         time.sleep(0.05)
@@ -27,7 +27,7 @@ class Slow(studies.Vectors):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 def test_a_loader_whose_feeder_hangs_up_ends_in_peace(seconds: float) -> None:
-    """Before its task, or in the middle of it."""
+    """A loader worker exits with status 0 if its feeder hangs up before it has a task, or while it works on one."""
     heartbeat, descriptor = Heartbeat.create()
     os.close(descriptor)
     sources = open_sources(Data(train=Slow(4)), seed=0, heartbeat=heartbeat)

@@ -1,4 +1,4 @@
-"""A file that samples are read from by a map is watched, wherever its map is held and however it was opened."""
+"""Tests that changes of a memory-mapped file are found, whatever object holds the map and however it was opened."""
 
 import mmap
 import os
@@ -21,13 +21,13 @@ from argosy.stream.mapped import files_in, files_of
 
 SHAPE = (400, 12)
 HEAD = 128
-"""Bytes of a .npy file before its numbers."""
+"""Length in bytes of the header of a .npy file."""
 LABELS = torch.arange(400) % 10
 Given = dict[str, Any]
 
 
 class Rows(Dataset[Any]):
-    """Samples of an array, which `held` holds in some way."""
+    """A dataset of the samples of an array that `take` finds in `held`."""
 
     def __init__(self, held: Any, take: Callable[[Any], Any] = lambda held: held) -> None:
         self.held = held
@@ -41,7 +41,7 @@ class Rows(Dataset[Any]):
 
 
 class Late(Rows):
-    """Opens its file with the first sample."""
+    """A dataset that opens its file with the first sample."""
 
     def __init__(self, path: Path, mode: Any) -> None:
         super().__init__(None)
@@ -54,7 +54,7 @@ class Late(Rows):
 
 
 def bare(path: Path) -> Any:
-    """A map without an array, of which each sample makes one."""
+    """Return a map without an array; each sample makes an array of it."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -84,13 +84,13 @@ HOLDERS: dict[str, Callable[[Any, Path], Given]] = {
     "a factory that is given it": lambda x, path: {"train": partial(Rows, x)},
     "a closure of a factory": lambda x, path: {"train": lambda: Rows(x)},
 }
-"""Of those that hold the map which is given."""
+"""Data that hold a map opened by the caller, by the kind of holder."""
 OPENED: dict[str, Callable[[Any, Path], Given]] = {
     "a factory": lambda mode, path: {"train": lambda: Rows(np.load(path, mmap_mode=mode))},
     "a factory without arrays": lambda mode, path: {"train": lambda: Rows(bare(path), as_rows)},
     "the first sample": lambda mode, path: {"train": Late(path, mode)},
 }
-"""Of those that open the file themselves."""
+"""Data that open the file themselves, by the time when they do."""
 
 
 class Happens:
@@ -109,20 +109,20 @@ class Happens:
 
 
 def put_back(path: Path) -> None:
-    """Other numbers of the same time."""
+    """Write other numbers to the file and restore its times."""
     found = path.stat()
     np.save(path, -np.load(path))
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def through_a_map(path: Path) -> None:
-    """Other numbers, written by another map of the file."""
+    """Write other numbers to the file through another map."""
     np.load(path, mmap_mode="r+")[:] *= -1
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """On a disk: a file in memory does not tell when it was written to through a map."""
+    """A folder on a disk: tmpfs does not change a file's time when the file is written to through a map."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -134,7 +134,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def weights(given: Given, path: Path, what: Callable[[Path], None] | None = None, run: str = "run") -> Tensor:
-    """Train an epoch of these data, or three, in the second of which something happens to the file."""
+    """Train for one epoch, or for three if `what` happens to the file in the second; return the weights."""
     data = argosy.Data(**given, val_arrays=(torch.zeros(40, 12), torch.zeros(40).long()))
     metrics = {} if what is None else {"happens": Happens(what, path)}
     fleet = [studies.member(metrics=metrics, eval_batch_size=40)]
@@ -181,7 +181,7 @@ def test_what_was_written_through_a_map_before_the_run_is_trained_on(path: Path)
 
 
 class Cache(Rows):
-    """Keeps in a file of its own what was prepared."""
+    """A dataset that writes each prepared sample to the file that it maps."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(np.load(path, mmap_mode="r+"))
@@ -198,7 +198,7 @@ def test_a_dataset_writes_to_a_map_that_its_factory_has_opened(path: Path) -> No
 
 
 class Proxy:
-    """Stands for something that is not there yet."""
+    """A lazy proxy, which raises if it is asked for its class."""
 
     @property
     def __class__(self) -> Any:  # type: ignore[override]

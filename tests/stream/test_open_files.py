@@ -1,4 +1,4 @@
-"""Datasets that read from open files, in forked loader workers: each has its own place in them, however they were opened."""
+"""Tests that each forked loader worker has its own position in a dataset's open files, however they were opened."""
 
 import os
 import signal
@@ -21,18 +21,18 @@ from argosy.stream import standby
 
 ROWS = 96
 WIDTH = 12
-"""Numbers of one record."""
+"""The number of values in a record."""
 
 
 class Sample(NamedTuple):
-    """What blocks must be able to put together again in every process."""
+    """A sample of a user's type, which every process has to rebuild from blocks."""
 
     x: torch.Tensor
     y: int
 
 
 class Records(Dataset[Any]):
-    """Reads each sample from its place in a binary file, in a thread; its file moves before it is read."""
+    """A dataset that reads each sample from a binary file in a thread, with a pause between seek and read."""
 
     def __init__(self, path: Path, *, at_once: bool) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class Records(Dataset[Any]):
 
 
 class Table(Dataset[Any]):
-    """Reads each sample from a database."""
+    """A dataset that reads each sample from a database."""
 
     def __init__(self, path: Path, *, at_once: bool) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class Table(Dataset[Any]):
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """A file of records, and a database."""
+    """The paths of a file of records and of a database."""
     path, base = tmp_path / "records", tmp_path / "base"
     path.write_bytes(torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0)).numpy().tobytes())
     rows = sqlite3.connect(base)
@@ -120,7 +120,7 @@ def test_each_loader_worker_has_its_own_place_in_files(
 
 
 class Fickle(Records):
-    """Has other samples in each process, and an open file."""
+    """A dataset with an open file and different samples in each process."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, at_once=True)
@@ -136,7 +136,7 @@ def test_a_dataset_that_is_another_one_in_each_worker_is_refused(tmp_path: Path,
 
 
 class Ending(studies.Vectors):
-    """Its first sample ends the process."""
+    """A dataset whose first sample ends the process."""
 
     def __getitem__(self, index: int) -> Any:
         os._exit(3)
@@ -148,7 +148,10 @@ def test_a_dataset_that_ends_its_process_while_it_is_probed_is_named(tmp_path: P
 
 
 def test_a_spare_that_is_killed_in_its_feeders_place_ends_that_the_same_way() -> None:
-    """By how a worker ended, people are told whether memory ran out."""
+    """If the spare that replaces a feeder is killed, the feeder's process ends with the same signal.
+
+    From that signal, users are told whether memory ran out.
+    """
     pid = os.fork()
     if pid == 0:
         spare, word = standby._Standby.fork()

@@ -1,4 +1,4 @@
-"""A heartbeat tells what its process is doing, also to others and also when that process is blocked or gone."""
+"""Tests that a heartbeat shows other processes what its process is doing, even when that process is blocked or dead."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ from argosy.stream.heartbeat import MOST_LOADERS, SLOT_BYTES, TEXT, Heartbeat, S
 
 
 def one(heartbeat: Heartbeat) -> Sign:
-    """The sign of the worker itself."""
+    """Return the sign of the worker itself."""
     return heartbeat.read()[0]
 
 
@@ -60,7 +60,7 @@ def test_a_blocked_child_and_its_loaders_are_seen_through_the_descriptor() -> No
     ready, waits = os.pipe()
     child = os.fork()
     if child == 0:
-        # Whatever it raises, it must not go on as a second pytest.
+        # The child must exit even if something raises, or it would continue as a second pytest.
         try:
             mine = Heartbeat.open(descriptor)
             mine.rest()

@@ -1,4 +1,4 @@
-"""Samples of unlike length: padded on their way, cut by length, and as long as the longest of their batch."""
+"""Tests samples of different lengths: padded in the stream, grouped by length, and as long as the longest of their batch."""
 
 import copy
 import itertools
@@ -33,7 +33,7 @@ LEAVES = [sample_leaves(padded(sample(index), RAGGED))[0] for index in range(LEN
 
 
 def of_texts(order: np.ndarray, size: int, holes: tuple[int, ...] = ()) -> list[Block]:
-    """Blocks of the texts in this order."""
+    """Return blocks of the texts in this order."""
     layout = Layout.of(padded(sample(0), RAGGED))
     found = []
     for low in range(0, len(order), size):
@@ -57,7 +57,7 @@ def cutter(order: np.ndarray, batch_size: int, **more: object) -> ByLength:
 
 
 def stepped(found: ByLength, block: Block) -> list[Batch]:
-    """The batches of a block, each committed before the next."""
+    """Return the batches of a block, each committed before the next is cut."""
     made = []
     for batch in found.take(block):
         found.commit(batch)
@@ -146,7 +146,7 @@ def test_cutters_that_cut_alike_share_their_windows_and_keep_none_that_is_done()
             cut[number] += stepped(one, block)
         assert len(windows) <= 1
     found[2] = copy.deepcopy(found[2])
-    for block in of_texts(order, 50):  # one that is late gets what the others have had
+    for block in of_texts(order, 50):  # a cutter that comes later gets the batches that the others had
         cut[2] += stepped(found[2], block)
     for batches in cut:
         assert [batch.data["label"].tolist() for batch in batches] == [
@@ -190,7 +190,7 @@ def test_a_sample_is_what_it_was_before_it_was_padded() -> None:
 
 
 class Texts:
-    """Counts what it was asked for, as people's Datasets do."""
+    """A dataset that counts its accesses, as users' datasets sometimes do."""
 
     def __init__(self, least: int) -> None:
         self.least, self.asked = least, 0
@@ -212,7 +212,7 @@ def test_the_key_of_padded_samples_is_that_of_the_dataset_and_how_they_are_padde
     assert key.difference(key_of(padding(Texts(0), {**RAGGED, "ids": Ragged(9)})).parts) == "Data.ragged"
     assert padded_samples[3]["label"] == 3
     key.note_use(padded_samples)
-    # What samples have counted decides nothing: opened again, it is as it was.
+    # The counter, which preparing samples changed, is not part of the key: the padded samples made anew have the same key.
     assert not key.difference(key_of(padding(padded_samples.dataset, RAGGED)).parts)
 
 

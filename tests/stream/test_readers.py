@@ -1,4 +1,4 @@
-"""Shards of one stream that several processes read: what is kept is the same, whatever their number."""
+"""Tests that the rows kept of a sharded stream do not depend on the number of processes that read it."""
 
 import os
 import random
@@ -26,7 +26,7 @@ LENGTHS = (5, 0, 17, 3, 8, 1, 30)
 
 def numbers(shard: int, row: int) -> Iterator[Any]:
     for number in range(row, LENGTHS[shard]):
-        time.sleep(0.0005 * (7 - shard))  # the first shards are ready last
+        time.sleep(0.0005 * (7 - shard))  # later shards are faster, so that they are ready out of order
         yield torch.full((3,), float(100 * shard + number)), number
 
 

@@ -1,4 +1,4 @@
-"""The ring and readers that die."""
+"""Tests the ring with a reader that has died."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Loader workers of a stream that is not kept: each shard is read by one of them, and forward."""
+"""Tests that each shard of a stream that is not kept is read forward, by one loader worker."""
 
 import os
 import selectors

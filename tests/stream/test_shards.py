@@ -1,4 +1,4 @@
-"""A stream that is not kept: each sample once in an epoch, wherever reading begins and whichever process reads."""
+"""Tests that an epoch of a stream that is not kept has each sample once, wherever reading begins and whichever process reads."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ TOTAL = sum(LENGTHS)
 
 
 class Counted:
-    """A reader of shards that notes what it has read."""
+    """A reader of shards that records what it has read."""
 
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
@@ -40,7 +40,7 @@ class Counted:
 
 
 class ByWorker(IterableDataset[Any]):
-    """Shards as Hugging Face's streams have them: those of a loader worker."""
+    """A stream that divides its shards among DataLoader workers, like those of Hugging Face."""
 
     num_shards = len(LENGTHS)
 
@@ -51,7 +51,7 @@ class ByWorker(IterableDataset[Any]):
 
 
 class Whole(IterableDataset[Any]):
-    """One shard, that does not say so."""
+    """A stream that does not say how many shards it has, and is read as one."""
 
     def __iter__(self) -> Iterator[Any]:
         for shard in range(len(LENGTHS)):
@@ -59,7 +59,7 @@ class Whole(IterableDataset[Any]):
 
 
 class Placed(ByWorker):
-    """Shards that say how far they were read, with the two methods of Hugging Face's streams."""
+    """A stream that tells and restores how far a shard was read, with the two methods of Hugging Face's streams."""
 
     def __init__(self) -> None:
         self.read, self.row, self.first = Counted(), 0, 0
@@ -74,7 +74,7 @@ class Placed(ByWorker):
 
     def __deepcopy__(self, memo: Any) -> "Placed":
         other = type(self)()
-        other.read = self.read  # what is counted is counted together
+        other.read = self.read  # copies share the counter
         return other
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Placed(ByWorker):
 
 
 class Forgetful(Placed):
-    """Shuffles in a buffer, which its state leaves out."""
+    """A stream that shuffles in a buffer that is not part of its state, so that the state does not lead back."""
 
     def __iter__(self) -> Iterator[Any]:
         draws, buffer = random.Random(0), []
@@ -97,7 +97,7 @@ class Forgetful(Placed):
 
 
 class Unspoken(Placed):
-    """Has a state that is no JSON, or too long for a journal."""
+    """A stream whose state cannot be written as JSON, or is too long for a journal."""
 
     def __init__(self, state: Any = None) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ class Unspoken(Placed):
 
 
 class Locked(Placed):
-    """Cannot be copied, as what holds a lock or an open file."""
+    """A stream that cannot be copied, like one that holds a lock or an open file."""
 
     def __deepcopy__(self, memo: Any) -> "Locked":
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
 class Refusing(Placed):
-    """Does not tell its state."""
+    """A stream that raises when it is asked for its state."""
 
     def state_dict(self) -> dict[str, Any]:
         raise RuntimeError("not while it is read")
@@ -176,7 +176,7 @@ def test_an_epoch_has_each_sample_once_and_reads_few_shards_forward(shards: tupl
 def test_runs_of_shards_mix() -> None:
     shard = shard_order(1, 0, (800,) * 16) // 800
     changes = np.flatnonzero(np.diff(shard))
-    assert 0.8 < len(changes) / (16 * 800 / RUN) <= 1  # of runs in a row, an eighth is of one shard
+    assert 0.8 < len(changes) / (16 * 800 / RUN) <= 1  # an eighth of the runs continues the shard of the run before
     assert len(set(shard[:400].tolist())) == SIDE_BY_SIDE
 
 
@@ -256,7 +256,9 @@ def test_a_shard_that_is_read_from_its_first_row_whatever_is_asked_for_is_refuse
     with pytest.raises(StudyError, match=r"Let read\(shard, row\) begin at sample `row`"):
         opened(from_shards([0, 1], read=from_the_first, lengths=lengths))
     assert opened(from_shards([0, 1], read=of_one_value)).length == 18
-    assert opened(from_shards([0, 1], read=from_the_first, lengths=(1, 1))).length == 2, "none begins at another row"
+    assert opened(from_shards([0, 1], read=from_the_first, lengths=(1, 1))).length == 2, (
+        "a shard of one sample is never read from another row"
+    )
 
 
 def test_what_cannot_be_read_again_is_said() -> None:
@@ -266,7 +268,7 @@ def test_what_cannot_be_read_again_is_said() -> None:
         opened(from_shards([0, 1], read=drawing, lengths=(9, 9)))
     with pytest.raises(StudyError, match=r"Data\.train is empty: the FromShards gives no sample"):
         opened(from_shards([0, 1], read=lambda *_: iter(())))
-    assert opened(from_shards([0, 1], read=told)).length == 18  # what is drawn does not show
+    assert opened(from_shards([0, 1], read=told)).length == 18  # the numbers drawn do not affect the samples
     source = opened(from_shards([0], read=partial(shrinking, itertools.chain([9, 9, 9, 9], itertools.repeat(5)))))
     with pytest.raises(
         StudyError, match=r"sample 7 is missing: shard 0 of the FromShards has fewer than the 9 samples"
@@ -275,7 +277,7 @@ def test_what_cannot_be_read_again_is_said() -> None:
 
 
 def marks_of_blocks(stream: Any, size: int = 32) -> dict[int, tuple[ShardMark, ...]]:
-    """The marks at the beginning of each block of an epoch."""
+    """Return the marks from which each block of an epoch can be read, by the block's start."""
     source, marks = opened(stream), ShardMarks()
     order = shard_order(0, 0, source.facts.shards)
     return {start: marks.after(made(source, order[start : start + size])) for start in range(0, TOTAL, size)}
@@ -288,7 +290,7 @@ def made(source: Source, indices: Any) -> tuple[ShardMark, ...]:
 
 
 def read_on(stream: Any, at: int, marks: tuple[ShardMark, ...]) -> int:
-    """Read the rest of the epoch from this sample on, which must be what it is; return how many samples were read that are before it."""
+    """Read the rest of the epoch from this sample on and check it; return how many earlier samples were read as well."""
     source = opened(stream)
     assert isinstance(source, DatasetSource)
     for mark in marks:
@@ -305,7 +307,9 @@ def test_a_shard_is_read_on_from_its_state() -> None:
     marks = marks_of_blocks(Placed())
     places = range(0, TOTAL, 7)
     again = [read_on(Placed(), at, marks[at // 32 * 32]) for at in places]
-    assert max(again) <= 64, "two blocks, as runs of fewer samples than prove a mark have none"
+    assert max(again) <= 64, (
+        "more than two blocks; a run with too few samples to prove a mark has none, so the block before it may be read too"
+    )
     assert np.median(again) <= 40
     assert np.median([read_on(Placed(), at, ()) for at in places]) > 64
 
@@ -368,7 +372,7 @@ def test_the_streams_of_hugging_face_are_read_on(tmp_path: Path) -> None:
             block = filled(again, order[at : at + 32])
             assert torch.equal(block.leaves[-1], torch.from_numpy(order[at : at + 32]))
             read.append(len(mapped))
-        assert read[1] <= 96, "this block, and two at most again"
+        assert read[1] <= 96, "more than this block and two others were read"
         reads.append(read)
     forward, from_states = np.sum(reads, axis=0)
     assert from_states < 0.8 * forward

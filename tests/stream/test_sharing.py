@@ -1,4 +1,4 @@
-"""The pipelines as values: who prepares, who has a block when, and which of them is chosen for what was measured."""
+"""Tests the pipelines as values: which node prepares and receives which block, and which pipeline is chosen for which measurements."""
 
 import math
 from dataclasses import replace
@@ -17,13 +17,13 @@ every_pipeline = pytest.mark.parametrize(("name", "nodes", "preparing"), CASES)
 
 
 def whole(pipeline: Pipeline, blocks: int) -> list[Turn]:
-    """The turns of the first blocks, with all their hops."""
+    """Return the turns of the first blocks, with all their hops."""
     return [pipeline.turns[number % len(pipeline.turns)] for number in range(blocks)]
 
 
 @every_pipeline
 def test_owners_take_turns_and_each_block_has_one(name: str, nodes: int, preparing: int) -> None:
-    # In all-shared everybody prepares, whatever was asked.
+    # In all-shared, every node prepares, whatever number is given.
     preparing = nodes if name == "all-shared" else preparing
     pipeline = PIPELINES[name](nodes, preparing)
     blocks = 3 * preparing + 1
@@ -76,9 +76,10 @@ def test_members_of_a_group_see_its_broadcasts_in_one_order(name: str, nodes: in
 
 @every_pipeline
 def test_a_node_starts_the_broadcasts_of_a_group_from_one_place(name: str, nodes: int, preparing: int) -> None:
-    """An exchange starts a block's first hop on its feeder's word and later ones when the one before has ended.
+    """On a node, all broadcasts of a group follow the same earlier hops.
 
-    Were a group's broadcasts started now by the one and now by the other, nothing would keep them in their order.
+    An exchange process starts a block's first hop when its feeder says so, and each later hop when the hop before has ended. If
+    a group's broadcasts were started sometimes by one and sometimes by the other, nothing would keep them in order.
     """
     pipeline = PIPELINES[name](nodes, preparing)
     for rank in range(nodes):
@@ -104,7 +105,7 @@ def test_candidates_are_pipelines_of_so_many_nodes(nodes: int) -> None:
 
 
 def needs(**changed: float) -> Needs:
-    """Four nodes of eight cores; samples of 50 kB that take 2 ms."""
+    """Return the needs of four nodes with eight cores, for samples of 50 kB that take 2 ms, with these changes."""
     usual = Needs(
         nodes=4,
         cores=8,
@@ -117,7 +118,7 @@ def needs(**changed: float) -> Needs:
 
 
 def exchanges(bytes_per_second: float, cpu_seconds_per_byte: float = 1e-10) -> list[Exchange]:
-    """A link that all pipelines use equally well."""
+    """Return the measurements of a link that all pipelines use equally well."""
     return [
         Exchange(
             sharing=name,
@@ -137,7 +138,7 @@ def test_a_slow_link_makes_every_node_prepare_for_itself() -> None:
 
 def test_a_fast_link_and_expensive_preparation_are_shared() -> None:
     choice = choose_pipeline(needs(), exchanges(10e9))
-    # 4 nodes · 8 cores / 2 ms; nothing less than all of them prepares as much.
+    # 4 nodes · 8 cores / 2 ms: only all nodes together prepare as much.
     assert (choice.sharing, choice.preparing) == ("all-shared", 4)
     assert choice.samples_per_second == pytest.approx(4 * 8 / 2e-3)
 
@@ -150,7 +151,7 @@ def test_where_members_are_slow_the_pipeline_that_costs_least_is_taken() -> None
 
 def test_where_preparation_costs_less_than_an_exchange_nothing_is_exchanged() -> None:
     found = exchanges(10e9, cpu_seconds_per_byte=1e-9)
-    # 4 · 10 us prepared everywhere, against 10 us once and 50 us for the bytes.
+    # Preparing on every node costs 4 · 10 us; preparing once costs 10 us, and exchanging the bytes 50 us.
     choice = choose_pipeline(needs(preparation_seconds=1e-5, demand_samples_per_second=100.0), found)
     assert choice.sharing == "local"
 
@@ -168,13 +169,13 @@ def test_one_node_has_nobody_to_share_with() -> None:
 
 
 def test_loader_workers_are_as_many_as_the_rate_needs_with_some_to_spare() -> None:
-    # 1000 samples/s · 2 ms = 2 cores; half as many again.
+    # 1000 samples/s · 2 ms need 2 cores; half as many are added.
     assert choose_pipeline(needs(nodes=1, demand_samples_per_second=1000.0), []).loader_workers == 3
-    # Shared by four nodes, each needs a quarter of it.
+    # Each of four nodes that share the stream needs a quarter of them.
     assert choose_pipeline(needs(demand_samples_per_second=1000.0), exchanges(10e9, 0.0)).loader_workers == 1
-    # Never more than cores.
+    # There are never more workers than cores.
     assert choose_pipeline(needs(nodes=1), []).loader_workers == 8
-    # Trainers on the same cores take their part of them.
+    # Beside trainers on the same cores, a worker gets only part of a core, so there is one worker for every core.
     assert choose_pipeline(needs(nodes=1, training_cpu_seconds=1e-3), []).loader_workers == 8
 
 
@@ -190,7 +191,7 @@ def test_the_reason_names_what_was_measured() -> None:
         assert "members could take 20,000 samples/s" in reason
         assert "samples of 50,000 bytes" in reason
         assert "local of 4 would feed 4,000" in reason
-    # The link is named also where it was too slow to be used.
+    # The link is named even if it was too slow to be used.
     assert "all-shared carries 25 MB/s" in slow
     assert "all-shared of 4 would feed 500 " in slow
     assert "all-shared carries 10,000 MB/s" in fast
@@ -215,7 +216,7 @@ wanted = st.builds(
 
 
 def rate_of(needs: Needs, found: Exchange | None) -> float:
-    """What a pipeline would feed, written down anew: what is prepared, what is carried, what is taken."""
+    """Return the rate that a pipeline would feed, computed independently: the least of what is prepared, carried and consumed."""
     part = 1.0 if found is None else 1 / found.preparing
     busy = part * needs.preparation_seconds + needs.training_cpu_seconds
     carried = math.inf if found is None or not needs.sample_bytes else found.bytes_per_second / needs.sample_bytes

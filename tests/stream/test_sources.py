@@ -1,4 +1,4 @@
-"""Preparation: a function of (seed, split, epoch, index), whoever does it; faults are named."""
+"""Tests that a prepared sample depends only on (seed, split, epoch, index), and that faulty data are named."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from argosy.stream.sources import ArraySource, DatasetSource, Source, open_sourc
 
 
 def fill(source, indices, epoch: int = 0) -> list[torch.Tensor]:
-    """The leaves of a block of these samples."""
+    """Return the leaves of a block of these samples."""
     place = Place(leg=0, split="train", epoch=epoch, section=epoch, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
     source.fill(block, 0, np.array(indices, dtype=np.int64))
@@ -43,7 +43,7 @@ def test_epochs_differ() -> None:
 
 
 def test_a_class_that_is_called_dataset_has_samples_by_index() -> None:
-    """As that of Hugging Face, and many a person's own."""
+    """A user's class called Dataset, like that of Hugging Face, counts as indexed data, though it also has `__iter__`."""
 
     def drawn(self, index):
         return torch.rand(3), index
@@ -55,7 +55,7 @@ def test_a_class_that_is_called_dataset_has_samples_by_index() -> None:
 
 
 class OwnGenerator(studies.Vectors):
-    """Draws from a generator that nobody can seed from outside."""
+    """A dataset that draws from a generator of its own, which cannot be seeded from outside."""
 
     generator = np.random.default_rng()
 
@@ -69,7 +69,7 @@ def test_an_own_generator_is_refused_by_name() -> None:
 
 
 class Flips(studies.Vectors):
-    """Flips few samples, by a generator among its transforms."""
+    """A dataset that flips one sample in a hundred, by a generator among its transforms, so that probes do not show it."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length, noise=0.0)
@@ -86,7 +86,7 @@ def test_an_own_generator_is_refused_where_samples_do_not_show_it() -> None:
 
 
 class InPlace(studies.Vectors):
-    """Writes into the tensors that it holds, by which a sample is another one each time."""
+    """A dataset that writes into the tensors that it holds, so that a sample differs each time."""
 
     def __init__(self, length: int, noise: float) -> None:
         super().__init__(length, noise=0.0)
@@ -105,7 +105,7 @@ def test_a_dataset_that_writes_into_what_it_holds_is_refused(noise: float) -> No
 
 
 class Derived(Flips):
-    """Seeds its generator for each sample."""
+    """A dataset that seeds its own generator for each sample with the sample's index."""
 
     def __getitem__(self, index):
         self.transforms[0]["flip"] = np.random.default_rng(index)
@@ -117,7 +117,7 @@ def test_an_own_generator_whose_seed_is_that_of_the_sample_is_none() -> None:
 
 
 class Rare(studies.Vectors):
-    """Draws for few samples, none of which is probed."""
+    """A dataset that draws for a few samples only, none of which is probed."""
 
     def __getitem__(self, index):
         x = torch.full((2,), float(index))
@@ -136,7 +136,7 @@ def test_lists_of_samples_of_which_few_draw_are_other_ones_in_each_epoch() -> No
 
 
 class Ragged(studies.Vectors):
-    """Sample 17 is longer than the others."""
+    """A dataset whose sample 17 is longer than the others."""
 
     def __getitem__(self, index):
         return torch.zeros(3 + (index == 17)), 0
@@ -148,7 +148,7 @@ def test_unequal_shapes_say_pad() -> None:
 
 
 class Broken(studies.Vectors):
-    """Sample 17 cannot be read."""
+    """A dataset whose sample 17 cannot be read."""
 
     def __getitem__(self, index):
         if index == 17:
@@ -166,14 +166,14 @@ def test_a_raising_sample_can_be_skipped() -> None:
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=3, last=True)
     block = here.layout.block(place, np.zeros(here.layout.block_bytes(3), np.uint8))
     for leaf in block.leaves:
-        leaf.fill_(99)  # what the slot held before
+        leaf.fill_(99)  # what the slot might hold from an earlier block
     assert here.fill(block, 0, np.array([16, 17, 18])).holes == [(17, "OSError: truncated file")]
     assert block.sound.tolist() == [True, False, True]
     assert [leaf[1].count_nonzero().item() for leaf in block.leaves] == [0, 0]
 
 
 class Lists(Dataset):
-    """Counts how it is asked."""
+    """A dataset that counts the lists of samples that it is asked for."""
 
     def __init__(self) -> None:
         self.lists = 0
@@ -199,7 +199,7 @@ def test_getitems_is_used_where_it_is_deterministic() -> None:
 
 
 class Drawing(Dataset):
-    """Draws from one generator, and seldom makes anything of it."""
+    """A dataset that draws from one generator, though the number almost never affects the sample."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -215,7 +215,7 @@ class Drawing(Dataset):
     "draw", [np.random.rand, np.random.randn, random.random, lambda: random.gauss(0.0, 1.0), lambda: torch.rand(())]
 )
 def test_lists_that_draw_are_not_asked_for(draw: Any) -> None:
-    """Whatever comes of it in the few samples that are tried."""
+    """A dataset that draws random numbers is not asked for lists, even if the probed samples do not show the numbers."""
     assert not source(Subset(Drawing(draw), range(20))).facts.gathers
 
 
@@ -246,14 +246,14 @@ def test_what_the_stream_cannot_carry_is_named() -> None:
 
 
 def cut(source: Source, *indices: int) -> tuple[list[tuple[int, str]], list[bool]]:
-    """Holes and sound rows of a block of these samples."""
+    """Return the holes and the sound rows of a block of these samples."""
     place = Place(leg=0, split="train", epoch=0, section=0, start=0, rows=len(indices), last=True)
     block = source.layout.block(place, np.zeros(source.layout.block_bytes(len(indices)), np.uint8))
     return source.fill(block, 0, np.array(indices, dtype=np.int64)).holes, block.sound.tolist()
 
 
 class BrokenLists(Lists):
-    """Sample 7 cannot be read, alone or in a list."""
+    """A dataset whose sample 7 cannot be read, alone or in a list."""
 
     def __getitem__(self, index):
         if index == 7:
@@ -262,7 +262,7 @@ class BrokenLists(Lists):
 
 
 class ShortLists(BrokenLists):
-    """Leaves out what it cannot read."""
+    """A dataset that leaves the sample that it cannot read out of a list."""
 
     def __getitems__(self, indices):
         return [self[index] for index in indices if index != 7]
@@ -278,7 +278,7 @@ def test_one_broken_sample_of_a_list_costs_one_hole(kind: type[Lists]) -> None:
 
 
 class Odd(Dataset):
-    """Thirty samples, of which the first and one in the middle can be anything."""
+    """A dataset of thirty samples, in which sample 17 and all others are arguments, as is its length; exceptions are raised."""
 
     def __init__(self, first: Any, odd: Any, length: Any = 30) -> None:
         self.first, self.odd, self.length = first, odd, length
@@ -399,7 +399,7 @@ def test_numbers_of_every_kind_and_a_class_as_factory() -> None:
 
 
 def test_complex_numbers_of_every_kind() -> None:
-    """A sample of one is a NumPy scalar, and torch has tensors that are conjugated when they are read."""
+    """Complex samples arrive unchanged: as NumPy scalars, and as torch's tensors that are conjugated only when they are read."""
     z = torch.complex(torch.arange(6.0), torch.ones(6))
 
     class Spectra(studies.Vectors):

@@ -1,4 +1,4 @@
-"""What can only be had one after another is read once, and is any other Dataset from then on."""
+"""Tests that a stream that can only be iterated is read once, and then has samples by index like any other Dataset."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ LENGTH = 41
 
 
 class Lines(IterableDataset[Any]):
-    """Numbers of a file, one in each line."""
+    """An iterable dataset of the numbers in a file, one in each line, which counts the samples that it gives."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,14 +38,14 @@ class Lines(IterableDataset[Any]):
 
 
 class CountedLines(Lines):
-    """The same, that know how many they are."""
+    """The same with a length."""
 
     def __len__(self) -> int:
         return LENGTH
 
 
 class PlainLines:
-    """No Dataset of torch's."""
+    """The same without torch's base class."""
 
     def __init__(self, path: Path) -> None:
         self.lines = Lines(path)
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_said_and_leaves_nothing(kind: type[Lines], words
 
 
 class Naming(Lines):
-    """Draws a number that decides nothing, as what makes its source anew."""
+    """A stream that draws a random number that does not affect its samples, as some do when they are opened."""
 
     def __iter__(self) -> Iterator[Any]:
         self.name = random.random()
@@ -157,7 +157,7 @@ class Naming(Lines):
 
 
 class LateDrawing(Lines):
-    """Has fewer samples with some random numbers."""
+    """A stream of equal samples whose length depends on a random number."""
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(super().__iter__(), LENGTH - random.randrange(10))
@@ -207,7 +207,7 @@ def test_a_pass_that_was_killed_leaves_a_folder_that_the_next_one_takes_away(lin
     os.utime(RowCache().folder / ".0123", (0, 0))
     with RowCache().new() as other:
         opened(Lines(lines))
-        assert other.is_dir()  # another process is at it
+        assert other.is_dir()  # another process is still writing to this folder
     assert not list(RowCache().folder.glob(".*"))
 
 

@@ -1,4 +1,4 @@
-"""Samples are taken apart and put together without loss."""
+"""Tests that samples are flattened into leaves and put together again without loss."""
 
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Pair = namedtuple("Pair", "left right")
 
 @dataclass
 class Fields:
-    """Two leaves by name."""
+    """A dataclass of two leaves."""
 
     left: Any
     right: Any
@@ -33,14 +33,14 @@ def test_round_trip(tree) -> None:
 
 
 class Point(tuple):
-    """Of two numbers, each by itself."""
+    """A tuple whose constructor takes two numbers instead of an iterable, so that it cannot be rebuilt in the usual way."""
 
     def __new__(cls, x: Any, y: Any) -> "Point":
         return super().__new__(cls, (x, y))
 
 
 class Sizes(list[int]):
-    """Of what it is given."""
+    """A list whose constructor computes its elements from other objects, so that it cannot be rebuilt of leaves."""
 
     def __init__(self, images: Any) -> None:
         super().__init__(len(image) for image in images)

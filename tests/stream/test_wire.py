@@ -1,4 +1,4 @@
-"""Nobody waits in a Peer, whatever the other end does."""
+"""Tests that calls of a Peer do not block without limit, whatever the other end does, and that values arrive whole."""
 
 import os
 import pickle
@@ -21,14 +21,14 @@ from argosy.stream.wire import Peer
 
 
 def word(value: Any) -> bytes:
-    """A value as it travels."""
+    """Return a value in the form in which it is sent."""
     pickled = pickle.dumps(value, protocol=5)
     return LENGTH.pack(len(pickled)) + pickled
 
 
 @contextmanager
 def raw() -> Iterator[tuple[socket.socket, Peer]]:
-    """A bare socket and the peer at its other end."""
+    """Yield a bare socket and the peer at its other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         yield ours, Peer(theirs)
@@ -238,7 +238,7 @@ def test_drain_gives_up_on_one_that_does_not_read() -> None:
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """This process may open none."""
+    """Let this process open no more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
     try:
