@@ -1,4 +1,4 @@
-"""``pytest tests/hostile`` tries some hundred examples; with ``--hypothesis-profile=hostile`` ten thousand, drawn anew each time."""
+"""Registers the Hypothesis profile "hostile": ten thousand new examples for each test, instead of some hundred."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,4 @@
-"""What may become of a file: bytes that change, and values of JSON that become others. Drawn by hypothesis."""
+"""Random damage to files, drawn by Hypothesis: changed bytes, and JSON values replaced by others."""
 
 import json
 import math
@@ -76,14 +76,14 @@ VALUES = st.one_of(
 
 
 def damaged(data: bytes, draw: Draw) -> bytes:
-    """One file's bytes after one to three blows; a file of JSON is often hit in its values."""
+    """Return a file's bytes after one to three changes, mostly of values if the file is JSON."""
     for _ in range(draw(st.integers(1, 3))):
         data = (_other_value if draw(st.integers(0, 3)) else _other_bytes)(data, draw)
     return data
 
 
 def damaged_lines(data: bytes, draw: Draw) -> bytes:
-    """The same of a file with a value on each line, whose lines also go, come twice, or change places."""
+    """Return the bytes of a file with a JSON value on each line after one to three changes; lines may also vanish, repeat or move."""
     lines = data.split(b"\n")[:-1]
     for _ in range(draw(st.integers(1, 3))):
         if not lines:
@@ -110,7 +110,7 @@ def _other_bytes(data: bytes, draw: Draw) -> bytes:
 
 
 def _other_value(data: bytes, draw: Draw) -> bytes:
-    """A value somewhere inside becomes another one, goes, or comes under another key as well."""
+    """Replace, delete or rename a value anywhere inside, or overwrite it with another one from the file."""
     try:
         root = [json.loads(data)]
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ def _other_value(data: bytes, draw: Draw) -> bytes:
 
 
 def _places(value: Any, depth: int) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key or index) of a value; of long arrays the first ones."""
+    """Yield every (container, key or index) inside a value, for long arrays only the first six."""
     if depth > 12:
         return
     keys = list(value) if isinstance(value, dict) else range(min(len(value), 6))

@@ -1,4 +1,4 @@
-"""Processes on a network that have not the run's key: between two nodes, where a node is sent by mistake, and in crowds."""
+"""Tests against processes without the run's key: between two nodes, at an address that a node calls by mistake, and in great numbers."""
 
 import contextlib
 import pickle
@@ -23,7 +23,7 @@ from argosy.stream.wire import Peer
 
 @pytest.fixture
 def relayed(network_listener: Listener, sealed: Certificate | None) -> Iterator[tuple[Peer, Peer, Relay]]:
-    """The two ends of a connection, and who stands between them."""
+    """Yield the two ends of a connection and the relay between them."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         relay = Relay(between, network_listener.port)
         ((_, peer),), (caller,) = enter(network_listener, lambda: call(between.getsockname()[1], certificate=sealed))
@@ -34,7 +34,7 @@ def relayed(network_listener: Listener, sealed: Certificate | None) -> Iterator[
 
 
 def refuses(peer: Peer, sealed: Certificate | None) -> bool:
-    """Whether a peer hears nothing more but a refusal: in plain text one sentence, inside TLS an end."""
+    """Return whether a peer receives nothing but a refusal: one sentence in plain text, an end of file inside TLS."""
     try:
         heard = peer.wait(10)
     except WorkerError as error:
@@ -74,7 +74,7 @@ def test_a_relay_can_neither_repeat_nor_leave_out_nor_reorder_what_is_said(
             try:
                 heard = peer.wait(10)
             except (WorkerError, EOFError):
-                break  # it came with the next one
+                break  # the first word arrived together with the next, refused one
     assert heard in ([], ["word 0"])
     assert refuses(peer, sealed)
 
@@ -139,7 +139,10 @@ def test_the_name_is_part_of_the_proof(network_listener: Listener, refused: list
 
 @pytest.mark.parametrize("says", ["nothing", "drips", "noise", "its nonce again"])
 def test_a_call_to_a_wrong_address_shows_nothing_of_the_key_and_ends_in_time(says: str) -> None:
-    """As to a port of its own host that the driver's list names, where another user listens."""
+    """A caller reveals only a nonce and a name to a stranger's port, and gives up in time.
+
+    The driver's list may name a port at which another user listens on the caller's own host.
+    """
     got = bytearray()
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 
@@ -168,12 +171,12 @@ def test_a_call_to_a_wrong_address_shows_nothing_of_the_key_and_ends_in_time(say
 
 
 MOST_SECONDS = 20.0
-"""The latest that a worker gets in beside strangers; usually it takes less than one."""
+"""The longest time until a worker is admitted beside strangers; usually it takes less than a second."""
 SOURCES = pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"], ids=["of another host", "of the caller's host"])
 
 
 def strangers_of(source: str, port: int) -> Iterator[socket.socket]:
-    """Callers that say nothing; the last few hundred hold the line."""
+    """Yield callers that send nothing; the last 600 of them stay connected."""
     calls: deque[socket.socket] = deque()
     try:
         while True:
@@ -213,7 +216,7 @@ def test_strangers_that_come_while_a_worker_proves_the_key_do_not_push_it_out(re
 @SOURCES
 def test_thousands_of_strangers_keep_no_worker_out(refused: list[str], source: str) -> None:
     listener, entered = Listener(bytes(32), refused.append), []
-    # Not so many strangers, but so long: they come as fast as this machine makes them, and it may have others to serve.
+    # A time limit instead of a number of strangers: they come as fast as this machine makes them, and it may be busy.
     until = time.monotonic() + MOST_SECONDS
 
     def call_again() -> Peer:

@@ -1,4 +1,4 @@
-"""Run directories, plans, commands and notices that were changed at random: each is read as what it says, or refused in a sentence."""
+"""Tests that randomly changed run directories, plans, commands and notices are read as they are, or refused in one sentence."""
 
 import contextlib
 import io
@@ -44,21 +44,21 @@ pytestmark = pytest.mark.tampers
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a line of every kind that a small one has, and members that came later."""
+    """Return the directory of a small run with journal lines of every kind and a member that was added later."""
     directory = tmp_path_factory.mktemp("hostile") / "run"
     argosy.train(STUDY, directory=directory, launcher="inline", devices="cpu:1")
     found = json.loads((directory / "study.json").read_text())
     late = {"members": {"two": found["members"].pop("two")}, "parts": found["code"]["parts"]}
     (directory / NEWCOMERS).write_text(json.dumps(late) + "\n")
     (directory / "study.json").write_text(json.dumps(found))
-    for read in READERS:  # imports are read now
+    for read in READERS:  # import modules now, not while they are watched
         one_sentence(read, directory)
-    show(as_text("\x1b 字"))  # so are those of rare characters
+    show(as_text("\x1b 字"))  # also those that are needed for rare characters
     return directory
 
 
 def one_sentence(read: Callable[[Path], object], directory: Path) -> str:
-    """What a command prints; where it refuses, the sentence."""
+    """Return what a command prints, or the sentence with which it refuses; assert that it is printable and short."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -75,7 +75,7 @@ def one_sentence(read: Callable[[Path], object], directory: Path) -> str:
 
 
 def opening(directory: Path) -> None:
-    """What ``argosy run`` looks at before it trains."""
+    """Read what ``argosy run`` reads before it trains."""
     check_directory(directory)
     with Lock(directory / "run.lock"), Journal(directory / "journal.jsonl"):
         state = RunState.of(read_journal(directory))
@@ -96,7 +96,7 @@ READERS: tuple[Callable[[Path], object], ...] = (
 
 @contextlib.contextmanager
 def changed(path: Path, new: bytes) -> Iterator[None]:
-    """Inside, the file says something else; whatever was changed is put back."""
+    """Change a file while the code inside runs; restore the whole directory afterwards."""
     kept = path.parent.with_name("kept")
     if not kept.exists():
         shutil.copytree(path.parent, kept, symlinks=True)
@@ -130,7 +130,7 @@ def test_a_study_whose_objective_no_member_has_reached(run: Path) -> None:
 
 
 def test_names_that_are_no_text_or_a_formula_of_matplotlib(run: Path, tmp_path: Path) -> None:
-    """As a path is, the bytes of which are in another encoding."""
+    """Names with invalid characters or formulas are shown escaped, and figures draw them; a path in another encoding gives such names."""
     name = "a\udce9\0$\\frac{$"
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     for line in lines:
@@ -198,7 +198,7 @@ def test_a_notice(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject)
 
 
 def plan() -> Plan:
-    """Of two devices, one member on both and two packed."""
+    """Return a plan for two devices: one member on both, and another packed with it on the first."""
     from argosy.plans import Flotilla, Placement
 
     placements = (
@@ -244,7 +244,7 @@ def test_a_file_of_profiles(tmp_path_factory: pytest.TempPathFactory, data: st.D
 
 
 def test_the_watch_sees(run: Path, tmp_path: Path) -> None:
-    """Else all of the above say nothing."""
+    """`watched` fails for each forbidden deed; otherwise, the tests above would prove nothing."""
     for deed in (
         lambda: (tmp_path / "x").write_text(""),
         lambda: os.system("true"),

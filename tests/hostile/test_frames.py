@@ -1,6 +1,6 @@
-"""Changed frames, proofs and notices: nothing of them is run, kept or believed, and each refusal is one sentence.
+"""Tests that changed frames, proofs and notices are neither run nor kept nor trusted, and that each refusal is one sentence.
 
-A few hundred examples of each; ``--hypothesis-profile hostile`` makes it a campaign of ten thousand.
+Each test tries 300 examples, or ten thousand with ``--hypothesis-profile hostile``.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ NOTICE = Notice(job="4711.0", hosts=("10.0.0.1", "127.0.0.1"), port=40000, certi
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """No code runs, and no answer takes long or much."""
+    """Assert that the code inside runs no code that was sent, and needs little time and memory."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert time.monotonic() - began < SECONDS
@@ -48,7 +48,7 @@ def bounded() -> Iterator[None]:
 
 
 def is_one_sentence(error: ArgosyError) -> bool:
-    """Without a line that a stranger has written."""
+    """Return whether a message is one printable sentence, without text that a stranger has sent."""
     text = str(error)
     return text.endswith(".") and text.isprintable() and len(text) < 600
 
@@ -72,7 +72,7 @@ CHANGES = st.lists(
 
 
 def changed(stream: bytes, changes: list[Change]) -> bytes:
-    """What a process on the way makes of bytes."""
+    """Return the bytes as a process between two ends might change them."""
     for kind, one, other, piece in changes:
         low, high = sorted((one % (len(stream) + 1), other % (len(stream) + 1)))
         middle = stream[low:high]
@@ -94,7 +94,7 @@ def changed(stream: bytes, changes: list[Change]) -> bytes:
 
 
 def heard(stream: bytes, framing: Any) -> tuple[list[Any], WorkerError | None]:
-    """What a peer makes of these bytes until their end, or a refusal."""
+    """Return the values that a peer receives from these bytes, and its refusal, if any."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     peer, values = Peer(theirs, framing), []
     try:
@@ -124,7 +124,7 @@ def test_of_changed_frames_nothing_is_heard_but_what_came_unchanged_before(chang
     assert values == VALUES[: len(values)]
     if error is None:
         assert len(values) == whole
-        # It ended within a frame, as when a node is gone.
+        # The stream ended within a frame, as when a node is lost.
         rest = len(stream) - len(b"".join(frames[:whole]))
         assert rest < (len(frames[whole]) if whole < len(frames) else HEADER_BYTES)
     else:
@@ -134,7 +134,10 @@ def test_of_changed_frames_nothing_is_heard_but_what_came_unchanged_before(chang
 @settings(max_examples=EXAMPLES)
 @given(length=st.integers(0, 2**64 - 1), word=st.binary(max_size=200))
 def test_of_a_trusted_end_that_is_broken_no_length_costs_memory_or_time(length: int, word: bytes) -> None:
-    """On one machine and inside TLS only the run's own processes can write: noise there is their error."""
+    """A wrong length on a trusted connection costs neither memory nor time.
+
+    On one machine and inside TLS, only the run's own processes can write, so wrong bytes are an error of theirs.
+    """
     with bounded():
         values, error = heard(LENGTH.pack(length) + b"\0" + word, Plain())
     assert values == []
@@ -159,7 +162,7 @@ def test_no_changed_proof_opens_a_listener(changes: list[Change], proves: bool) 
             ours.shutdown(socket.SHUT_WR)
             select.select([theirs], [], [])
             entered = listener.enter() + listener.enter()
-        # Whatever is left of the bytes after a proof is for the peer.
+        # Bytes after the proof are for the peer.
         assert bool(entered) == (proves and stream.startswith(GREETING + proof))
         for _, peer in entered:
             peer.close()

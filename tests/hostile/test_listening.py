@@ -1,4 +1,4 @@
-"""A run on one machine has no socket at which another process could call, but those of gloo, where nodes exchange tensors."""
+"""Tests that a run on one machine has no listening socket, except gloo's if nodes exchange tensors."""
 
 import contextlib
 import socket
@@ -11,11 +11,11 @@ from family import ONE_NODE, TWO_NODES, Run
 
 LISTENS_TCP = "0A"
 LISTENS_UNIX = 0x10000
-"""Flag of a socket that accepts calls (`__SO_ACCEPTCON` of the kernel)."""
+"""Flag of a socket that accepts connections (the kernel's `__SO_ACCEPTCON`)."""
 
 
 def listening(processes: Iterable[psutil.Process]) -> dict[str, str]:
-    """Return where these processes accept calls: by address, as the kernel writes it, the process's name."""
+    """Return where these processes accept connections: the address, as the kernel writes it, and the process's name."""
     places = {}
     for protocol in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
@@ -29,7 +29,7 @@ def listening(processes: Iterable[psutil.Process]) -> dict[str, str]:
     found = {}
     for process in processes:
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed since
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 inode = str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
                 if inode in places:
                     found[places[inode]] = process.name()

@@ -1,4 +1,4 @@
-"""Where agents find the driver: a store into which anybody may write, and keys that can be guessed."""
+"""Tests how agents find the driver through a store that anybody can write to, and which keys are too easy to guess."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ USERS = {"ARGOSY_KEY": "sixteen or more letters"}
 
 @pytest.fixture
 def key() -> bytes:
-    """Of the run, which the user has given all nodes."""
+    """Return the run's key, which the user has given to all nodes."""
     found = key_in(USERS)
     assert found is not None
     return found
@@ -29,20 +29,20 @@ def key() -> bytes:
 
 @pytest.fixture
 def store() -> Any:
-    """torchrun's, but for libuv, which closes descriptors by their numbers in every process that is forked later."""
+    """Return a store like torchrun's, but without libuv, which closes descriptors by number in every process forked later."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
 
 
 @pytest.fixture
 def stranger() -> Iterator[socket.socket]:
-    """Waits for calls."""
+    """A listening socket of a process without the key."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0)
         yield listener
 
 
 def called(stranger: socket.socket) -> bool:
-    """Whether anything came."""
+    """Return whether anything has connected to the stranger."""
     try:
         stranger.accept()[0].close()
     except BlockingIOError:
@@ -51,7 +51,7 @@ def called(stranger: socket.socket) -> bool:
 
 
 def attack(kind: str, text: str, port: int) -> str:
-    """What somebody who can write into the store makes of the notice: the driver is to be at another port."""
+    """Return the notice as an attacker might rewrite it in the store, so that it names another port for the driver."""
     first, _, mac = text.partition("\n")
     notice = {**json.loads(first), "hosts": ["127.0.0.1"], "port": port}
     match kind:
@@ -68,7 +68,7 @@ def attack(kind: str, text: str, port: int) -> str:
 
 
 def put(store: Any, name: str, value: str | bytes) -> None:
-    """Set a value, which every reader finds from then on."""
+    """Set a value and wait until every reader finds it."""
     store.set(name, value)
     store.get(name)
 
@@ -83,7 +83,7 @@ def test_no_address_of_a_changed_notice_is_called(
     place = replace(jobs.place(1), launcher="torchrun", store=("127.0.0.1", store.port))
     board = StoreBoard(place, key, keeps=False)
     board.leave(Notice(job=place.job, hosts=("127.0.0.1",), port=1))
-    assert board.read() is not None  # what is set is not answered, and not there before the next answer
+    assert board.read() is not None  # the store does not confirm a set; its next answer comes only after it
     (name,) = [name for name in store.list_keys() if "argosy" in name] if hasattr(store, "list_keys") else []
     name = name.removeprefix("/")
     put(store, name, attack(kind, store.get(name).decode(), stranger.getsockname()[1]))
@@ -108,7 +108,10 @@ def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(store: Any,
 def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_lists(
     key: bytes, stranger: socket.socket
 ) -> None:
-    """The driver's own loopback is the agent's as well, and another user may listen there."""
+    """An agent that calls a stranger sends it nothing made with the key.
+
+    The driver lists its loopback address, which on the agent's node is the agent's own; another user may listen there.
+    """
     refused: list[str] = []
     listener = Listener(key, refused.append)
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
@@ -116,7 +119,7 @@ def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_l
     with pytest.raises(WorkerError, match=r"timed out|failed"):
         notices.call_any(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
-        assert call.recv(1000)[32:] == b"\x06rank 1"  # a nonce and a name: nothing that the key has made
+        assert call.recv(1000)[32:] == b"\x06rank 1"  # after the nonce only a name: nothing that was made with the key
     listener.close()
 
 

@@ -1,4 +1,4 @@
-"""The store by which processes on several nodes meet, against one who reaches its port and has not its key."""
+"""Tests the store through which processes on several nodes meet, against a process that reaches its port without its key."""
 
 import datetime
 import socket
@@ -18,20 +18,20 @@ from argosy.training.programs.shard.parallel import Group
 
 @pytest.fixture
 def refused() -> list[str]:
-    """What the store says of those that it hangs up on."""
+    """Collects the reasons why the store hangs up on callers."""
     return []
 
 
 @pytest.fixture
 def network(refused: list[str]) -> Iterator[NetworkRendezvous]:
-    """The driver's."""
+    """The driver's rendezvous."""
     found = NetworkRendezvous("127.0.0.1", refused.append)
     yield found
     found.close()
 
 
 def port_of(network: NetworkRendezvous) -> int:
-    """Which anybody finds who looks."""
+    """Return the store's port, which a stranger can find too."""
     return int(network.rendezvous().split("/")[2].rpartition(":")[2])
 
 
@@ -76,7 +76,7 @@ def test_a_process_that_waits_is_answered_when_all_is_there_and_gives_up_in_time
         waiting[1].result(10)
     with pytest.raises(RuntimeError, match=r"has not answered wait within 0:00:00\.2"):
         one.wait(["never"], datetime.timedelta(seconds=0.2))
-    with pytest.raises(RuntimeError):  # its answer would be that of the question before
+    with pytest.raises(RuntimeError):  # the next answer would belong to the question that timed out
         one.get("late")
     other.close()
 

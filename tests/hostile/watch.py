@@ -1,4 +1,4 @@
-"""What a piece of work does to the rest of the machine: the files that it opens, programs, sockets, code, time and memory."""
+"""Watches what a piece of code does to the rest of the machine: files, programs, sockets, code that is run, time and memory."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["watched"]
 
 LONGEST_SECONDS = 5.0
-"""Of a processor: other work of the machine does not count."""
+"""CPU time, so that other work on the machine does not count."""
 STUCK_SECONDS = 20.0
 MOST_BYTES = 500 * 10**6
 FORBIDDEN = (
@@ -39,9 +39,9 @@ PATHS = (
     "os.listdir",
 )
 LIBRARIES = (*(str(Path(path).resolve()) for path in (*sys.path, sys.base_prefix) if path), "/proc/", "/dev/", "/sys/")
-"""Where the program itself lies, and what the kernel tells."""
+"""Paths that may be read: the program itself, and the kernel's own file systems."""
 FOLDERS = "/dev/shm/"
-"""Where those of tests are, which the kernel tells nothing in."""
+"""Part of /dev that holds ordinary files, also the tests' own folders, so that it may not be touched."""
 _heard: list[str] | None = None
 
 
@@ -62,7 +62,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _outside(path: Any) -> bool:
     if not isinstance(path, str | bytes | os.PathLike):
-        return False  # a descriptor, opened before
+        return False  # a descriptor of a file opened before
     resolved = os.path.realpath(os.fsdecode(path))
     if resolved.startswith(_allowed):
         return False
@@ -74,7 +74,7 @@ sys.addaudithook(_audit)
 
 @contextlib.contextmanager
 def watched(directory: Path) -> Iterator[None]:
-    """Inside, nothing outside of the directory is touched, no code is run, and neither time nor memory runs away."""
+    """Assert that the code inside touches nothing outside the directory, runs no other code, and needs little time and memory."""
     global _heard, _allowed
     heard: list[str] = []
     began, computed = time.monotonic(), time.process_time()
