@@ -1,4 +1,4 @@
-"""An ensemble of a run's members: it is worth more than the best of them, and says what they say."""
+"""Tests that an ensemble of a run's members scores better than the best of them, and combines exactly what they predict."""
 
 import copy
 import io
@@ -32,7 +32,7 @@ from argosy.errors import RunError, StudyError
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """The real ones, 1797 of them, in an order of no meaning."""
+    """Return scikit-learn's 1797 digits and their labels, shuffled."""
     x, y = load_digits(return_X_y=True)
     order = np.random.RandomState(0).permutation(len(x))
     return torch.tensor(x[order] / 16, dtype=torch.float32), torch.tensor(y[order])
@@ -43,7 +43,7 @@ TRAIN, VAL, TEST = slice(0, 600), slice(600, 900), slice(900, 1797)
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions: small networks that seeds make different."""
+    """Return a network with two convolutions, small enough that seeds make a difference."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, width, 3, padding=1),
@@ -56,14 +56,14 @@ def cnn(width: int) -> nn.Module:
 
 
 def member(name: str, width: int = 8, **rest: object) -> argosy.Member:
-    """One network for digits."""
+    """Return a member for digits."""
     optimizer = partial(Adam, lr=0.01)
     given = {"model": partial(cnn, width), "metrics": {"accuracy": argosy.accuracy}, **rest}
     return argosy.Member(name, optimizer=optimizer, batch_size=32, **given)
 
 
 def study_of(members: list[argosy.Member], epochs: int, data: argosy.Data | None = None) -> argosy.Study:
-    """Of digits."""
+    """Return a study of digits, unless other data are given."""
     data = data or argosy.Data(arrays=(X[TRAIN], Y[TRAIN]), val_arrays=(X[VAL], Y[VAL]))
     return argosy.Study(data=data, members=members, stop=argosy.MaxEpochs(epochs))
 
@@ -71,14 +71,14 @@ def study_of(members: list[argosy.Member], epochs: int, data: argosy.Data | None
 def trained(
     directory: Path, members: list[argosy.Member], *, data: argosy.Data | None = None, epochs: int = 8
 ) -> argosy.Report:
-    """Train them in this process."""
+    """Train the members in this process."""
     study = study_of(members, epochs, data)
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Of five seeds of one network and one wider network."""
+    """Report of a run of five seeds of one network and one wider network."""
     members = [*argosy.replicate(member("narrow"), seeds=5), member("wide.r", 10)]
     return trained(tmp_path_factory.mktemp("run"), members)
 
@@ -146,7 +146,7 @@ def test_a_prediction_is_what_the_network_says_and_touches_no_random_state(repor
 
 
 class Projected(nn.Module):
-    """Looks at samples through what it has drawn, which its ``state_dict`` does not hold, and fills a buffer when it sees the first."""
+    """A network that depends on random numbers that its ``state_dict`` does not hold, and that fills a buffer in its first forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,9 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines()
     last = max(number for number, line in enumerate(lines) if '"SectionEnded"' in line)
-    journal.write_text("".join(f"{line}\n" for line in lines[: last + 1]))  # as it is where the driver is killed then
+    journal.write_text(
+        "".join(f"{line}\n" for line in lines[: last + 1])
+    )  # as if the driver had been killed at this moment
     report = argosy.load(tmp_path, study=study_of([member("net")], 2))
     assert report.best().metrics == second
     said = (
@@ -229,7 +231,7 @@ def test_a_network_that_has_changed_since_it_was_trained_is_loaded_with_a_warnin
 
 
 def counted(config: dict[str, int]) -> nn.Module:
-    config["built"] = config.get("built", 0) + 1  # as configurations of Hugging Face fill themselves in
+    config["built"] = config.get("built", 0) + 1  # as configurations of Hugging Face do
     return made(nn.ReLU, config["width"])
 
 
@@ -260,7 +262,7 @@ def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Re
 
 
 class Undefined(nn.Linear):
-    """Trains, and is not a number where it is validated."""
+    """A network that trains normally, and returns NaN when it is validated."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (1.0 if self.training else torch.nan)
@@ -289,7 +291,7 @@ def test_an_ensemble_of_networks_from_elsewhere_is_saved_as_well(tmp_path: Path)
 
 
 class Double(nn.Module):
-    """Computes in float64, whatever it is given."""
+    """A network that computes in float64, whatever it is given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +312,7 @@ def test_predictions_of_folds_have_the_dtype_of_the_networks(tmp_path: Path) -> 
 
 
 class Counted(studies.Vectors):
-    """Counts how often samples are prepared."""
+    """A dataset that counts how often samples are prepared."""
 
     prepared = 0
 
@@ -320,7 +322,7 @@ class Counted(studies.Vectors):
 
 
 def doubled(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """What is done on the device, once for all."""
+    """Double the inputs, as the study's `on_device`."""
     return batch[0] * 2, batch[1]
 
 
@@ -330,7 +332,7 @@ def test_a_dataset_is_prepared_once_for_all_members_as_in_the_run(tmp_path: Path
     report = trained(tmp_path, members, data=data, epochs=1)
     Counted.prepared = 0
     _, *alone = report.ensemble().scores
-    assert 300 <= Counted.prepared < 320, "a few are looked at beforehand"
+    assert 300 <= Counted.prepared < 320, "more than once for all members, beside a few probes"
     for row in alone:
         metrics = report.member(row["network"]).metrics
         assert row["accuracy"] == pytest.approx(metrics["val_accuracy"])
@@ -338,7 +340,7 @@ def test_a_dataset_is_prepared_once_for_all_members_as_in_the_run(tmp_path: Path
 
 
 class Torn(studies.Vectors):
-    """Samples of which some raise, among them all of one batch of a prediction."""
+    """A dataset of which some samples raise, among them all of one batch of a prediction."""
 
     torn = frozenset({3, *range(256, 512)})
 
@@ -366,7 +368,7 @@ def test_samples_that_raise_have_rows_of_their_own(tmp_path: Path) -> None:
 
 
 def line(width: int) -> nn.Module:
-    """A network of one number."""
+    """Return a network that predicts one number."""
     return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
 
 
@@ -411,7 +413,7 @@ def test_an_ensemble_of_folds_is_scored_on_what_each_member_held_out(tmp_path: P
 
 
 def of_tokens(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """A step of a network that classifies each token, classes last."""
+    """A step of a network that classifies each token and has classes in the last dimension."""
     logits = model(batch[0])
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch[1].flatten()), logits, batch[1]
 
@@ -441,7 +443,7 @@ def test_as_many_classes_as_places_behind_them_are_known_by_the_loss() -> None:
 
 
 def exploding(epoch: int) -> float:
-    """What the learning rate is multiplied by."""
+    """Return a factor for the learning rate that makes training diverge after the first epoch."""
     return 1e30 if epoch else 1.0
 
 
@@ -451,7 +453,7 @@ def test_a_fold_that_failed_predicts_nothing_out_of_fold(tmp_path: Path) -> None
     folds[1] = replace(folds[1], schedule=partial(LambdaLR, lr_lambda=exploding))
     with pytest.warns(argosy.errors.MemberFailed):
         report = trained(tmp_path, folds, data=argosy.Data(arrays=every, val_arrays=every), epochs=3)
-    assert report.member("net-fold=1").metrics, "it has finished an epoch before"
+    assert report.member("net-fold=1").metrics, "the failed fold should have ended an epoch"
     with pytest.warns(
         UserWarning, match="1 of 3 members of 'net' have failed or diverged: net-fold=1; rows of samples"
     ) as warned:
@@ -472,7 +474,7 @@ def test_an_ensemble_says_why_it_has_no_scores(tmp_path: Path) -> None:
 
 
 def test_logits_have_no_errors_of_numbers(tmp_path: Path) -> None:
-    """Their distance from 0 and 1 says nothing: of a sure and right network it is large."""
+    """Logits get no scores as numbers: their distance from targets 0 and 1 is large even if the network is sure and right."""
     data = argosy.Data(arrays=(X, X[:, :10].gt(0).float()), val_arrays=(X, X[:, :10].gt(0).float()))
     report = trained(tmp_path, [member("net", loss=nn.BCEWithLogitsLoss(), metrics={})], data=data, epochs=1)
     found = report.ensemble(combine="mean")
@@ -483,13 +485,13 @@ def test_logits_have_no_errors_of_numbers(tmp_path: Path) -> None:
 
 
 def scaled(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """As the how-to has it."""
+    """Scale images in `on_device`, as the how-to does."""
     images, labels = batch
     return images.float() / 16, labels
 
 
 class Bytes(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Digits as bytes, with their labels or without."""
+    """A dataset of digits as bytes, with or without labels."""
 
     def __init__(self, *, labels: bool = True, named: bool = False) -> None:
         self.labels, self.named = labels, named
@@ -505,7 +507,7 @@ class Bytes(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 
 class ByName:
-    """Digits in two parts with names, with their labels."""
+    """A dataset of digits in two named parts, with labels."""
 
     def __len__(self) -> int:
         return 300
@@ -515,7 +517,7 @@ class ByName:
 
 
 class Halves(nn.Module):
-    """Takes both by their names."""
+    """A network that takes both parts by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -582,12 +584,12 @@ def test_what_is_predicted_needs_no_target_for_on_device(tmp_path: Path, arrays:
 
 
 def by_name(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same for samples that are dicts; it reads the labels."""
+    """Scale images of samples that are dicts; this reads the labels too."""
     return {"x": batch["x"].float() / 16, "labels": batch["labels"].clone()}
 
 
 class Named(nn.Module):
-    """Takes a batch that is a dict."""
+    """A network for batches that are dicts; it ignores the labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -598,7 +600,7 @@ class Named(nn.Module):
 
 
 def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Of a batch that is a dict."""
+    """A step for a batch that is a dict."""
     return nn.functional.cross_entropy(model(batch["x"]), batch["labels"])
 
 
@@ -613,7 +615,7 @@ def test_what_on_device_fills_in_for_missing_labels_reaches_no_network(tmp_path:
     report = trained(tmp_path, [member("net", model=Named, step=loss_of, metrics={})], data=data, epochs=1)
 
     class Leaning(Named):
-        """Leans on the labels that it is given."""
+        """A network whose output depends on the labels if it is given any."""
 
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
             return super().forward(x) if labels is None else labels[:, None] + super().forward(x)
@@ -631,7 +633,7 @@ def test_what_on_device_fills_in_for_missing_labels_reaches_no_network(tmp_path:
 
 
 def halved(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Writes into what it is given, and uses what lies beside it."""
+    """Scale images in place, with a global tensor as factor."""
     images, labels = batch
     images.div_(2, rounding_mode="floor")
     return images * FACTOR, labels
@@ -639,10 +641,10 @@ def halved(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 FACTOR = torch.tensor(1 / 8)
 PREPARED = {
-    "as the how-to has it": lambda batch: (batch[0].float() / 16, batch[1]),
+    "as in the how-to": lambda batch: (batch[0].float() / 16, batch[1]),
     "in place": halved,
     "bound": partial(lambda factor, batch: (batch[0] * factor, batch[1]), FACTOR),
-    "labels made as well": lambda batch: (batch[0].float() / 16, batch[1] * 1 + batch[0][:, 0].long() * 0),
+    "labels computed too": lambda batch: (batch[0].float() / 16, batch[1] * 1 + batch[0][:, 0].long() * 0),
 }
 AFTERWARDS = {
     "torch.export": lambda network, x: torch.export.export(network, (x,)).module(),
@@ -654,7 +656,7 @@ AFTERWARDS = {
 
 
 def saved_and_loaded(network: nn.Module) -> nn.Module:
-    """Through a file."""
+    """Return the network after saving and loading it."""
     file = io.BytesIO()
     torch.save(network, file)
     file.seek(0)
@@ -662,7 +664,7 @@ def saved_and_loaded(network: nn.Module) -> nn.Module:
 
 
 def of_bytes(directory: Path, on_device: object, **rest: object) -> argosy.Report:
-    """Trained on digits as bytes; read again, so that nothing was predicted before."""
+    """Train on digits as bytes, and return a report that is loaded anew, so that it has predicted nothing yet."""
     images = (X * 16).byte()
     data = argosy.Data(arrays=(images[TRAIN], Y[TRAIN]), val_arrays=(images[VAL], Y[VAL]), on_device=on_device)
     study = argosy.Study(data=data, members=[member("net", **rest)], stop=argosy.MaxEpochs(1))
@@ -719,7 +721,7 @@ def test_a_preparation_that_cannot_be_saved_is_one_sentence(tmp_path: Path) -> N
 
 
 def marked(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Makes the last pixel of the label."""
+    """Replace the last pixel by the label, so that inputs depend on targets."""
     images, labels = batch
     return torch.cat([images[:, :-1] / 16, labels[:, None].float()], dim=1), labels
 
@@ -745,7 +747,7 @@ def test_inputs_that_are_made_of_labels_are_predicted_with_labels_alone(tmp_path
 
 
 class Own(nn.Module):
-    """Takes batches of its own size alone: by a buffer, or by a view, in which others are torn apart."""
+    """A network that takes batches of one size only, because of a buffer, or of a view that would mix up other batches."""
 
     def __init__(self, size: int, *, view: bool = False) -> None:
         super().__init__()
@@ -810,5 +812,5 @@ def test_padded_tokens_count_in_no_choice_and_no_score_of_an_ensemble(tmp_path: 
 
 
 def tagger(width: int) -> nn.Module:
-    """Classes first, then tokens."""
+    """Return a network that classifies three tokens, with classes in dimension 1."""
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 30), nn.Unflatten(1, (10, 3)))

@@ -1,4 +1,4 @@
-"""What is exported says the same as the network in the run, as each format's own library loads it."""
+"""Tests that an exported network, loaded by the format's own library, gives the same outputs as in the run."""
 
 import json
 import sys
@@ -27,13 +27,13 @@ Y = torch.arange(60) % 10
 
 
 def halved(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """What a study does on the device."""
+    """Halve the inputs, as the study's `on_device`."""
     inputs, target = batch
     return inputs / 2, target
 
 
 def trained(directory: Path, given: argosy.Data, *members: argosy.Member) -> argosy.Report:
-    """Two members, unless others are given, for an epoch."""
+    """Train two members, unless others are given, for one epoch."""
     members = members or (studies.member("one", batch_size=20), studies.member("two", hidden=8))
     study = argosy.Study(data=given, members=list(members), stop=argosy.MaxEpochs(1))
     return argosy.train(study, directory=directory, launcher="inline", devices="cpu:1")
@@ -41,19 +41,19 @@ def trained(directory: Path, given: argosy.Data, *members: argosy.Member) -> arg
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> argosy.Report:
-    """Of a study that halves its inputs on the device."""
+    """Report of a study that halves its inputs on the device."""
     arrays = argosy.Data(arrays=(X, Y), val_arrays=(X[:30], Y[:30]), on_device=halved)
     return trained(tmp_path_factory.mktemp("run"), arrays)
 
 
 def by_torch(folder: Path, *inputs: Tensor, **named: Tensor) -> Tensor:
-    """What the program of torch says."""
+    """Return the output of the program of `torch.export`."""
     said: Tensor = torch.export.load(folder / "model.pt2").module()(*inputs, **named)
     return said
 
 
 def by_onnx(folder: Path, *inputs: Tensor, **named: Tensor) -> Tensor:
-    """What ONNX Runtime says; inputs have the names that ``config.json`` gives them."""
+    """Return the output of ONNX Runtime; inputs have the names that ``config.json`` gives them."""
     runtime = pytest.importorskip("onnxruntime", reason="ONNX is run by onnxruntime, of the extra export")
     session = runtime.InferenceSession(folder / "model.onnx")
     names = [leaf["name"] for leaf in json.loads((folder / "config.json").read_text())["inputs"]]
@@ -68,7 +68,7 @@ WAYS: dict[str, Callable[..., Tensor]] = {"torch-export": by_torch, "onnx": by_o
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
-    """A format that holds the whole network."""
+    """Each format that holds the whole network."""
     if request.param == "onnx":
         pytest.importorskip("onnxscript", reason="torch exports to ONNX by onnxscript, of the extra export")
     return str(request.param)
@@ -93,7 +93,7 @@ def test_an_ensemble_and_its_preparation_say_the_same(tmp_path: Path, report: ar
         folder = report.export(tmp_path / str(preprocess), given, format=way, preprocess=preprocess)  # type: ignore[arg-type]
         close(WAYS[way](folder, X[:7]), wanted)
         assert json.loads((folder / "config.json").read_text())["preprocessing"]
-        assert given.training, "what is given stays as it is"
+        assert given.training, "the exported ensemble was changed"
 
 
 def test_a_member_with_its_preparation_says_the_same(tmp_path: Path, report: argosy.Report, way: str) -> None:
@@ -135,7 +135,7 @@ def test_weights_that_eval_merges_are_not_merged_once_more_where_they_are_loaded
     ensemble.save(tmp_path / "ensemble.pt")
     close(Ensemble.load(tmp_path / "ensemble.pt", [member]).outputs(X)[0], said)
     close(ensemble.outputs(X)[0], said)
-    assert not any(part.training for part in ensemble.networks[0].modules()), "what is saved stays as it is"
+    assert not any(part.training for part in ensemble.networks[0].modules()), "the saved ensemble was changed"
 
 
 def test_the_card_of_an_ensemble_says_how_its_members_are_combined(tmp_path: Path, report: argosy.Report) -> None:
@@ -150,7 +150,7 @@ def test_the_card_of_an_ensemble_says_how_its_members_are_combined(tmp_path: Pat
 
 
 class Vectors(Dataset[tuple[Tensor, Tensor]]):
-    """The rows as a Dataset."""
+    """A dataset of the rows of `X` and `Y`."""
 
     def __len__(self) -> int:
         return len(X)
@@ -160,7 +160,7 @@ class Vectors(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Trunk(nn.Linear):
-    """A frozen network before the members."""
+    """A frozen network whose outputs the members train on."""
 
 
 def test_of_a_frozen_trunk_the_head_alone_is_exported_and_the_card_says_so(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_the_command_exports_a_member_or_an_ensemble(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     names = [member.name for member in studies.members()[:2]]
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "notes.txt").touch()  # which is not said to be written
+    (tmp_path / "out" / "notes.txt").touch()  # the command must not list this file as written
     for words, name in (([names[1]], names[1]), (["--top", "2"], "ensemble")):
         found = forked.command(tmp_path, ["export", "x", *words, "--format", "torch-export", "--to", "out", "--json"])
         assert found.returncode == 0, found.stderr

@@ -1,4 +1,4 @@
-"""Figures and choices of ensembles, as pure functions: against scikit-learn, SciPy, values by hand, and a slow reference."""
+"""Tests the scores, combinations and selections of ensembles, against scikit-learn, SciPy, hand-computed values and a slow reference."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ CLASSES = ("probabilities", "logits", "votes")
 
 
 def members(count: int, samples: int = 60, classes: int = 4, *, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits ``[members, N, classes]`` that are right more often than not, each member at its own samples, and the truth ``[N]``."""
+    """Return logits ``[members, N, classes]``, mostly right but each member for other samples, and the targets ``[N]``."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(classes, (samples,), generator=generator)
     signal = 1.5 * functional.one_hot(target, classes)
@@ -36,7 +36,7 @@ def members(count: int, samples: int = 60, classes: int = 4, *, seed: int = 0) -
 
 
 def even(count: int) -> Tensor:
-    """The same weight for all."""
+    """Return equal weights."""
     return torch.full((count,), 1 / count)
 
 
@@ -78,7 +78,9 @@ def test_disagreement_of_thousands_of_members_compares_no_pairs() -> None:
     said = torch.nn.functional.one_hot(torch.arange(6000).reshape(3000, 2) // 2 % 4, 4).double()
     began = time.process_time()
     assert disagreement(said) == pytest.approx(1 - 749 / 2999)
-    assert time.process_time() - began < 2.0, "four and a half million pairs take half a minute"
+    assert time.process_time() - began < 2.0, (
+        "too slow: comparing all four and a half million pairs takes half a minute"
+    )
 
 
 def test_disagreement_is_a_mean_over_pairs() -> None:
@@ -193,7 +195,7 @@ def test_an_ensemble_is_worth_what_its_members_with_a_weight_are() -> None:
 
 
 def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str) -> float:
-    """What greedy selection makes small."""
+    """Return the loss that greedy selection minimizes."""
     together = combined(outputs, torch.tensor(weights, dtype=torch.float64), torch.ones(len(outputs)), combine)
     if combine == "mean":
         return (together - target).pow(2).mean().item()
@@ -203,12 +205,12 @@ def loss_of(weights: list[float], outputs: Tensor, target: Tensor, combine: str)
 
 
 def greedy(outputs: Tensor, target: Tensor, combine: Any, how: How = "greedy") -> list[float]:
-    """The weights of a choice."""
+    """Return the weights that are selected."""
     return selected(terms(outputs, target, combine), losses_of(target, combine), how)
 
 
 def slow_greedy(outputs: Tensor, target: Tensor, combine: str) -> list[float]:
-    """The same by its definition."""
+    """Return the weights of greedy selection, computed from its definition."""
     counts, tried = np.zeros(len(outputs), int), []
     for _ in range(ROUNDS):
         options = [counts + np.eye(len(outputs), dtype=int)[number] for number in range(len(outputs))]
@@ -229,13 +231,15 @@ def test_greedy_selection_is_that_of_its_definition(combine: str) -> None:
 def test_a_bagged_selection_is_the_mean_of_greedy_ones_from_random_halves(combine: str) -> None:
     outputs, target = members(10)
     truth = torch.randn(60, 4, dtype=torch.float64) if combine == "mean" else target
-    outputs[3] = math.nan  # as one that has diverged, which is in no half
+    outputs[3] = math.nan  # a member that has diverged is in no half
     draws, wanted, sound = np.random.RandomState(0), np.zeros(10), np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
     for _ in range(BAGS):
         half = sound[draws.permutation(9)[:4]]
         wanted[half] += greedy(outputs[torch.from_numpy(half)], truth, combine)
     assert greedy(outputs, truth, combine, "bagged") == pytest.approx(list(wanted / BAGS))
-    assert greedy(outputs[:8], truth, combine, "bagged") == greedy(outputs[:8], truth, combine), "of seven"
+    assert greedy(outputs[:8], truth, combine, "bagged") == greedy(outputs[:8], truth, combine), (
+        "two selections from seven members differ"
+    )
 
 
 @pytest.mark.parametrize(("combine", "seed"), list(itertools.product((*CLASSES, "mean"), range(5))))

@@ -1,4 +1,4 @@
-"""Networks with several outputs: predictions have the structure that the network returns, and ensembles combine each output by itself."""
+"""Tests networks with several outputs: predictions have the network's structure, and ensembles combine each output separately."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ HEADS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def both(output: Any) -> tuple[Any, Any]:
-    """The two outputs, whatever holds them."""
+    """Return the two outputs, whatever structure holds them."""
     if isinstance(output, tuple):
         return output[0], output[1]
     values = output if isinstance(output, dict) else vars(output)
@@ -49,7 +49,7 @@ def both(output: Any) -> tuple[Any, Any]:
 
 
 class TwoHeads(nn.Module):
-    """Of a sample the class, in logits, and a number."""
+    """A network that predicts a class, as logits, and a number, in the structure that `made` builds."""
 
     def __init__(self, made: Callable[[Any, Any], Any]) -> None:
         super().__init__()

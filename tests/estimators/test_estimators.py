@@ -1,4 +1,4 @@
-"""Fleets as estimators of scikit-learn."""
+"""Tests fleets as estimators of scikit-learn."""
 
 import ast
 import copy
@@ -42,14 +42,14 @@ EXPECTED = {
     "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one row of a batch, and in one fold, where a repeated row is two: "
     "weights are equal to repetitions in expectation only"
 }
-"""What fails, and why."""
+"""Checks of scikit-learn that are expected to fail, with the reason."""
 
 
 SHAPE = Shape(samples=100, inputs=4, outputs=2, of_classes=True)
 
 
 def own(shape: Shape) -> argosy.Member:
-    """A linear network, and its loss."""
+    """Return a member with a linear network and a loss for classes or numbers."""
     return argosy.Member(
         "linear",
         model=partial(nn.Linear, shape.inputs, shape.outputs),
@@ -67,7 +67,7 @@ def own(shape: Shape) -> argosy.Member:
 )
 def test_the_contract_of_scikit_learn(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the check asks for some
+        warnings.simplefilter("ignore")  # some checks cause warnings on purpose
         check(estimator)
 
 
@@ -115,7 +115,7 @@ def test_memory_without_room_is_not_written_into(monkeypatch: pytest.MonkeyPatch
 
 
 def test_fits_of_two_threads_draw_as_alone() -> None:
-    """As in scikit-learn's jobs inside of jobs, which joblib runs in threads."""
+    """Fits in two threads give the same results as alone; joblib runs nested jobs of scikit-learn in threads."""
 
     def fitted(_: int) -> Any:
         return argosy.Classifier(TINY, folds=2, random_state=0).fit(X, WORDS).predict_proba(X)
@@ -127,7 +127,7 @@ def test_fits_of_two_threads_draw_as_alone() -> None:
 
 
 def table(rows: int = 120) -> tuple[DataFrame, Any]:
-    """Numbers and words, both with missing ones: it is the word, and whether a number is missing, that decides."""
+    """Return a table of numbers and words, both with missing values, and labels that depend on the word and on whether a number is missing."""
     random = np.random.RandomState(1)
     words, size = random.choice(["red", "green", "blue"], rows), random.normal(size=rows)
     size[::3] = np.nan
@@ -229,14 +229,14 @@ def test_durations_among_objects_are_refused() -> None:
 
 
 def prepared(found: argosy.Classifier) -> list[dict[str, torch.Tensor]]:
-    """What was fitted for each fold's networks to see rows by."""
+    """Return the state of the preprocessing that was fitted for each fold's networks."""
     (bag,) = found.ensemble_.networks
     return [network[0].state_dict() for network in bag.networks]
 
 
 @pytest.mark.parametrize("numbers", ["quantile", "standard"])
 def test_nothing_of_a_fold_is_in_what_its_networks_are_prepared_by(numbers: str) -> None:
-    """Rows that the first fold holds out become others, which changes the preparation of the others alone."""
+    """Changing the rows that the first fold holds out changes the preprocessing of the other folds only."""
     x, y = table()
     cut = argosy.kfold(own(Shape(samples=1, inputs=1, outputs=2, of_classes=True)), 3, stratify=y, seed=seed_of(0))
     changed = x.copy()
@@ -253,13 +253,13 @@ def test_nothing_of_a_fold_is_in_what_its_networks_are_prepared_by(numbers: str)
 
 
 def seed_of(random_state: int) -> int:
-    """The seed of the run, and of its folds."""
+    """Return the seed of the run and of its folds."""
     return int(np.random.RandomState(random_state).randint(2**31 - 1))
 
 
 def test_weights_count() -> None:
     x = RANDOM.normal(size=(200, 2))
-    y = np.tile([0, 1], 100)  # which x says nothing of
+    y = np.tile([0, 1], 100)  # independent of x
     weights = np.where(y == 1, 9.0, 1.0)
     probabilities = argosy.Classifier(own, folds=2, random_state=0).fit(x, y, sample_weight=weights).predict_proba(x)
     assert abs(argosy.Classifier(own, folds=2, random_state=0).fit(x, y).predict_proba(x)[:, 1].mean() - 0.5) < 0.1
@@ -282,7 +282,7 @@ def test_rules_may_follow_metrics_beside_weights() -> None:
 
 
 def test_a_network_has_an_output_for_each_class() -> None:
-    """With more of them `predict_proba` would have columns that are none of `classes_`."""
+    """A network with more outputs than classes is refused; `predict_proba` would have columns that are not in `classes_`."""
     with pytest.raises(StudyError, match=r"member 'linear' returns \[3\] for a row, and the table needs \[2\]"):
         argosy.Classifier(lambda shape: own(replace(shape, outputs=3)), folds=2, random_state=0).fit(X, WORDS)
 
@@ -357,7 +357,7 @@ def test_a_member_that_fails_is_left_out() -> None:
 
 
 def broken(shape: Shape) -> argosy.Member:
-    """Whose network takes more than there is."""
+    """Return a member whose network takes more inputs than the table has."""
     return argosy.Member("broken", model=partial(nn.Linear, 99, 2), optimizer=partial(AdamW), batch_size=16)
 
 
@@ -423,7 +423,7 @@ def test_a_table_without_rows_is_refused_as_an_array_is() -> None:
     for found in (argosy.Classifier(TINY, folds=2).fit(x, WORDS), argosy.Regressor(TINY, folds=2).fit(x, X[:, 0])):
         for rows in (x[:0], x.to_numpy()[:0]):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # an array has no names
+                warnings.simplefilter("ignore", UserWarning)  # an array has no column names
                 with pytest.raises(ValueError, match=r"Found array with 0 sample\(s\) \(shape=\(0, 4\)\) while a min"):
                     found.predict(rows)
 
