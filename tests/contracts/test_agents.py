@@ -316,7 +316,7 @@ def test_mpirun_starts_two_nodes_and_one_is_killed(tmp_path: Path, two_hosts: tu
     assert evidence.results(run) == evidence.results(tmp_path / "alone")
 
 
-def test_who_has_not_the_key_is_refused_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_without_the_key_is_refused_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a job gathers its nodes, an agent with another key and a port scanner are refused and logged; the run goes on."""
     launcher, knocked = jobs.TwoNodes(tmp_path / "run"), tmp_path / "knocked"
     monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)

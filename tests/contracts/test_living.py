@@ -165,7 +165,7 @@ def test_a_fault_while_members_move_finds_each_of_them_once(tmp_path: Path, monk
 
 @pytest.mark.parametrize("sections", [1, 3])
 @pytest.mark.parametrize("way", Way)
-def test_who_shared_a_stream_with_a_lost_trainer_goes_on(
+def test_members_that_shared_a_stream_with_a_lost_trainer_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way, sections: int
 ) -> None:
     here = {"plain": 0, "odd": 0, "bootstrap": 1, "adam": 1}
@@ -279,7 +279,7 @@ def test_members_move_and_those_that_do_not_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, sections: int
 ) -> None:
     here = {"plain": 0, "bootstrap": 1}
-    # "odd" and "adam" swap devices whenever the policy is asked; the short members' budgets make that every section's end.
+    # "odd" and "adam" swap devices whenever the policy is asked: at the end of every section, where a short member ends.
     moving = living.policy(monkeypatch, living.Dealt(lambda member, asked: here.get(member, asked + (member == "odd"))))
     short = [
         studies.member(f"short{n}", stop=argosy.MaxEpochs(n / 4)) for n in range(1, 12) if n % 4 == 0 or sections == 4
@@ -350,7 +350,9 @@ def test_a_leg_that_regroups_holds_up_no_other(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("where", ["measured", "waits", "rests", "trains"])
-def test_who_is_told_to_stop_stops_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_member_that_is_told_to_stop_stops_whatever_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     living.trusting(monkeypatch)
     left: list[str] = []
 

@@ -108,7 +108,7 @@ def test_one_word_is_for_all_outputs(tmp_path: Path) -> None:
     torch.testing.assert_close(ensemble(X[NEW])["kind"], torch.stack(alone).mean(dim=0))
 
 
-def test_of_folds_each_output_is_told_by_the_member_that_held_the_sample_out(tmp_path: Path) -> None:
+def test_out_of_fold_each_output_is_predicted_by_the_member_that_held_the_sample_out(tmp_path: Path) -> None:
     report = trained(tmp_path, "dict", folds=True)
     told = report.out_of_fold("heads")
     study: argosy.Study = report.networks().known_study()
@@ -161,7 +161,9 @@ def test_an_export_has_all_outputs(tmp_path: Path, held: str) -> None:
         ({"combine": "mean", "select": "greedy"}, "scores, select= and calibrate= are of one"),
     ],
 )
-def test_what_cannot_be_made_of_them_is_one_sentence(tmp_path: Path, asked: Mapping[str, Any], said: str) -> None:
+def test_a_combination_that_does_not_fit_the_outputs_is_refused_in_one_sentence(
+    tmp_path: Path, asked: Mapping[str, Any], said: str
+) -> None:
     report = trained(tmp_path, "dict")
     with pytest.raises((RunError, StudyError)) as raised:
         report.ensemble(**asked)

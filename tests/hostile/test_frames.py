@@ -112,7 +112,7 @@ def heard(stream: bytes, framing: Any) -> tuple[list[Any], WorkerError | None]:
 
 @settings(max_examples=EXAMPLES)
 @given(changes=CHANGES)
-def test_of_changed_frames_nothing_is_heard_but_what_came_unchanged_before(changes: list[Change]) -> None:
+def test_only_frames_before_the_first_change_are_received(changes: list[Change]) -> None:
     sender = Authenticated(sends=KEY, receives=OTHER)
     frames = [sender.pack(pickle.dumps(value, protocol=5)) for value in VALUES]
     stream = changed(b"".join(frames), changes)
@@ -133,7 +133,7 @@ def test_of_changed_frames_nothing_is_heard_but_what_came_unchanged_before(chang
 
 @settings(max_examples=EXAMPLES)
 @given(length=st.integers(0, 2**64 - 1), word=st.binary(max_size=200))
-def test_of_a_trusted_end_that_is_broken_no_length_costs_memory_or_time(length: int, word: bytes) -> None:
+def test_a_wrong_length_from_a_trusted_end_costs_neither_memory_nor_time(length: int, word: bytes) -> None:
     """A wrong length on a trusted connection costs neither memory nor time.
 
     On one machine and inside TLS, only the run's own processes can write, so wrong bytes are an error of theirs.
@@ -191,7 +191,7 @@ def test_a_changed_answer_is_no_listener_of_the_run(changes: list[Change], knows
 
 @settings(max_examples=EXAMPLES)
 @given(changes=CHANGES, key=st.sampled_from([None, b"the run's key"]))
-def test_of_a_changed_notice_nothing_is_believed(changes: list[Change], key: bytes | None) -> None:
+def test_no_changed_notice_is_trusted(changes: list[Change], key: bytes | None) -> None:
     text = written(NOTICE, key)
     other = changed(text.encode(), changes).decode(errors="replace")
     with bounded():

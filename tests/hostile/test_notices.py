@@ -105,7 +105,7 @@ def test_a_notice_that_is_taken_away_or_unreadable_holds_up_no_agent(store: Any,
     assert board.read() is None
 
 
-def test_an_agent_finds_its_driver_past_strangers_at_addresses_that_the_driver_lists(
+def test_a_stranger_at_an_address_that_the_driver_lists_learns_nothing_of_the_key(
     key: bytes, stranger: socket.socket
 ) -> None:
     """An agent that calls a stranger sends it nothing made with the key.

@@ -15,7 +15,7 @@ import argosy
 from argosy.errors import RunError, StudyError
 
 CUTS = (0, 2, 5)
-"""Numbers of the trunk's last layers that members train."""
+"""How many of the trunk's last layers members train."""
 RATES = (0.05, 0.2)
 HEAD = partial(nn.Linear, 8, 3, dtype=torch.float64)
 

@@ -137,7 +137,7 @@ class Asked(Exception):  # noqa: N818
     """Raised with the number of loaders that were asked for."""
 
 
-def test_of_very_many_cores_each_loader_still_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_very_many_cores_there_are_no_more_loaders_than_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(count: int, *_: Any, hang_up: Any, **__: Any) -> None:
         hang_up()
         raise Asked(count)

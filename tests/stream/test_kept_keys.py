@@ -526,7 +526,7 @@ class Desk:
         return importlib.import_module(name)
 
     def data(self, name: str = "data") -> Path:
-        """A folder of files, with an index, an array and a database."""
+        """Make a folder of files, with an index, arrays and databases, and return it."""
         folder = self.folder / name
         folder.mkdir()
         for index in range(LENGTH):

@@ -204,7 +204,7 @@ def test_the_samples_of_a_loader_are_those_of_the_stream() -> None:
     assert sorted(found) == list(range(TOTAL))
 
 
-def test_of_unlike_length_and_then(tmp_path: Path) -> None:
+def test_ragged_and_then_apply_to_samples_of_shards(tmp_path: Path) -> None:
     def texts(shard: int, row: int) -> Iterator[Any]:
         return ((torch.ones(1 + number % 5), number) for number in range(row, 20))
 

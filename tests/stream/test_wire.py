@@ -90,7 +90,7 @@ def test_an_end_with_unread_words_is_an_end_of_file_all_the_same() -> None:
         here.receive()
 
 
-def test_to_a_peer_that_is_gone_nothing_is_said() -> None:
+def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
     here, there = Peer.pair()
     there.close()
     here.send("?")
