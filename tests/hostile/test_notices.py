@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -112,15 +113,32 @@ def test_a_stranger_at_an_address_that_the_driver_lists_learns_nothing_of_the_ke
 
     The driver lists its loopback address, which on the agent's node is the agent's own; another user may listen there.
     """
-    refused: list[str] = []
-    listener = Listener(key, refused.append)
     notice = Notice(job="", hosts=("127.0.0.1",), port=stranger.getsockname()[1])
     stranger.settimeout(10)
     with pytest.raises(WorkerError, match=r"timed out|failed"):
         notices.call_any(notice, key, "rank 1", None)
     with stranger.accept()[0] as call:
         assert call.recv(1000)[32:] == b"\x06rank 1"  # after the nonce only a name: nothing that was made with the key
-    listener.close()
+
+
+def test_an_agent_finds_its_driver_past_a_stranger(
+    key: bytes, stranger: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver listens at its second address, and the stranger at the first; both use one port."""
+    port = stranger.getsockname()[1]
+    with socket.create_server(("127.0.0.2", port)) as there:
+        monkeypatch.setattr(socket, "create_server", lambda address, **rest: there)
+        listener = Listener(key, list[str]().append)
+        over = threading.Event()
+        serving = {"target": listener.serve, "args": (over, lambda peer: True), "kwargs": {"tick_seconds": 0.01}}
+        thread = threading.Thread(**serving)  # type: ignore[arg-type]
+        thread.start()
+        try:
+            notice = Notice(job="", hosts=("127.0.0.1", "127.0.0.2"), port=port)
+            notices.call_any(notice, key, "rank 1", None).close()
+        finally:
+            over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])

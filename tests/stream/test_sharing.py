@@ -176,7 +176,8 @@ def test_loader_workers_are_as_many_as_the_rate_needs_with_some_to_spare() -> No
     # There are never more workers than cores.
     assert choose_pipeline(needs(nodes=1), []).loader_workers == 8
     # Beside trainers on the same cores, a worker gets only part of a core, so there is one worker for every core.
-    assert choose_pipeline(needs(nodes=1, training_cpu_seconds=1e-3), []).loader_workers == 8
+    beside = needs(nodes=1, demand_samples_per_second=1000.0, training_cpu_seconds=1e-3)
+    assert choose_pipeline(beside, []).loader_workers == 8
 
 
 def test_training_on_the_same_cores_is_counted() -> None:
