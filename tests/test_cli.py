@@ -76,7 +76,7 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert "prepared 1.0 times" not in argosy(folder, "report", "runs/x").stdout
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x", "--verbose").stdout
     untracked = argosy(folder, "run", "study.py", "--launcher", "inline", "--track", "comet", code=2)
-    assert "there is no tracker 'comet'" in untracked.stderr
+    assert "unknown tracker 'comet'" in untracked.stderr
 
 
 def test_curves_and_figures_are_written_of_a_run_that_goes_on_as_well(folder: Path) -> None:

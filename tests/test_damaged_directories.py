@@ -183,7 +183,7 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
 def test_a_study_that_is_not_the_runs_own_cannot_load_its_networks(whole: Path) -> None:
     other = studies.study(90, fleet=[studies.member("two", hidden=9)])
     report = argosy.load(whole, study=other)
-    with pytest.raises(RunError, match="the study has no member 'one', only two; give the run's own study"):
+    with pytest.raises(RunError, match=r"the study has no member 'one', only two\. Pass the run's own study"):
         report.member("one").load()
     with pytest.raises(RunError, match="the network that the study builds for member 'two' is not the one"):
         report.member("two").load()
@@ -198,7 +198,7 @@ class Careful(studies.Mlp):
 
 def test_a_network_that_takes_no_weights_says_why(whole: Path) -> None:
     study = studies.study(90, fleet=[studies.member("two", model=Careful)])
-    with pytest.raises(RunError, match=r"is not the one that was trained: no room for them\. Give"):
+    with pytest.raises(RunError, match=r"is not the one that was trained: no room for them\. Pass"):
         argosy.load(whole, study=study).member("two").load()
 
 

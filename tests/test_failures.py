@@ -56,7 +56,7 @@ def test_each_failed_member_is_a_warning_with_its_reason_and_the_users_own_line(
             report = train(tmp_path, fleet())
         bad, wild = sorted(f"{one.message}" for one in told)
         assert bad == (
-            f"member 'bad' failed: ValueError: no more ({__file__}:{LINE}). Its log is {tmp_path}/members/bad/log.txt; fix it, "
+            f"member 'bad' failed: ValueError: no more ({__file__}:{LINE}). See {tmp_path}/members/bad/log.txt, fix the cause, "
             "and train with retry_failed=True."
         )
         assert wild.startswith("member 'wild' diverged: its training loss is not a number after ")
@@ -88,7 +88,7 @@ def test_what_a_failed_member_had_reached_is_never_the_best(tmp_path: Path) -> N
     assert report.leader is not None and report.leader.name == "slow"
     assert report.ensemble().names == ("slow",)
     assert report.ensemble(members=["bad", "slow"]).names == ("slow", "bad")
-    with pytest.raises(RunError, match="2 members, and 1 of"):
+    with pytest.raises(RunError, match="2 members, but only 1 of"):
         report.ensemble(top=2)
 
 

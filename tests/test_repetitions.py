@@ -204,7 +204,9 @@ def test_repetitions_that_are_one_network_are_told() -> None:
     outcomes["other"] = {seed: {"val_loss": 0.2 + seed / 10, "val_accuracy": 1.0} for seed in range(3)}
     means = Means.of(repetitions(outcomes))
     assert means is not None
-    assert "Repetitions of same are equal in every figure, as where a factory sets its own seed." in means.text
+    assert (
+        "Repetitions of same are equal in every figure, for example because a factory sets its own seed." in means.text
+    )
     del outcomes["same"]
     means = Means.of(repetitions(outcomes))
     assert means is not None

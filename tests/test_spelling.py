@@ -114,7 +114,7 @@ UNKNOWN: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "grid": (
         partial(argosy.grid, by),
         {"lrs": [0.1]},
-        "argosy.grid: lrs (did you mean 'lr'?) is no parameter of build, which has",
+        "argosy.grid: build has no parameter lrs (did you mean 'lr'?); choose one of",
     ),
     "fit": (
         partial(argosy.fit, *ARRAYS, member()),

@@ -175,7 +175,7 @@ STUDIES = {
 GRIDS = {
     "grid of a member": (
         lambda: argosy.grid(studies.member(), lr=[0.1]),
-        "argosy.grid: build is an instance of Member; it must be a function from a value of each axis to an argosy.Member.",
+        "argosy.grid: build is an instance of Member; it must be a function that takes a value of each axis and returns an argosy.Member.",
     ),
     "axis of one number": (lambda: argosy.grid(studies.member, lr=0.1), "argosy.grid: lr is 0.1; it must be a list"),
     "axis of one word": (
@@ -186,7 +186,7 @@ GRIDS = {
     "grid of networks": (lambda: argosy.grid(studies.Mlp, hidden=[4]), "build returned an instance of Mlp; it must"),
     "axis of pairs": (
         lambda: argosy.grid(lambda sizes: studies.member(), sizes=[(4, 4)]),
-        "argosy.grid: sizes has an instance of tuple among its values, which cannot stand in a member's name",
+        "argosy.grid: sizes has an instance of tuple among its values, which cannot be part of a member's name",
     ),
 }
 REFUSED = {**MEMBERS, **DATA, **STUDIES, **GRIDS}

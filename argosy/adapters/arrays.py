@@ -54,7 +54,7 @@ class Fitted:
     def predict_proba(self, X: Any) -> npt.NDArray[Any]:
         """Return probabilities ``[N, classes]``, in the order of `classes`."""
         if self.classes is None:
-            raise StudyError("predict_proba needs classes, and these targets are numbers (floats); use predict.")
+            raise StudyError("predict_proba needs classes, but the targets are numbers (floats). Use predict.")
         return self._outputs(X).softmax(dim=1).numpy()
 
     def _outputs(self, X: Any) -> Tensor:
@@ -72,7 +72,7 @@ class Fitted:
             if there is not here:
                 with_names, without = ("X", "the X of argosy.fit") if there is None else ("the X of argosy.fit", "X")
                 warnings.warn(
-                    f"{with_names} has names of columns and {without} has none: columns are read by place.",
+                    f"{with_names} has column names and {without} has none, so columns are matched by position.",
                     stacklevel=4,
                 )
             return
@@ -81,10 +81,10 @@ class Fitted:
         unseen, missing = [name for name in here if name not in there], [name for name in there if name not in here]
         differences = [
             f"{what} {_listed(names)}" for what, names in (("new", unseen), ("missing", missing)) if names
-        ] or [f"in another order, {_listed(here)}"]
+        ] or [f"in a different order, {_listed(here)}"]
         raise StudyError(
-            f"X has other columns than the X of argosy.fit: {'; '.join(differences)}. Give the same in their order, as "
-            f"X[fitted.feature_names_in_]: {_listed(there)}."
+            f"X has different columns from the X of argosy.fit: {'; '.join(differences)}. Pass the same columns in "
+            f"the same order, X[fitted.feature_names_in_]: {_listed(there)}."
         )
 
 
@@ -133,11 +133,11 @@ def _fitted(report: Report, classes: npt.NDArray[Any] | None, names: npt.NDArray
     if failed is not None and not any(row.metrics for row in report.rows):
         gaps = inputs.isnan().reshape(len(inputs), -1).any(dim=1)
         advice = (
-            f"Fix X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values; fill them."
+            f"Fix X: {int(gaps.sum()):,} of its {len(gaps):,} rows have missing values. Fill them in."
             if gaps.any()
             else "Fix the member."
             if inputs.is_floating_point()
-            else "Fix the member; where its network wants floats, give X as floats."
+            else "Fix the member. If its network needs floats, pass X as floats."
         )
         raise MemberError(
             f"argosy.fit: no member has finished an epoch; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\n{advice}"
@@ -154,8 +154,9 @@ def _check_outputs(member: str, output: Any, classes: int) -> None:
     shape = list(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
     if shape != [classes]:
         raise StudyError(
-            f"argosy.fit: y has {classes} classes, and the network of member {member!r} returns {shape} for a sample; it must return one logit per "
-            f"class, [{classes}]. Give it so many outputs, with a loss of classes, as cross-entropy, or train it by argosy.train."
+            f"argosy.fit: y has {classes} classes, but the network of member {member!r} returns {shape} per sample; "
+            f"it must return one logit per class, [{classes}]. Change its number of outputs and use a loss for "
+            "classes, such as cross-entropy, or train it with argosy.train."
         )
 
 
@@ -170,7 +171,9 @@ def _targets(y: Any) -> npt.NDArray[Any]:
 
 def _held_out(samples: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     if not 0 <= share < 1:
-        raise StudyError(f"argosy.fit: validation is {share}; it must be a share of the samples, from 0 to below 1.")
+        raise StudyError(
+            f"argosy.fit: validation is {share}; it must be a fraction of the samples, at least 0 and less than 1."
+        )
     found = np.zeros(samples, np.bool_)
     found[np.random.RandomState(seed & 0xFFFFFFFF).permutation(samples)[: round(share * samples)]] = True
     return found
@@ -204,7 +207,8 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if not array.ndim:
         raise StudyError(
-            f"argosy.fit: X is {shown(values)}; it must be an array or a table of numbers. Give that, of a sparse matrix X.toarray()."
+            f"argosy.fit: X is {shown(values)}; it must be an array or a table of numbers. For a sparse matrix, pass "
+            "X.toarray()."
         )
     if array.dtype.kind in "biuf":
         return array
@@ -212,8 +216,9 @@ def _numbers(values: Any) -> npt.NDArray[Any]:
     names = getattr(values, "columns", range(len(columns)))
     if wrong := [repr(name) for name, column in zip(names, columns, strict=True) if not _are_numbers(column)]:
         raise StudyError(
-            f"X has other things than numbers in {len(wrong)} of its {len(columns)} columns: {', '.join(wrong[:5])}. Encode them "
-            "first, for example as class numbers, fill what is missing, or leave them out."
+            f"X has values that are not numbers in {len(wrong)} of its {len(columns)} columns: "
+            f"{', '.join(wrong[:5])}. Encode them, for example as class numbers, fill in missing values, or remove "
+            "the columns."
         )
     return array.astype(np.float64)
 

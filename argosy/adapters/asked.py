@@ -14,19 +14,19 @@ from argosy.training.member.outlook import TrainingOutlook
 __all__ = ["Asked"]
 
 ADVICE = {
-    "datamodule": "samples come from argosy.Data; give the module what it needs of them in its factory",
-    "train_dataloader": "samples come from argosy.Data; trainer.num_training_batches is how many batches there are",
-    "val_dataloaders": "samples come from argosy.Data; trainer.num_val_batches is how many batches there are",
+    "datamodule": "samples come from argosy.Data; pass the module the values that it needs in its factory",
+    "train_dataloader": "samples come from argosy.Data; read the number of batches from trainer.num_training_batches",
+    "val_dataloaders": "samples come from argosy.Data; read the number of batches from trainer.num_val_batches",
     "callback_metrics": "keep what you need in an attribute when you log it",
     "logged_metrics": "keep what you need in an attribute when you log it",
     "progress_bar_metrics": "keep what you need in an attribute when you log it",
-    "should_stop": "give the member a stopping rule: from_lightning(..., stop=argosy.Plateau('val_loss', patience=3))",
-    "save_checkpoint": "each member is saved in its folder; best.pt and last.pt are there",
+    "should_stop": "pass a stopping rule: from_lightning(..., stop=argosy.Plateau('val_loss', patience=3))",
+    "save_checkpoint": "each member's best.pt and last.pt are saved in its folder",
     "default_root_dir": "each member has its folder in the run's directory",
     "log_dir": "each member has its folder in the run's directory",
 }
 """What to do instead, by the name that is missing."""
-OTHERWISE = "leave it out, or give the module what it needs in its factory"
+OTHERWISE = "remove it, or pass the value to the module in its factory"
 
 
 class NotHere(StudyError, AttributeError):  # noqa: N818
@@ -128,18 +128,20 @@ class Asked:
         most = self._known(name).max_epochs
         if most is None or most != int(most):
             found = (
-                "sets no number of epochs" if most is None else f"ends after {most:g} epochs, which is no whole number"
+                "sets no number of epochs"
+                if most is None
+                else f"ends after {most:g} epochs, which is not a whole number"
             )
             raise StudyError(
-                f"the module asks for self.trainer.{name}, and its stopping rule {found}; give it argosy.MaxEpochs(n), or that "
-                "as the study's."
+                f"the module reads self.trainer.{name}, but its stopping rule {found}. Set argosy.MaxEpochs(n) for "
+                "the member or the study."
             )
         return int(most)
 
     def _known(self, name: str) -> TrainingOutlook:
         if self._outlook is None:
             raise StudyError(
-                f"the module asks for self.trainer.{name}, which is known in a run only; train it in a study."
+                f"the module reads self.trainer.{name}, which is known only in a run. Train it in a study."
             )
         return self._outlook
 
@@ -172,4 +174,4 @@ class Asked:
 
 def _not_here(name: str) -> NotHere:
     advice = ADVICE.get(name, OTHERWISE)
-    return NotHere(f"the module asks for self.trainer.{name}, which there is none of in an Argosy run; {advice}.")
+    return NotHere(f"the module reads self.trainer.{name}, which does not exist in an Argosy run; {advice}.")

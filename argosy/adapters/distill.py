@@ -64,40 +64,41 @@ def distill(
     check_number("distill: temperature", temperature, above=0)
     check_number("distill: weight", weight, above=0)
     if weight > 1:
-        raise StudyError(f"distill: weight is {weight}; it must be at most 1, the whole of the loss.")
+        raise StudyError(f"distill: weight is {weight}; it must be at most 1 (the whole loss).")
     study: Study = report.networks().known_study()
     if isinstance(study.data.train, Taught):
         raise StudyError(
-            "distill: the report is of students, whose samples have a teacher's answers beside their targets. Give the report of their teachers' run, and "
-            "a student as teacher=, as in argosy.distill(teachers, into=member, teacher=students.best())."
+            "distill: the report is of students, whose samples already have a teacher's answers. Pass the report of "
+            "the teachers' run and a student as teacher=, for example argosy.distill(teachers, into=member, "
+            "teacher=students.best())."
         )
     members = [into] if isinstance(into, Member) else [*into]
     kinds = {kind_of(member) for member in members}
     if len(kinds) != 1 or None in kinds:
         raise StudyError(
-            "distill: students learn classes, under cross-entropy, or numbers, under a loss as nn.MSELoss(), all alike. Give into= members "
-            "of one kind, without a step of their own."
+            "distill: students must all learn classes, with cross-entropy, or all learn numbers, with a loss such as "
+            "nn.MSELoss(). Pass into= members of one kind, without a step of their own."
         )
     teacher = _network(report, teacher)
     data, of_classes = study.data, kinds == {"classes"}
     answers = report.predict(data.train if data.arrays is None else tuple(data.arrays), teacher)
     if not isinstance(answers, Tensor):
         raise StudyError(
-            f"distill: the teacher has several outputs, {described(flatten(answers)[1])}, and students learn one. Give a teacher that returns the tensor "
-            "that they are to learn."
+            f"distill: the teacher has several outputs, {described(flatten(answers)[1])}, but students learn only "
+            "one. Pass a teacher that returns the tensor to learn."
         )
     if isinstance(teacher, Ensemble) and (teacher.combine == "mean") == of_classes:
         learn = "classes" if of_classes else "numbers"
         raise StudyError(
-            f"distill: the teacher is an ensemble with combine={teacher.combine!r}, and {members[0].name!r} learns {learn}. Give a teacher that answers "
-            "the same question."
+            f"distill: the teacher is an ensemble with combine={teacher.combine!r}, but {members[0].name!r} learns "
+            f"{learn}. Pass a teacher that answers the same question."
         )
     answers = _learnable(answers, teacher)
     wrong = int((~answers.isfinite()).flatten(1).any(dim=1).sum())
     if wrong:
         raise StudyError(
-            f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Leave samples that raise out of the "
-            "data, and members that have diverged out of the ensemble."
+            f"distill: the teacher's answer to {wrong} of {len(answers)} training samples is not a number. Remove "
+            "samples that raise from the data, and diverged members from the ensemble."
         )
     loss = partial(_student_loss, taught=_classes if of_classes else _numbers, temperature=temperature, weight=weight)
     if mix:
@@ -146,8 +147,8 @@ class Taught(Dataset[Any]):
         sample = self.dataset[index]
         if not isinstance(sample, tuple | list) or len(sample) != 2:
             raise StudyError(
-                f"distill: sample {index} is {_form(sample)}; it must be (input, target), to which the teacher's answer is added. Let the dataset return "
-                "such pairs."
+                f"distill: sample {index} is {_form(sample)}; it must be (input, target), so that the teacher's "
+                "answer can be added. Return such pairs from the dataset."
             )
         answer = self.answers[index] if self.known else torch.full_like(self.answers[0], torch.nan)
         return sample[0], (sample[1], answer)
@@ -172,8 +173,8 @@ def _dataset(dataset: Any, arrays: Sequence[Any] | None) -> Any:
     made = dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
     if made is not None and not is_map_style(made):
         raise StudyError(
-            f"distill: the run's data is {shown(made)}, whose samples have no numbers by which answers could be kept. Give the run a map-style "
-            "Dataset, with __len__ and __getitem__."
+            f"distill: the run's data is {shown(made)}, whose samples have no index under which answers could be "
+            "stored. Train the run on a map-style Dataset, with __len__ and __getitem__."
         )
     return made
 
@@ -204,8 +205,8 @@ def _check_mixable(inputs: Any) -> None:
     wrong = [leaf.dtype for leaf in flatten(inputs)[0] if not leaf.is_floating_point()]
     if wrong:
         raise StudyError(
-            f"distill: mix=True adds up the inputs of two samples, and networks are given {wrong[0]}, which has no numbers between two. Leave mix "
-            "out, or give the run inputs of floating point."
+            f"distill: mix=True mixes the inputs of two samples, but networks get {wrong[0]}, which cannot be "
+            "mixed. Remove mix=True, or train the run on floating-point inputs."
         )
 
 
@@ -254,8 +255,8 @@ def _student_loss(
     target, answer = pair
     if answer.shape != output.shape:
         raise StudyError(
-            f"a student returns {list(output.shape)}, and its teacher {list(answer.shape)}, for the same samples. Let the student's network return "
-            "what the teacher's does."
+            f"a student returns {list(output.shape)}, but its teacher returns {list(answer.shape)} for the same "
+            "samples. Return the same shape from the student's network."
         )
     hard = own(output, target)
     hard = hard.reshape(len(hard), -1).mean(dim=1) if hard.dim() else hard

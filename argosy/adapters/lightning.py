@@ -23,14 +23,15 @@ def from_lightning(
         from argosy.adapters import loop  # imports lightning
     except ModuleNotFoundError as error:
         raise StudyError(
-            "argosy.from_lightning needs lightning and torchmetrics; install them with pip install 'argosy[lightning]'."
+            "argosy.from_lightning needs lightning and torchmetrics. Install them: pip install 'argosy[lightning]'."
         ) from error
 
     if fields.get("average") is not None:
         # One validation of a module logs into one place, and keeps what it likes in its attributes.
         raise StudyError(
-            f"argosy.from_lightning: member {name!r} has average={fields['average']}, and a LightningModule, which logs one validation, cannot be "
-            "validated with raw and with averaged weights at once. Leave average out, or train the network without Lightning."
+            f"argosy.from_lightning: member {name!r} has average={fields['average']}, but a LightningModule logs one "
+            "validation, so raw and averaged weights cannot both be validated. Remove average, or train the network "
+            "without Lightning."
         )
     kind = module.func if isinstance(module, partial) else module
     if isinstance(kind, type):

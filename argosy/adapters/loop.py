@@ -93,14 +93,15 @@ class Loop(Asked):
         )
         if automatic and len(self.optimizers) != 1:
             raise StudyError(
-                f"{type(module).__name__}.configure_optimizers returned {len(self.optimizers)} optimizers; Lightning steps one "
-                "by itself. Set automatic_optimization = False and step them in training_step."
+                f"{type(module).__name__}.configure_optimizers returned {len(self.optimizers)} optimizers, but "
+                "Lightning steps only one automatically. Set automatic_optimization = False and step them in "
+                "training_step."
             )
         plateaus = [config for config in self.lr_scheduler_configs if config.reduce_on_plateau]
         if any(config.interval == "step" for config in plateaus):
             raise StudyError(
-                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', and metrics are there at "
-                "an epoch's end. Leave out the interval."
+                f"{type(module).__name__}: its ReduceLROnPlateau has the interval 'step', but metrics are known only "
+                "at the end of an epoch. Remove the interval."
             )
         self._monitored = Monitored([config.monitor for config in plateaus])
         module.log = self.log
@@ -149,8 +150,8 @@ class Loop(Asked):
             return
         if reduce_fx not in MEANS:
             raise StudyError(
-                f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}; values are averaged here. Log a torchmetrics "
-                "object, or leave it out."
+                f"its validation_step logs {name!r} with reduce_fx={reduce_fx!r}, but Argosy averages logged values. "
+                "Log a torchmetrics object, or remove reduce_fx."
             )
         value = double(value)
         self._logged[name] = _added(self._logged.get(name), value, rows)
@@ -246,7 +247,7 @@ class Loop(Asked):
         if name not in self._logged:
             raise StudyError(
                 f"its validation_step does not log {name!r}; it logs {', '.join(self._logged) or 'nothing'}. Choose "
-                "from these in from_lightning(metrics=…)."
+                "one of these in from_lightning(metrics=…)."
             )
         found = self._logged[name]
         return found.compute() if isinstance(found, Metric) else found[0] / found[1]
@@ -276,7 +277,7 @@ class Loop(Asked):
                 self.module.lr_scheduler_step(config.scheduler, followed)
             elif config.strict:
                 logged = ", ".join(self._logged) or "nothing"
-                self.missed = f"{config.monitor!r}, which training did not log, and validation logged {logged}"
+                self.missed = f"{config.monitor!r}, which training did not log; validation logged {logged}"
 
     def _followed(self, name: str) -> Any:
         """Return an epoch's value for a learning rate; None if it was not logged."""
@@ -289,7 +290,7 @@ class Loop(Asked):
         """Raise StudyError for a missing value. Not at an epoch's end: there a member on trial may have logged less."""
         if self.missed:
             raise StudyError(
-                f"its learning rate follows {self.missed}. Log it in training_step, or in validation_step where there is "
+                f"its learning rate follows {self.missed}. Log it in training_step, or in validation_step if there is "
                 "validation data, or choose another monitor."
             )
 
@@ -346,7 +347,8 @@ def configured(module: Any) -> Configured:
     """Return optimizers by number, and give the module its loop."""
     if not isinstance(module, lightning.LightningModule):
         raise StudyError(
-            f"argosy.from_lightning was given a factory of {type(module).__name__}; give it one of a LightningModule."
+            f"argosy.from_lightning was given a factory of {type(module).__name__}; it must be a factory of a "
+            "LightningModule."
         )
     check_hooks(type(module))
     loop = module._argosy_loop = Loop(module)
@@ -399,7 +401,7 @@ def check_hooks(kind: type) -> None:
     own = [hook for hook in usual if getattr(kind, hook, None) is not getattr(lightning.LightningModule, hook)]
     if uncalled := [hook for hook in own if hook not in CALLED and "_test_" not in hook and "_predict_" not in hook]:
         raise StudyError(
-            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which Argosy does not call; called are "
-            f"{', '.join(sorted(CALLED))}. Move what they do into the steps or the constructor, what makes data "
-            "into Data(train=…, val=…), callbacks into the study's stopping rules."
+            f"LightningModule {kind.__name__} has {', '.join(uncalled)}, which Argosy does not call; it calls only "
+            f"{', '.join(sorted(CALLED))}. Move this code into the steps or the constructor, data loading into "
+            "Data(train=…, val=…), and callbacks into the study's stopping rules."
         )

@@ -56,8 +56,8 @@ class Monitored:
         if not a_number or (by_epoch and reduce_fx not in MEANS):
             how = f"with reduce_fx={reduce_fx!r}" if a_number else f"as an object of {type(value).__name__}"
             raise StudyError(
-                f"its learning rate follows {name!r}, which {hook} logs {how}; of what training logs, it can follow numbers "
-                "and their means. Let it log one, or monitor a value of validation_step."
+                f"its learning rate follows {name!r}, which {hook} logs {how}. From training, it can follow only "
+                "numbers and their means. Log a number, or monitor a value of validation_step."
             )
         number = double(value)
         if by_step:

@@ -85,7 +85,8 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
     check_dataset("features: dataset", dataset)
     if not is_map_style(dataset):
         raise StudyError(
-            f"features: dataset= is {shown(dataset)}, which has no samples by index. Give a map-style Dataset, with __len__ and __getitem__."
+            f"features: dataset= is {shown(dataset)}, whose samples cannot be read by index. Pass a map-style "
+            "Dataset, with __len__ and __getitem__."
         )
     if not isinstance(network, nn.Module):
         raise StudyError(
@@ -96,11 +97,12 @@ def features(dataset: Any, network: nn.Module, *, unfreeze: Sequence[int] | None
         for value in (*network.parameters(), *network.buffers())
     ):
         raise StudyError(
-            "features: the network is on an accelerator, and loader workers have none. Give network.cpu()."
+            "features: the network is on an accelerator, but loader workers run it on the CPU. Pass network.cpu()."
         )
     if unfreeze is not None and not (isinstance(unfreeze, Sequence) and unfreeze):
         raise StudyError(
-            f"features: unfreeze is {unfreeze!r}; give how many last layers each member trains, as unfreeze=(0, 2)."
+            f"features: unfreeze is {unfreeze!r}. Pass a list of how many last layers members train, for example "
+            "unfreeze=(0, 2)."
         )
     cuts = None if unfreeze is None else tuple(dict.fromkeys(unfreeze))
     for layers in cuts or ():
@@ -127,14 +129,12 @@ def unfrozen(trunk: nn.Sequential, layers: int, head: Callable[[], nn.Module]) -
 def _check_cut(what: str, network: nn.Module, layers: int) -> None:
     if not isinstance(network, nn.Sequential):
         raise StudyError(
-            f"{what}: the trunk is a {type(network).__name__}, of which it is not known where to cut it. Give an nn.Sequential of its "
-            "parts, in their order, as nn.Sequential(net.stem, net.blocks, net.pool)."
+            f"{what}: the trunk is a {type(network).__name__}, which cannot be cut into layers. Pass an nn.Sequential "
+            "of its parts in order, for example nn.Sequential(net.stem, net.blocks, net.pool)."
         )
     check_whole(f"{what}: layers to unfreeze", layers, least=0)
     if layers > len(network):
-        raise StudyError(
-            f"{what}: {layers} layers are to be unfrozen, and the trunk has {len(network)}. Give at most as many."
-        )
+        raise StudyError(f"{what}: {layers} layers are to be unfrozen, but the trunk has {len(network)}. Choose fewer.")
 
 
 def _below(layers: int) -> str:

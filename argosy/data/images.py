@@ -59,7 +59,8 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
     names = tuple(folder.name for folder in folders) if classes is None else tuple(classes)
     if unknown := [folder.name for folder in folders if folder.name not in names]:
         raise StudyError(
-            f"image_folder: {root} has the folder {unknown[0]!r}, which is none of the classes {', '.join(names)}. Add it there, or take it away."
+            f"image_folder: {root} has the folder {unknown[0]!r}, which is not one of the classes {', '.join(names)}. "
+            "Add it to classes=, or remove the folder."
         )
     found = [
         (str(path.relative_to(root)), names.index(folder.name))
@@ -68,10 +69,10 @@ def image_folder(root: str | Path, *, size: int, classes: Sequence[str] | None =
         if path.suffix.lower() in ENDINGS and not path.name.startswith(".")
     ]
     if not found:
-        what = f"{len(folders)} folders, and no image in them" if root.is_dir() else "no such folder"
+        what = f"it has {len(folders)} folders and no images" if root.is_dir() else "the folder does not exist"
         raise StudyError(
-            f"image_folder: {root} has {what}. Give a folder with one folder for each class, as {root / 'cat' / '1.jpg'}; images end in "
-            f"{', '.join(sorted(ENDINGS))}."
+            f"image_folder: {root}: {what}. Pass a folder that has one folder per class, for example "
+            f"{root / 'cat' / '1.jpg'}. Images end in {', '.join(sorted(ENDINGS))}."
         )
     files, labels = zip(*found, strict=True)
     return ImageFolder(root=str(root), files=files, labels=labels, classes=names, size=size)
@@ -98,7 +99,7 @@ def _in_bytes(path: Path, file: Any) -> Any:
         return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8))
     if file.mode in ("I", "F"):
         raise StudyError(
-            f"image_folder: {path} has {'floats' if file.mode == 'F' else '32-bit numbers'} as pixels (mode {file.mode!r}), and which of these is "
-            "white is not known. Convert it to 8 or 16 bits."
+            f"image_folder: the pixels of {path} are {'floats' if file.mode == 'F' else '32-bit numbers'} (mode "
+            f"{file.mode!r}), whose value for white is unknown. Convert the image to 8 or 16 bits."
         )
     return file

@@ -50,9 +50,10 @@ def from_shards(
     """
     found = tuple(shards)
     if not found:
-        raise StudyError("from_shards: there are 0 shards. Give at least 1, as a list of files.")
+        raise StudyError("from_shards: there are 0 shards. Pass at least 1, for example a list of files.")
     if lengths is not None and len(lengths) != len(found):
         raise StudyError(
-            f"from_shards: there are {len(found)} shards and {len(lengths)} lengths. Give one length for each shard."
+            f"from_shards: there are {len(found)} shards, but the number of lengths is {len(lengths)}. Pass one "
+            "length per shard."
         )
     return FromShards(shards=found, read=read, shard_lengths=None if lengths is None else tuple(map(int, lengths)))

@@ -51,8 +51,8 @@ def json_lines(path: str | Path, *, make: Callable[[Any], Any]) -> JsonLines:
                 place += len(line)
     except OSError as error:
         raise StudyError(
-            f"json_lines: {path} cannot be read: {error.strerror}. Give a file with one JSON value in each line."
+            f"json_lines: {path} cannot be read: {error.strerror}. Pass a file with one JSON value per line."
         ) from error
     if not starts:
-        raise StudyError(f"json_lines: {path} is empty. Give a file with one JSON value in each line.")
+        raise StudyError(f"json_lines: {path} is empty. Pass a file with one JSON value per line.")
     return JsonLines(path=str(path), starts=np.array(starts, dtype=np.int64), make=make)

@@ -7,7 +7,7 @@ try:
     from PIL import ImageEnhance as ImageEnhance
 except ImportError as _error:
     raise StudyError(
-        "image_folder decodes images with Pillow, which is not installed: pip install 'argosy[images]'."
+        "image_folder decodes images with Pillow, which is not installed. Install it: pip install 'argosy[images]'."
     ) from _error
 
 __all__ = ["Image", "ImageEnhance"]

@@ -105,7 +105,7 @@ def table(
             _check_no_slips(name, column)
     by_column = {name: _words(name, column) for name, column in found.items() if name != target}
     if not by_column:
-        raise StudyError(f"table: there is no column beside the target {target!r}. Give one with features.")
+        raise StudyError(f"table: the target {target!r} is the only column. Pass a table that has features.")
     classes, targets = _targets(target, found[target], target_is)
     features = _features(found, by_column)
     return Table(inputs=_stacked(features), targets=targets, features=tuple(features), classes=classes, words=by_column)
@@ -135,11 +135,13 @@ def _check_keywords(target_is: TargetIs | None, words: Collection[str], like: Ta
         return
     if not isinstance(like, Table):
         raise StudyError(
-            f"table: like is {shown(like)}; it must be a table that was read before, as of argosy.data.table('train.csv', target='kind')."
+            f"table: like is {shown(like)}; it must be a table that was read before, for example "
+            "argosy.data.table('train.csv', target='kind')."
         )
     if target_is is not None or words:
         raise StudyError(
-            "table: with like= columns and target are what they are in that table. Leave out target_is= and words=, or give them where it is read."
+            "table: with like=, columns and target are those of that table. Remove target_is= and words=, or pass "
+            "them when reading that table."
         )
 
 
@@ -186,8 +188,8 @@ def _names(source: Any) -> list[Any]:
     found = source if isinstance(source, Mapping) else getattr(source, "column_names", getattr(source, "columns", None))
     if found is None:
         raise StudyError(
-            f"table: source is {shown(source)}, which has no columns by name. Give a .csv or .parquet file, a DataFrame, an Arrow table or a dict of "
-            "columns; arrays are data as they are, Data(arrays=(x, y))."
+            f"table: source is {shown(source)}, which has no named columns. Pass a .csv or .parquet file, a "
+            "DataFrame, an Arrow table or a dict of columns. For arrays, use Data(arrays=(x, y))."
         )
     return list(found)
 
@@ -195,16 +197,14 @@ def _names(source: Any) -> list[Any]:
 def _check_there(name: str, found: Iterable[str]) -> None:
     if name not in found:
         raise StudyError(
-            f"table: there is no column {name!r}{meant(name, found)}; found {', '.join(map(repr, found))}. Choose one of these."
+            f"table: unknown column {name!r}{meant(name, found)}; choose one of {', '.join(map(repr, found))}."
         )
 
 
 def _check_once(names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise StudyError(
-                f"table: it has {count} columns of the name {name!r}. Rename all but one, or leave them out."
-            )
+            raise StudyError(f"table: {count} columns have the name {name!r}. Rename or remove all but one.")
 
 
 def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
@@ -221,7 +221,7 @@ def _columns(source: Any, words: Mapping[str, Collection[str]]) -> dict[str, Col
         _check_once(map(str, _names(source)))
         found = {str(name): _plain(np.asarray(source[name])) for name in _names(source)}
     if not found or not len(next(iter(found.values()))):
-        raise StudyError("table: it has 0 rows. Give a table with the names of its columns and at least 1 row.")
+        raise StudyError("table: the source has 0 rows. Pass a table with column names and at least 1 row.")
     return found
 
 
@@ -236,7 +236,8 @@ def _csv(path: Path, words: Mapping[str, Collection[str]]) -> dict[str, Column]:
     for number, row in rows:
         if len(row) != len(names):
             raise StudyError(
-                f"table: line {number} of {path} has {len(row)} values, and there are {len(names)} columns. Fix that line."
+                f"table: line {number} of {path} has {len(row)} values, but the table has {len(names)} columns. Fix "
+                "that line."
             )
     values = {name: [row[place] for _, row in rows] for place, name in enumerate(names) if name}
     return {name: _texts(of, words[name]) if name in words else _parsed(of) for name, of in values.items()}
@@ -247,7 +248,9 @@ def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise StudyError(f"table: {path} needs pyarrow: pip install pyarrow.") from error
+        raise StudyError(
+            f"table: {path} needs pyarrow, which is not installed. Install it: pip install pyarrow."
+        ) from error
     try:
         if names is not None:
             there = parquet.read_schema(path).names
@@ -259,7 +262,7 @@ def _parquet(path: Path, names: Sequence[str] | None = None) -> Any:
 
 def _unreadable(path: Path, error: Exception) -> StudyError:
     why = getattr(error, "strerror", None) or str(error).strip().rstrip(".")
-    return StudyError(f"table: {path} cannot be read: {why}. Give a .csv file in UTF-8, or a .parquet file.")
+    return StudyError(f"table: {path} cannot be read: {why}. Pass a .csv file in UTF-8, or a .parquet file.")
 
 
 def _plain(column: Column) -> Column:
@@ -288,7 +291,8 @@ def _check_none_missing(name: str, column: Column) -> None:
     _check_filled(name, _missing(column), len(column))
     if column.dtype.kind == "f" and not np.isfinite(column).all():
         raise StudyError(
-            f"table: column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers."
+            f"table: column {name!r} has infinite values, the first in row {np.isinf(column).argmax()}. Replace them "
+            "with finite numbers."
         )
 
 
@@ -309,8 +313,9 @@ def _check_no_slips(name: str, column: Column) -> None:
     numbers = rows - sum(WRITTEN.fullmatch(str(values[row])) is None for row in slips)
     if slips and numbers >= FEWEST_NUMBERS and numbers > MOST_NUMBERS * rows:
         raise StudyError(
-            f"table: column {name!r} has numbers in {numbers} of {rows} rows, and {values[slips[0]]!r} in row {slips[0]}. Fix what is no plain "
-            f"number, as 1234.5 is, leave the column out, or give words=[{name!r}] where all of them are words."
+            f"table: column {name!r} has numbers in {numbers} of {rows} rows, but {values[slips[0]]!r} in row "
+            f"{slips[0]}. Fix every value that is not a plain number such as 1234.5, remove the column, or pass "
+            f"words=[{name!r}] if its values are words."
         )
     if len(slips) == rows and all(map(_is_date, values)):
         raise _no_word(name, values[0])
@@ -348,16 +353,16 @@ def _is_date(value: Any) -> bool:
 
 def _no_word(name: str, value: Any) -> StudyError:
     return StudyError(
-        f"table: column {name!r} holds {value!r} of type {type(value).__name__}, which is neither a number nor a word. Convert it, as a date "
-        "to the days since the first one, or leave the column out."
+        f"table: column {name!r} holds {value!r} of type {type(value).__name__}, which is neither a number nor a "
+        "word. Convert the column (for example dates to days since the first one), or remove it."
     )
 
 
 def _check_filled(name: str, missing: Sequence[int], rows: int) -> None:
     if missing:
         raise StudyError(
-            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, first in row {missing[0]} (such as an empty cell, or NA in a "
-            "CSV file). Fill them, or leave out the rows or the column."
+            f"table: column {name!r} has no value in {len(missing)} of {rows} rows, the first in row {missing[0]} "
+            "(for example an empty cell, or NA in a CSV file). Fill in the values, or remove the rows or the column."
         )
 
 
@@ -385,8 +390,8 @@ def _words(name: str, column: Column) -> tuple[str, ...] | None:
     words = tuple(np.unique(column.astype(str)).tolist())
     if len(words) > MOST_WORDS:
         raise StudyError(
-            f"table: column {name!r} has {len(words)} different words in {len(column)} rows, and each would be a feature of its own. Leave "
-            f"out names and texts, or give at most {MOST_WORDS} words."
+            f"table: column {name!r} has {len(words)} different words in {len(column)} rows, and each would become a "
+            f"feature. Remove columns of names and texts, or use at most {MOST_WORDS} words."
         )
     return words
 
@@ -396,7 +401,8 @@ def _known(name: str, column: Column, words: Collection[str]) -> Column:
     texts = column.astype(str)
     if column.dtype.kind in "biuf" and not np.isin(texts, list(words)).any():
         raise StudyError(
-            f"table: column {name!r} has {texts[0]} in row 0, and words as {next(iter(words))!r} in the table of like=. Convert it to these words."
+            f"table: column {name!r} has {texts[0]} in row 0, but words such as {next(iter(words))!r} in the table of "
+            "like=. Convert it to those words."
         )
     return texts
 
@@ -414,8 +420,9 @@ def _class_numbers(name: str, column: Column, classes: tuple[Any, ...]) -> Colum
         if value not in numbers:
             some = ", ".join(map(repr, classes[:5])) + ", …" * (len(classes) > 5)
             raise StudyError(
-                f"table: target {name!r} is {value!r} in row {row}, which is none of the {len(classes)} classes in the table of like= ({some}). Fix "
-                "it, leave out its rows, or read a table as like= that has it."
+                f"table: target {name!r} is {value!r} in row {row}, which is not one of the {len(classes)} classes in "
+                f"the table of like= ({some}). Fix the value, remove its rows, or pass a like= table that has this "
+                "class."
             )
     return np.array([numbers[value] for value in column.tolist()], np.int64)
 
@@ -424,6 +431,7 @@ def _numbers(name: str, column: Column) -> Column:
     """Return a column as numbers; texts are parsed."""
     if slips := _slips(column):
         raise StudyError(
-            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}, where a number is wanted. Fix it, or leave out its row."
+            f"table: column {name!r} has {column.tolist()[slips[0]]!r} in row {slips[0]}; it must be a number. Fix "
+            "the value, or remove the row."
         )
     return column.astype(np.float32)

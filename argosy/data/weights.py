@@ -26,8 +26,8 @@ def by_weight(weights: Sequence[float] | Any, *, samples: int) -> list[int]:
     share = np.asarray(weights, dtype=np.float64)
     if share.ndim != 1 or not len(share) or not np.isfinite(share).all() or (share < 0).any() or not share.any():
         raise StudyError(
-            "by_weight: weights must be finite numbers from 0 up, one for each training sample, and not all 0. Give as many as there are "
-            "samples, as 1 / counts[labels]."
+            "by_weight: weights must be finite, non-negative and not all 0. Pass one for each training sample, for "
+            "example 1 / counts[labels]."
         )
     exact = share / share.sum() * samples
     often = np.floor(exact).astype(np.int64)

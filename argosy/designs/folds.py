@@ -51,7 +51,8 @@ def kfold(
         check_whole(f"argosy.kfold: {name}", value, least=least)
     if repeats > 1 and groups is not None:
         raise StudyError(
-            "argosy.kfold: groups= are dealt out by their sizes, so that repeats= would mostly have the same folds again. Leave repeats out."
+            "argosy.kfold: groups are distributed by size, so repeats= would mostly give the same folds again. "
+            "Remove repeats=."
         )
     random = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
     found = []
@@ -88,8 +89,9 @@ def _fold_of_each(
     ]
     if len(given) != 1:
         raise StudyError(
-            f"argosy.kfold was given {' and '.join(f'{name}=' for name in given) or 'no samples'}; give one of stratify= (a label for "
-            "each training sample), groups= (a group for each) and samples= (their number)."
+            f"argosy.kfold was given {' and '.join(f'{name}=' for name in given) or 'no samples'}. Pass exactly one "
+            "of stratify= (a label for each training sample), groups= (a group for each sample) and samples= (the "
+            "number of samples)."
         )
     if samples is not None:
         check_whole("argosy.kfold: samples", samples, least=folds)
@@ -105,8 +107,8 @@ def _by_labels(label_N: Any, folds: int, random: np.random.RandomState) -> Indic
     if counts.min() < folds:
         few = labels[counts.argmin()]
         raise StudyError(
-            f"argosy.kfold: label {few!s} has {counts.min()} of the samples, too few for {folds} folds. Choose fewer folds, or leave "
-            "such samples out."
+            f"argosy.kfold: label {few!s} has {counts.min()} of the samples, too few for {folds} folds. Choose fewer "
+            "folds, or remove the samples of such labels."
         )
     return _dealt(np.concatenate([random.permutation(np.flatnonzero(label_N == label)) for label in labels]), folds)
 
@@ -151,10 +153,11 @@ def _on(
 def _check_member(function: str, member: Any) -> None:
     if not isinstance(member, Member):
         raise StudyError(
-            f"{function} was given {shown(member)}; it must be an argosy.Member, or a function of the indices of its training samples "
-            "that returns one. Of several, call it for each."
+            f"{function} was given {shown(member)}; it must be an argosy.Member, or a function that returns one for "
+            "the indices of its training samples. For several members, call it once for each."
         )
     if member.subset is not None or member.val_subset is not None:
         raise StudyError(
-            f"member {member.name!r} has a subset already, and {function} gives it one for each part. Leave it out."
+            f"member {member.name!r} already has a subset, but {function} sets one for each part. Remove the member's "
+            "subset."
         )

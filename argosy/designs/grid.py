@@ -24,7 +24,9 @@ def grid(build: Callable[..., Member], **axes: Sequence[Any]) -> list[Member]:
     >>> [m.name for m in grid(mlp, lr=[0.1, 0.01], hidden=[64])]
     ['mlp-lr=0.1-hidden=64', 'mlp-lr=0.01-hidden=64']
     """
-    check_callable("argosy.grid: build", build, "a function from a value of each axis to an argosy.Member")
+    check_callable(
+        "argosy.grid: build", build, "a function that takes a value of each axis and returns an argosy.Member"
+    )
     _check_axes(build, axes)
     points = itertools.product(*(_axis(axis, values) for axis, values in axes.items()))
     return [_at(build, dict(zip(axes, point, strict=True))) for point in points]
@@ -44,12 +46,13 @@ def replicate(member: Member, seeds: int | Sequence[int] = 8) -> list[Member]:
     """
     if not isinstance(member, Member):
         raise StudyError(
-            f"argosy.replicate was given {shown(member)}; it must be an argosy.Member. Of several, call it for each."
+            f"argosy.replicate was given {shown(member)}; it must be an argosy.Member. For several members, call it "
+            "once for each."
         )
     if member.seed is not None:
         raise StudyError(
-            f"member {member.name!r} has a seed, {member.seed}, and each of its replicates has one of its own. Leave it out, "
-            f"or give it to argosy.replicate, as in seeds=[{member.seed}, {member.seed + 1}]."
+            f"member {member.name!r} has the seed {member.seed}, but each replicate has its own. Remove the member's "
+            f"seed, or pass it to argosy.replicate, for example seeds=[{member.seed}, {member.seed + 1}]."
         )
     return [repeated(member, f"seed={seed}", seed=seed) for seed in _seeds(seeds)]
 
@@ -67,11 +70,11 @@ def repeated(member: Member, what: str, *, overlap: float = 0.0, **changes: Any)
 def _axis(axis: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise StudyError(
-            f"argosy.grid: {axis} is {shown(values)}; it must be a list of the values to try, as [0.1, 0.01]."
+            f"argosy.grid: {axis} is {shown(values)}; it must be a list of the values to try, for example [0.1, 0.01]."
         )
     found = list(values)
     if not found:
-        raise StudyError(f"argosy.grid: {axis} has no values, so there is no point in the grid; give at least one.")
+        raise StudyError(f"argosy.grid: {axis} has no values, so the grid is empty. Pass at least one value.")
     return found
 
 
@@ -82,8 +85,8 @@ def _check_axes(build: Callable[..., Member], axes: Collection[str]) -> None:
     for axis in axes:
         if axis not in parameters and not takes_all:
             raise StudyError(
-                f"argosy.grid: {axis}{meant(axis, parameters)} is no parameter of build, which has {', '.join(parameters)}; name "
-                "one of these, or give build another parameter."
+                f"argosy.grid: build has no parameter {axis}{meant(axis, parameters)}; choose one of "
+                f"{', '.join(parameters)}, or add the parameter to build."
             )
 
 
@@ -100,8 +103,8 @@ def _in_a_name(axis: str, value: Any) -> str:
     word = f"{getattr(value, '__name__', value)}"
     if not re.fullmatch(r"[\w.=+-]+", word):
         raise StudyError(
-            f"argosy.grid: {axis} has {shown(value)} among its values, which cannot stand in a member's name, as that becomes a "
-            "folder; give words or numbers, and let build make of them what it needs."
+            f"argosy.grid: {axis} has {shown(value)} among its values, which cannot be part of a member's name, "
+            "because the name becomes a folder. Pass words or numbers, and create the object from them in build."
         )
     return word
 
@@ -114,6 +117,7 @@ def _seeds(seeds: Any) -> Sequence[int]:
         check_whole(f"argosy.replicate: seeds[{number}]", seed, least=0)
     if not len(seeds) or len(set(seeds)) < len(seeds):
         raise StudyError(
-            f"argosy.replicate: seeds is {list(seeds)!r:.60}; give at least one seed, and each once, as in seeds=[0, 1, 2]."
+            f"argosy.replicate: seeds is {list(seeds)!r:.60}. Pass at least one seed, and each only once, for example "
+            "seeds=[0, 1, 2]."
         )
     return list(seeds)

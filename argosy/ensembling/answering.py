@@ -27,8 +27,8 @@ def answer(network: nn.Module, inputs: Any) -> Any:
         return made
     found = type(made).__name__ if tree is None or not wrong else f"{described(tree)} with {', '.join(wrong)}"
     raise RunError(
-        f"a network returned {found} where predictions are tensors. Let it return one, or a tuple or dict of them, in eval(), or "
-        "call report.member(name).load() and take the tensor that you mean from what it returns."
+        f"a network returned {found}, but predictions must be tensors. Return a tensor, or a tuple or dict of "
+        "tensors, in eval(), or call report.member(name).load() and pick the tensor from its output."
     )
 
 
@@ -62,9 +62,11 @@ def answer_in_batches(network: nn.Module, inputs: Any, sizes: Sequence[int]) -> 
     others = ", ".join(str(size) for size in dict.fromkeys(sizes) if size != rows)
     given = ", ".join(f"{[*leaf.shape[1:]]} of {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
     raise RunError(
-        f"a network {found} for a batch of {rows} samples{others and f', and takes none of {others} either, by which members are validated'}. "
-        f"Each was {given}: give samples in the shapes and dtypes of the study's. Let it take inputs as Data.on_device returns them, not as a step of its member "
-        "makes them, and return one row for each sample in eval(), or call report.member(name).load() on batches of its own."
+        f"a network {found} for a batch of {rows} "
+        f"samples{others and f', and also fails for validation batches of {others}'}. Each sample "
+        f"was {given}: pass samples with the shapes and dtypes of the study's. The network must take inputs as "
+        "Data.on_device returns them, not as a member's step makes them, and return one row per sample in eval(); "
+        "for other networks, call report.member(name).load() on batches of your own."
     ) from cause
 
 

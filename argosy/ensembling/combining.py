@@ -33,8 +33,8 @@ def check_alike(outputs: Mapping[str, Any]) -> None:
     if len({*shapes.values()}) > 1:
         found = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         raise RunError(
-            f"members that are to be one ensemble give outputs of different shapes for a sample: {found}. Choose members "
-            "that answer the same question, with members=."
+            f"members of one ensemble return outputs of different shapes for a sample: {found}. Choose members that "
+            "answer the same question, with members=."
         )
 
 
@@ -50,8 +50,8 @@ def each_combine(combine: Combines, structure: Structure) -> list[Combine]:
         if given.keys() == {*keys}:
             return [one for key, part in zip(keys, parts, strict=True) for one in each_combine(given[key], part)]
     raise RunError(
-        f"combine={combine!r} is not for the outputs of these networks, {described(structure)}. Give one word for all outputs, or one for each as "
-        "the networks return them: a tuple for a tuple, else a dict."
+        f"combine={combine!r} does not match the outputs of these networks, {described(structure)}. Pass one word for "
+        "all outputs, or one for each in the structure that the networks return: a tuple for a tuple, else a dict."
     )
 
 

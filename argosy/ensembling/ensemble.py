@@ -102,13 +102,14 @@ class Ensemble(nn.Module):
         states = found.pop("networks")
         if missing := [name for name in map(member_of, states) if name not in by_name]:
             raise RunError(
-                f"{path} is an ensemble of {', '.join(states)}, and nothing says how to build {missing[0]!r}: give the members "
-                "of its study, as in Ensemble.load(path, study.members)."
+                f"{path} is an ensemble of {', '.join(states)}, but no given member builds {missing[0]!r}. Pass the "
+                "members of its study: Ensemble.load(path, study.members)."
             )
         if found.pop("preprocesses", False) and preparation is None:
             raise RunError(
-                f"{path} is an ensemble with preprocess=True, and Data.on_device is code that no file holds: give it again, as in "
-                "Ensemble.load(path, study.members, preparation=preparation_of(study)), from argosy.ensembling.predict."
+                f"{path} is an ensemble with preprocess=True, but Data.on_device is code, which the file does not "
+                "hold. Pass it again: Ensemble.load(path, study.members, preparation=preparation_of(study)), from "
+                "argosy.ensembling.predict."
             )
         seeds = found.get("seeds") or [0] * len(states)
         networks = {

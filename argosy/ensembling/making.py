@@ -34,8 +34,9 @@ Reducible = Literal["probabilities", "mean"]
 PROBABILITIES = "the mean of report.predict(samples, name).sigmoid() over members"
 """What there is for networks of one logit, in messages."""
 APART = (
-    "each member was validated on samples of its own, on which others may have been trained, so the ensemble itself has no score: "
-    "'out of fold' is what members said of the samples that they held out, and below it each member's own"
+    "each member was validated on its own samples, on which others may have been trained, so the ensemble itself has "
+    "no score: 'out of fold' scores all members on the samples that they held out; the rows below it score each "
+    "member alone"
 )
 """Note on the scores of members that were validated on folds."""
 
@@ -51,8 +52,9 @@ def check_classes_first(predicted: Predicted, *, known: bool) -> None:
     shape, either = output.shape, target.shape == output.shape[:1] + output.shape[2:]
     if target.shape == shape[:-1] and not (known and either):
         raise RunError(
-            f"outputs of the members have shape {list(shape[1:])} for a sample, and targets {list(target.shape[1:])}: classes are last, as of tokens, and "
-            "an ensemble needs them first, as cross-entropy does. Use the mean of report.predict(samples, name).softmax(-1) over members."
+            f"outputs of the members have shape {list(shape[1:])} for a sample, and targets {list(target.shape[1:])}: "
+            "classes come last, as for tokens, but an ensemble needs them first, as cross-entropy does. Use the mean "
+            "of report.predict(samples, name).softmax(-1) over members."
         )
 
 
@@ -147,7 +149,7 @@ def make(
         temperatures=[temperatures[number] for number in kept],
         seeds=[seeds[number] for number in kept],
         scores=_scores(names, cooled_MN, target_N, weights, combine),
-        note=f"scores are of {len(predicted.indices):,} validation samples that all members share",
+        note=f"scores are computed on {len(predicted.indices):,} validation samples that all members share",
     )
 
 
@@ -184,8 +186,9 @@ def _numbers(outputs_MN: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     """Return outputs ``[M, N, …]`` and targets ``[N, …]``."""
     if target is None or target.shape != outputs_MN.shape[1:]:
         raise RunError(
-            f"outputs of the members have shape {tuple(outputs_MN.shape[1:])}, and targets of the validation samples "
-            f"{_shape(target)}; the mean of numbers needs the same of both. Let the network, or the dataset, give that shape."
+            f"outputs of the members have shape {tuple(outputs_MN.shape[1:])}, but targets of the validation samples "
+            f"{_shape(target)}; the mean of numbers needs one shape for both. Change the shape in the network or in "
+            "the dataset."
         )
     return outputs_MN.double(), target.double()
 
@@ -196,9 +199,9 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
     whole = target is not None and not target.is_floating_point() and not target.is_complex()
     if not (whole and outputs_MNC.dim() > 2 and target.shape == wanted):
         raise RunError(
-            f"outputs of the members have shape {tuple(shape[1:])}, and targets of the validation samples {_shape(target)}; "
-            "to combine probabilities they must be logits of classes and numbers of classes. Of numbers, say combine='mean'; of one logit for two "
-            f"classes take {PROBABILITIES}."
+            f"outputs of the members have shape {tuple(shape[1:])}, and targets of the validation samples "
+            f"{_shape(target)}; to combine probabilities, they must be class logits and class numbers. For numbers, "
+            f"pass combine='mean'. For one logit for two classes, use {PROBABILITIES}."
         )
     target_N = target.long().reshape(-1)
     known_N = target_N != IGNORED
@@ -207,8 +210,9 @@ def _classes(outputs_MNC: Tensor, target: Any) -> tuple[Tensor, Tensor]:
         outputs_MNC = outputs_MNC[:, known_N]
     if wrong := int(((target_N < 0) | (target_N >= shape[2])).sum()):
         raise RunError(
-            f"{wrong:,} of {len(target_N):,} targets of the validation samples are none of the {shape[2]} classes that the networks tell apart, 0 to "
-            f"{shape[2] - 1}. Number classes from 0 up, and give {IGNORED} to tokens and pixels without one."
+            f"{wrong:,} of {len(target_N):,} targets of the validation samples are not among the {shape[2]} classes "
+            f"that the networks distinguish, 0 to {shape[2] - 1}. Number classes from 0, and use {IGNORED} for tokens "
+            "and pixels without a class."
         )
     return outputs_MNC.double(), target_N
 
@@ -219,8 +223,8 @@ def _one_output(by_network: Mapping[str, Any]) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     raise RunError(
-        f"each network has several outputs, {described(flatten(outputs)[1])}, and scores, select= and calibrate= are of one. Leave select= and "
-        "calibrate= out, or let the networks return one in eval()."
+        f"each network has several outputs, {described(flatten(outputs)[1])}, but scores, select= and calibrate= need "
+        "a single one. Remove select= and calibrate=, or return one output in eval()."
     )
 
 

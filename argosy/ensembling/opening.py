@@ -29,7 +29,7 @@ def opened(member: Member, weights: Mapping[str, Any], seed: int) -> nn.Module:
         first, *lines = str(error).splitlines()  # torch lists below the first line what does not fit
         told = (lines or [first])[0].strip().rstrip(".")
         raise RunError(
-            f"the network that the study builds for member {member.name!r} is not the one that was trained: {told}. Give "
-            "the run's own study."
+            f"the network that the study builds for member {member.name!r} is not the one that was trained: {told}. "
+            "Pass the run's own study."
         ) from error
     return network.eval()

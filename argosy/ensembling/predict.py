@@ -70,10 +70,11 @@ def samples_of(study: Study, samples: Any) -> Data:
     """
     if any(hasattr(part, "columns") for part in (samples if isinstance(samples, tuple | list) else (samples,))):
         raise StudyError(
-            "report.predict was given a table, and reads columns by place, not by name. Use predict of what argosy.fit "
-            "returned, or give the columns in the order of training as an array: table[columns].to_numpy()."
+            "report.predict was given a table, but it reads columns by position, not by name. Use the predict method "
+            "of what argosy.fit returned, or pass the columns in the order of training as an array: "
+            "table[columns].to_numpy()."
         )
-    check_no_loader("samples to predict: what was given", samples)
+    check_no_loader("samples to predict: the object passed", samples)
     if hasattr(samples, "shape"):
         samples = (samples,)
     if isinstance(samples, Mapping) or (
@@ -83,8 +84,9 @@ def samples_of(study: Study, samples: Any) -> Data:
     arrays = isinstance(samples, tuple | list) and all(hasattr(array, "shape") for array in samples)
     if arrays and study.data.ragged is not None:
         raise StudyError(
-            "report.predict was given arrays, and the study's samples are of unlike length (Data.ragged). Give a Dataset whose samples are "
-            "built as the study's, each with a target: any, as 0, where there is none."
+            "report.predict was given arrays, but the study's samples vary in length (Data.ragged). Pass a Dataset "
+            "whose samples have the structure of the study's, each with a target (any value, such as 0, if there is "
+            "none)."
         )
     return replace(study.data, val=None if arrays else samples, val_arrays=samples if arrays else None)
 
@@ -97,8 +99,8 @@ class RowsByName:
         lengths = {len(array) for array in flatten(arrays)[0]}
         if len(lengths) != 1:
             raise StudyError(
-                f"samples to predict: arrays have {' and '.join(f'{length:,}' for length in sorted(lengths)) or 'no'} rows. "
-                "Give a row of each array for each sample."
+                f"samples to predict: arrays have {' and '.join(f'{length:,}' for length in sorted(lengths)) or 'no'} "
+                "rows. Pass arrays with one row for each sample."
             )
         (self._length,) = lengths
 
@@ -145,10 +147,11 @@ def check_features(study: Study, samples: Data) -> None:
     if given_inputs != known_inputs:
         name = type(features.network).__name__
         cut = "" if features.unfreeze is None else f", unfreeze={features.unfreeze}"
-        of_a_tensor = ", or trunk(x) of a tensor" if features.unfreeze is None else ""
+        of_a_tensor = ", or trunk(x) for a tensor" if features.unfreeze is None else ""
         raise RunError(
-            f"samples to predict have inputs of shape {given_inputs}, and these networks take {known_inputs}, as the study's frozen {name} makes them "
-            f"of samples. Give argosy.data.features(samples, trunk{cut}), of a Dataset and the {name}{of_a_tensor}."
+            f"samples to predict have inputs of shape {given_inputs}, but these networks take {known_inputs}, the "
+            f"output of the study's frozen {name}. Pass argosy.data.features(samples, trunk{cut}), with a Dataset and "
+            f"the {name}{of_a_tensor}."
         )
 
 
@@ -230,7 +233,7 @@ def predict(
             kept.append(torch.from_numpy(block.indices[block.sound]))
     if not kept:
         raise RunError(
-            f"each sample to predict ({len(chosen):,} in all) raises in the Dataset. Give samples that it can prepare."
+            f"all samples to predict ({len(chosen):,}) raised in the Dataset. Pass samples that it can prepare."
         )
     whole = None if targets[0] is None else _joined(targets, "targets")
     return Predicted([_joined(parts, "outputs") for parts in outputs], whole, torch.cat(kept), source.length)
@@ -246,8 +249,9 @@ def _rows(parts: tuple[Tensor, ...], what: str) -> Tensor:
     shapes = list(dict.fromkeys(tuple(part.shape[1:]) for part in parts))
     if len(shapes) > 1:
         raise RunError(
-            f"{what} of samples of unlike length have shapes {list(shapes[0])} and {list(shapes[1])}, which are no one tensor. Use a "
-            "network with one shape for each sample, or run member(name).load() on batches of your own."
+            f"{what} of samples of varying length have shapes {list(shapes[0])} and {list(shapes[1])}, which cannot "
+            "be joined into one tensor. Use a network with one shape for all samples, or run member(name).load() on "
+            "batches of your own."
         )
     return torch.cat(parts)
 

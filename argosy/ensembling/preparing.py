@@ -54,13 +54,14 @@ class InputPreparation:
         missing = _target_leaves(self.layout.tree) if lacking else [False] * len(leaves)
         if len(leaves) + sum(missing) != len(self.layout.shapes):
             raise RunError(
-                f"samples to predict are built as {described(given)}, and the study's, which Data.on_device takes, as "
-                f"{described(self.layout.tree)}. Give them as the study has them, with or without the target."
+                f"samples to predict have the structure {described(given)}, but Data.on_device takes the study's, "
+                f"{described(self.layout.tree)}. Pass samples in the study's structure, with or without the target."
             )
         if lacking and self.needs_target:
             raise RunError(
-                f"samples to predict are built as {described(given)}, without a target, and Data.on_device makes the network's "
-                f"inputs from the target too. Give them with it, as the study has them: {described(self.layout.tree)}."
+                f"samples to predict have the structure {described(given)}, without a target, but Data.on_device also "
+                "uses the target to make the network's inputs. Pass them with it, as in the study: "
+                f"{described(self.layout.tree)}."
             )
         rows, device, left = leaves[0].shape[0], leaves[0].device, iter(leaves)
         # `on_device` may write into what it is given, which is the caller's.
@@ -80,8 +81,8 @@ class InputPreparation:
             packed = cloudpickle.dumps(self.on_device)
         except Exception as error:  # whatever the user's objects raise when they are pickled
             raise RunError(
-                f"Data.on_device cannot be saved with the network: {error!r}. Save the network without preprocess=True, or let "
-                "on_device open files and connections itself."
+                f"Data.on_device cannot be saved with the network: {error!r}. Save the network without "
+                "preprocess=True, or open files and connections inside on_device."
             ) from error
         return _unpacked, (packed, self.layout, self.needs_target)
 

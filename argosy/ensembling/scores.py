@@ -25,21 +25,22 @@ def class_scores(probabilities_NC: Tensor, target_N: Any) -> dict[str, float]:
     target_N = torch.as_tensor(target_N)
     if probabilities_NC.dim() != 2 or target_N.shape != probabilities_NC.shape[:1]:
         raise RunError(
-            f"class_scores was given probabilities of shape {list(probabilities_NC.shape)} and targets of shape {list(target_N.shape)}; it needs "
-            "[samples, classes] and one class number per sample. Give target.flatten() of a column."
+            f"class_scores was given probabilities of shape {list(probabilities_NC.shape)} and targets of shape "
+            f"{list(target_N.shape)}; it needs [samples, classes] and one class number per sample. For a column of "
+            "targets, pass target.flatten()."
         )
     _check_predicted("class_scores", probabilities_NC)
     sums_N = probabilities_NC.double().sum(dim=1)
     if wrong := int(((sums_N - 1).abs() > SUM_OFF).sum()):
         raise RunError(
-            f"class_scores was given {wrong:,} of {len(sums_N):,} rows that do not sum to 1; it needs probabilities. Of logits, as a network "
-            "returns them, give output.softmax(dim=1)."
+            f"class_scores was given {wrong:,} of {len(sums_N):,} rows that do not sum to 1; it needs probabilities. "
+            "For logits, which networks return, pass output.softmax(dim=1)."
         )
     classes = probabilities_NC.shape[1]
     if wrong := int(((target_N < 0) | (target_N >= classes) | (target_N != target_N.long())).sum()):
         raise RunError(
-            f"class_scores was given {wrong:,} of {len(target_N):,} targets that are none of the {classes} classes, 0 to {classes - 1}. Number classes "
-            "from 0 up, as the study's targets are, and leave out rows that have none."
+            f"class_scores was given {wrong:,} of {len(target_N):,} targets that are not among the {classes} classes, "
+            f"0 to {classes - 1}. Number classes from 0, like the study's targets, and remove rows without a class."
         )
     return scores_of_classes(probabilities_NC, target_N.long())
 
@@ -52,8 +53,9 @@ def number_scores(predicted_N: Tensor, target_N: Any) -> dict[str, float]:
     target_N = torch.as_tensor(target_N)
     if predicted_N.shape != target_N.shape:
         raise RunError(
-            f"number_scores was given predictions of shape {list(predicted_N.shape)} and targets of shape {list(target_N.shape)}; it needs "
-            "the same of both. Give target.unsqueeze(1) where the network returns a column."
+            f"number_scores was given predictions of shape {list(predicted_N.shape)} and targets of shape "
+            f"{list(target_N.shape)}; it needs one shape for both. If the network returns a column, pass "
+            "target.unsqueeze(1)."
         )
     _check_predicted("number_scores", predicted_N)
     return scores_of_numbers(predicted_N, target_N)
@@ -102,6 +104,7 @@ def _check_predicted(function: str, predicted_N: Tensor) -> None:
     nan_N = predicted_N.isnan().flatten(1).any(dim=1) if predicted_N.dim() > 1 else predicted_N.isnan()
     if lacking := int(nan_N.sum()):
         raise RunError(
-            f"{function} was given {lacking:,} of {len(nan_N):,} rows with NaN, of samples that no network has predicted, or of a network that "
-            "diverged. Leave them out of both, as in predicted[known] and target[known], and say how many they are."
+            f"{function} was given {lacking:,} of {len(nan_N):,} rows with NaN: samples that no network has "
+            "predicted, or a network that diverged. Remove these rows from both, predicted[known] and target[known], "
+            "and report how many they are."
         )

@@ -77,11 +77,12 @@ class Trained:
         saved = next((saved for saved in reversed(state.saved) if saved.best is not None), None)
         if saved is None or saved.best is None:
             raise RunError(
-                f"member {name!r} has not finished and saved a section, so there is nothing to load; train it further."
+                f"member {name!r} has not finished and saved a section, so there is nothing to load. Train it further."
             )
         if name not in study.names:
             raise RunError(
-                f"the study has no member {name!r}{meant(name, study.names)}, only {listed(study.names)}; give the run's own study, with the members that were added to it or cloned."
+                f"the study has no member {name!r}{meant(name, study.names)}, only {listed(study.names)}. Pass the "
+                "run's own study, including members that were added or cloned."
             )
         best = checkpoint.load(self.directory / "members" / name / saved.best, saved.best_sha256)
         # A whole state, whose weights are the best, says of which section; a file of the best weights is of one itself.
@@ -89,15 +90,16 @@ class Trained:
         if state.best is not None and (epoch, section) < (state.best.epoch, state.best.section):
             objective = study.objective
             warn_caller(
-                f"member {name!r}: the best weights saved are those of epoch {epoch + 1}, with {objective} {value:.4g}; those of "
-                f"epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not saved yet. Train it further, and load it again then.",
+                f"member {name!r}: the best saved weights are from epoch {epoch + 1}, with {objective} {value:.4g}; "
+                f"the weights of epoch {state.best.epoch + 1}, with {state.best.metrics[objective]:.4g}, are not "
+                "saved yet. Train it further, then load it again.",
             )
         member = study.member(name)
         network = opened(member, best["model"], seed_of(member, study.seed))
         if changed := self.changed.get(name):
             warn_caller(
-                f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), and has the weights of what it was, so "
-                "that its answers may not be those of the report. Load it with the study as it was."
+                f"member {name!r}: its network has changed since it was trained ({'; '.join(changed)}), but it has "
+                "the old weights, so its outputs may differ from the report's. Load it with the original study."
             )
         return network, (epoch, section)
 
@@ -106,7 +108,8 @@ class Trained:
         study = self.known_study()
         if samples is None and not study.data.has_val:
             raise RunError(
-                f"the study of {self.directory} has no validation data to predict; give samples, as in report.predict((x,))."
+                f"the study of {self.directory} has no validation data to predict. Pass samples, for example "
+                "report.predict((x,))."
             )
         data = study.data if samples is None else samples_of(study, samples)
         if samples is not None:
@@ -144,26 +147,26 @@ class Trained:
         combine = combine or _usual(members)
         if calibrate and not {"probabilities", "logits", "votes"} & {*flatten(combine)[0]}:
             raise RunError(
-                f"report.ensemble: calibrate=True fits a temperature to logits of classes, and with combine={combine!r} outputs are numbers. Leave "
-                "calibrate out."
+                f"report.ensemble: calibrate=True fits a temperature to class logits, but with combine={combine!r} "
+                "outputs are numbers. Remove calibrate=True."
             )
         logits = combine == "mean" and any(isinstance(member.loss, nn.BCEWithLogitsLoss) for member in members)
         if logits and select is not None:
             raise RunError(
-                f"report.ensemble: select={select!r} chooses by errors of numbers, and outputs of members with BCEWithLogitsLoss are logits. Leave select "
-                f"out, or take {PROBABILITIES}."
+                f"report.ensemble: select={select!r} compares errors of numbers, but members with BCEWithLogitsLoss "
+                f"return logits. Remove select=, or use {PROBABILITIES}."
             )
         shared = study.data.has_val and _all_validated_alike(members)
         if not shared and (select is not None or calibrate):
-            found = "have validation samples of their own each" if study.data.has_val else "have no validation samples"
+            found = "have different validation samples" if study.data.has_val else "have no validation samples"
             raise RunError(
-                f"members {listed(map(repr, names))} {found}, and select= and calibrate= need the same for all. Leave "
-                "them out, or choose members that share theirs, with members=."
+                f"members {listed(map(repr, names))} {found}, but select= and calibrate= need the same ones for all. "
+                "Remove these arguments, or choose members that share validation samples, with members=."
             )
         if not study.data.has_val:
             return alike(networks, seeds, combine, note="no scores: the study has no validation samples")
         if logits:
-            return alike(networks, seeds, combine, note="no scores: outputs are logits, which targets are not")
+            return alike(networks, seeds, combine, note="no scores: outputs are logits, but targets are not")
         weights: list[float] = []
         if snapshots and select is not None and not calibrate and (combine == "probabilities" or combine == "mean"):
             networks, weights = self._with_snapshots(networks, combine, select)
@@ -268,7 +271,7 @@ class Trained:
             network = self.load(name)
             if study.member(name).val_subset is None:
                 raise RunError(
-                    f"member {name!r} has no val_subset, so it holds out no fold. Ask for members made by argosy.kfold."
+                    f"member {name!r} has no val_subset, so it holds out no fold. Choose members made by argosy.kfold."
                 )
             parts.append(self._predicted([network], study.member(name).val_subset))
         several = zip(*(flatten(part.outputs[0])[0] for part in parts), strict=True)
@@ -293,7 +296,7 @@ class Trained:
         if self.study is None:
             of = "search" if self.state.searches else "study"
             raise RunError(
-                f"the report of {self.directory} was read without its {of} and cannot build networks; give it the {of}: "
+                f"the report of {self.directory} was read without its {of} and cannot build networks. Pass the {of}: "
                 f"argosy.load(directory, study={of})."
             )
         return self.study
@@ -314,8 +317,8 @@ def _with_gaps(predicted: Predicted) -> Any:
     leaves, tree = flatten(predicted.outputs[0])
     if not all(leaf.is_floating_point() for leaf in leaves):
         raise RunError(
-            f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}), and the network returns whole numbers, which "
-            "have no NaN to stand for them. Leave these samples out of what is predicted."
+            f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}), but the network returns "
+            "whole numbers, which cannot be NaN in their place. Remove these samples from the prediction."
         )
     warn_caller(f"{len(missing):,} of {predicted.length:,} samples to predict raised ({named}); their rows are NaN.")
     rows = [leaf.new_full((predicted.length, *leaf.shape[1:]), torch.nan) for leaf in leaves]
@@ -347,9 +350,10 @@ def _usual(members: Sequence[Member]) -> Combine:
     if kinds == {"numbers"}:
         return "mean"
     raise RunError(
-        f"what the outputs of members {', '.join(repr(member.name) for member in members)} are, their losses do not tell. Say "
-        "combine='probabilities' where they are logits of classes, combine='mean' where they are numbers, and of several outputs one for "
-        f"each, as combine={{'class': 'probabilities', 'age': 'mean'}}. Of one logit for two classes take {PROBABILITIES}."
+        f"the losses of members {', '.join(repr(member.name) for member in members)} do not show what their outputs "
+        "are. Pass combine='probabilities' for class logits, combine='mean' for numbers, and one for each of several "
+        "outputs, for example combine={'class': 'probabilities', 'age': 'mean'}. For one logit for two classes, "
+        f"use {PROBABILITIES}."
     )
 
 

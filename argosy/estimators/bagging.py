@@ -39,7 +39,7 @@ MEMORY = Path("/dev/shm")
 """Where files of a run that nothing keeps are written at once; elsewhere each of a thousand small ones waits for the disk."""
 LEAST_BYTES = 2**29
 """Room that there must be: a container has 64 MiB, if nothing more was asked for."""
-NOTE = "scores are of {:,} samples, each predicted by the networks that held it out"
+NOTE = "scores are computed on {:,} samples, each predicted by the networks that held it out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,13 +203,15 @@ def _made(members: Sequence[MembersFor], samples: TrainingTable, folds: int) -> 
     for one in members:
         if isinstance(one, type):
             raise StudyError(
-                f"members has the class {one.__name__}, which is neither a member nor a function of the table's shape. Give an instance of it, as argosy.tabular()."
+                f"members has the class {one.__name__}, which is neither a member nor a function of the table's "
+                "shape. Pass an instance of it, for example argosy.tabular()."
             )
         found = one(shape) if callable(one) else one
         made += found if isinstance(found, Sequence) else [found]
     if not made:
         raise StudyError(
-            f"members is an empty list, or its functions returned none for {shape}. Give one member or more, or argosy.tabular()."
+            f"members is an empty list, or its functions returned no members for {shape}. Pass at least one member, "
+            "or argosy.tabular()."
         )
     if other := [one for one in made if not isinstance(one, Member)]:
         raise StudyError(
@@ -263,8 +265,9 @@ def _bags(
         outputs = torch.cat(parts)[drawn]
         if outputs.shape[1:] != (samples.outputs,):
             raise StudyError(
-                f"the network of member {name!r} returns {list(outputs.shape[1:])} for a row, and the table needs [{samples.outputs}], one logit for "
-                "each class, or one number for each target. Give it so many outputs: a function of the table's shape is told shape.outputs."
+                f"the network of member {name!r} returns {list(outputs.shape[1:])} per row, but the table needs "
+                f"[{samples.outputs}]: one logit per class, or one number per target. Change its number of outputs; a "
+                "function of the table's shape gets it as shape.outputs."
             )
         heat = temperature(outputs, targets, doubt=1 / (len(order) + 2)) if samples.classes else 1.0
         bags[name] = Bag(family, heat)
@@ -282,7 +285,8 @@ def _weighted(member: Member) -> Member:
     """Return the member with the losses of samples multiplied by their weights."""
     if member.step is not None:
         raise StudyError(
-            f"member {member.name!r} has a step of its own, which does not know of sample_weight. Leave one of them out."
+            f"member {member.name!r} has its own step, which does not use sample_weight. Remove step= or "
+            "sample_weight=."
         )
     loss = nn.CrossEntropyLoss() if member.loss is None else copy.copy(member.loss)
     if hasattr(loss, "reduction"):
@@ -299,8 +303,8 @@ def weighted_loss(
     losses = loss(output, target)
     if losses.shape[:1] != weight_B.shape:
         raise StudyError(
-            f"a loss returned a tensor of {losses.numel()} for {len(weight_B)} samples, and sample_weight needs the loss of each. "
-            "Give the member a loss of shape [B], or one of torch's with reduction='none'."
+            f"a loss returned a tensor of {losses.numel()} for {len(weight_B)} samples, but sample_weight needs the "
+            "loss of each sample. Use a loss that returns shape [B], or a torch loss with reduction='none'."
         )
     of_samples_B = losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
     return (of_samples_B * weight_B).mean(), output, target
@@ -309,6 +313,7 @@ def weighted_loss(
 def _failed(report: Report) -> MemberError:
     failed = next(row for row in report.rows if not row.counts)
     return MemberError(
-        f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nFix the member: its network "
-        "gets float32 [batch, inputs] and returns [batch, outputs], numbers that a function of the table's shape is told."
+        f"no member was trained on all folds; {failed.name!r} has {failed.status}:\n{failed.reason.rstrip()}\nFix the "
+        "member: its network gets float32 [batch, inputs] and must return [batch, outputs]. A function of the "
+        "table's shape gets both numbers."
     )

@@ -51,7 +51,8 @@ class Columns:
         unknown = [repr(name) for name, *column in zip(names, columns, found, strict=True) if _is_unknown(*column)]
         if unknown:
             warn_caller(
-                f"no word of column {', '.join(unknown)} was there in fit: all count as unknown. See that words are spelt as they were.",
+                f"no word of column {', '.join(unknown)} occurred in fit, so all count as unknown. Check that the "
+                "words are spelt the same.",
             )
         return np.stack(found, axis=1)
 
@@ -62,7 +63,8 @@ def _codes(name: Any, column: npt.NDArray[Any], words: tuple[str, ...] | None) -
     if (words is None) != (column.dtype.kind == "f"):
         was, is_now = ("numbers", "words") if words is None else ("words", "numbers")
         raise StudyError(
-            f"column {name!r} held {was} where the estimator was fitted, and holds {is_now}; give it the type that it had."
+            f"column {name!r} held {was} when the estimator was fitted, and holds {is_now} now. Convert it to the "
+            "type that it had."
         )
     if words is None:
         return column
@@ -99,14 +101,15 @@ def _column(name: Any, values: Any) -> npt.NDArray[Any]:
     other = next((one for one in present if not _is_cell(one, categorical)), None)
     if other is not None:
         raise StudyError(
-            f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. Convert it, as a "
-            "date to the days since the first one, or leave the column out."
+            f"column {name!r} holds {other!r} of type {type(other).__name__}, which is neither a number nor a word. "
+            "Convert the column (for example dates to days since the first one), or remove it."
         )
     texts = [value for value in present if isinstance(value, str)]
     if not categorical and (really := written_as(texts)):
         raise StudyError(
-            f"column {name!r} holds {really} as texts, such as {texts[0]!r}, and each would be a word of its own. Convert it to numbers (a date to the "
-            "days since the first one), or give it the dtype category where they are words."
+            f"column {name!r} holds {really} as texts, such as {texts[0]!r}, and each would become a separate word. "
+            "Convert the column to numbers (dates to days since the first one), or to the dtype category if its "
+            "values are words."
         )
     if not categorical and not texts:
         found = np.full(len(cells), np.nan)
@@ -130,6 +133,7 @@ def _word(value: Any) -> str:
 def _finite(name: Any, column: Rows) -> Rows:
     if np.isinf(column).any():
         raise StudyError(
-            f"column {name!r} has infinite values, first in row {np.isinf(column).argmax()}. Give finite numbers, or none."
+            f"column {name!r} has infinite values, the first in row {np.isinf(column).argmax()}. Replace them with "
+            "finite numbers or missing values."
         )
     return column

@@ -81,7 +81,8 @@ class Bagged(BaseEstimator):
             y, sample_weight = y[kept], sample_weight[kept] / sample_weight[kept].mean()
         if len(y) < 2:
             raise ValueError(
-                f"{self._name} was given n_samples={len(y)}, and needs 2, of which one is held out. Give more rows."
+                f"{self._name} was given n_samples={len(y)}, but needs at least 2, because one is held out. Pass more "
+                "rows."
             )
         return X, y, sample_weight
 

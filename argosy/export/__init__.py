@@ -36,13 +36,17 @@ WEIGHTS_ALONE = ("safetensors", "hub")
 def check_format(format: str, *, push_to_hub: str | None) -> None:
     """Raise RunError for an unknown format, for one whose package is not installed, and where what is to be pushed is not for the Hub."""
     if format not in FORMATS:
-        raise RunError(f"there is no format {format!r}{meant(format, FORMATS)}; choose from {', '.join(FORMATS)}.")
+        raise RunError(f"unknown format {format!r}{meant(format, FORMATS)}; choose one of {', '.join(FORMATS)}.")
     missing = [package for package in FORMATS[format] if importlib.util.find_spec(package) is None]
     if missing:
-        raise RunError(f"format {format!r} needs {' and '.join(missing)}, missing here: pip install 'argosy[export]'.")
+        raise RunError(
+            f"format {format!r} needs packages that are not installed: {' and '.join(missing)}. Install "
+            "them: pip install 'argosy[export]'."
+        )
     if push_to_hub is not None and format != "hub":
         raise RunError(
-            f"{push_to_hub!r} was to get an export of format {format!r}; give format 'hub', or push nothing."
+            f"an export to {push_to_hub!r} needs format 'hub'; found {format!r}. Choose format 'hub', or remove "
+            "push_to_hub."
         )
 
 
@@ -50,15 +54,15 @@ def write(exported: Exported, folder: Path, format: str) -> None:
     """Write a network into a folder, made where there is none; raises RunError for a network that the format cannot hold."""
     if exported.about.preprocessing and format in WEIGHTS_ALONE:
         raise RunError(
-            f"format {format!r} holds weights alone, and Data.on_device is code. Leave preprocessing out, or use format "
+            f"format {format!r} holds only weights, but Data.on_device is code. Remove preprocess, or use format "
             "'onnx' or 'torch-export'."
         )
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{str(folder)!r} is a file, and an export is a folder of several; give another name.")
+        raise RunError(f"{str(folder)!r} is a file, but an export is a folder of several files. Choose another name.")
     others = [name for name in dict.fromkeys(MODELS.values()) if name != MODELS[format] and (folder / name).exists()]
     if others:
         raise RunError(
-            f"{str(folder)!r} holds {others[0]} of another export, and its config.json would be replaced by that of this network. Give "
+            f"{str(folder)!r} holds {others[0]} of another export, whose config.json would be overwritten. Choose "
             "another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)

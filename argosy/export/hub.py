@@ -29,7 +29,8 @@ def push(folder: Path, repository: str) -> None:
         from huggingface_hub import HfApi
     except ModuleNotFoundError as error:
         raise RunError(
-            f"{folder} is pushed to {repository!r} by huggingface_hub, which is not installed: pip install huggingface_hub."
+            f"pushing {folder} to {repository!r} needs huggingface_hub, which is not installed. Install it: pip "
+            "install huggingface_hub."
         ) from error
     api = HfApi()
     api.create_repo(repository, exist_ok=True)
@@ -41,13 +42,13 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
     yield f"---\nlibrary_name: {library}\ntags:\n- argosy\n- {library}\n---"
     yield f"# {about.name}"
     yield (
-        f"`{about.network}` with {about.parameters:,} parameters, trained by Argosy {about.argosy} beside other networks on one "
-        "shared stream of samples."
+        f"`{about.network}` with {about.parameters:,} parameters, trained by Argosy {about.argosy} together with "
+        "other networks on one shared stream of samples."
     )
     if about.trunk:
         yield (
-            f"**Not the whole network**: its inputs are what a frozen `{about.trunk}` makes of the samples. That network is not in this "
-            "folder, and is needed before this one."
+            f"**Not the whole network**: its inputs are the outputs of a frozen `{about.trunk}` for the samples. That "
+            "network is not in this folder; run it first."
         )
     if about.ensemble is not None:
         yield _of_ensemble(about.ensemble)
@@ -68,7 +69,7 @@ def _card(about: About, *, pretrained: bool) -> Iterator[str]:
     if pretrained:
         yield f'```python\nfrom transformers import {about.network}\n\nnetwork = {about.network}.from_pretrained("FOLDER")\n```'
     else:
-        yield "Build the network by its own code, then:"
+        yield "Build the network with its own code, then:"
         yield (
             '```python\nfrom safetensors.torch import load_model\n\nload_model(network, "model.safetensors")\nnetwork.eval()\n```'
         )
@@ -80,7 +81,7 @@ def _of_ensemble(found: Combination) -> str:
     ways = {
         "probabilities": "the weighted mean of softmax(logits / temperature)",
         "logits": "softmax of the weighted mean of logits / temperature",
-        "votes": "the weighted share of members that say each class",
+        "votes": "the weighted share of members that predict each class",
         "mean": "the weighted mean of their outputs",
     }
     how = ways[found.combine] if isinstance(found.combine, str) else f"of several outputs, combined as {found.combine}"

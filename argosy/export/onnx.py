@@ -36,6 +36,7 @@ def write(exported: Exported, folder: Path) -> None:
         except errors.OnnxExporterError as error:
             said = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
             raise RunError(
-                f"ONNX has no form for {exported.about.name!r}: {said}. Use operators that ONNX has, or format 'torch-export'."
+                f"ONNX cannot represent {exported.about.name!r}: {said}. Use operators that ONNX has, or format "
+                "'torch-export'."
             ) from error
     write_config(exported, folder)

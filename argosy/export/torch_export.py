@@ -40,8 +40,9 @@ def program_of(exported: Exported) -> ExportedProgram:
     ) as error:  # of the network's code, or of torch.export, which has no class of its own for what it refuses
         first = " ".join(str(error).strip().partition("\n")[0].split()).rstrip(".")
         raise RunError(
-            f"torch.export refuses {exported.about.name!r}: {type(error).__name__}: {first}. Let forward() in eval() branch on no values of tensors and take "
-            "batches of any size, or use format 'safetensors', which holds the weights alone."
+            f"torch.export refuses {exported.about.name!r}: {type(error).__name__}: {first}. Write forward() without "
+            "branches on tensor values in eval() and for batches of any size, or use format 'safetensors', which "
+            "holds only the weights."
         ) from error
 
 

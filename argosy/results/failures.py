@@ -20,7 +20,7 @@ def warn_of_failures(rows: Sequence[MemberResult]) -> None:
         if row.status == "failed":
             log = row.folder / "log.txt"
             warn_caller(
-                f"member {row.failure}. Its log is {log}; fix it, and train with retry_failed=True.", MemberFailed
+                f"member {row.failure}. See {log}, fix the cause, and train with retry_failed=True.", MemberFailed
             )
         elif row.failed:
             warn_caller(f"member {row.failure}. Lower its learning rate, or clip its gradients.", MemberFailed)
@@ -31,7 +31,8 @@ def warn_of_trials(rows: Sequence[MemberResult]) -> None:
     failed = [row for row in rows if row.failed]
     if failed:
         warn_caller(
-            f"{len(failed)} of {len(rows)} members of the search failed or diverged: {failed[0].failure}. All: report.table().",
+            f"{len(failed)} of {len(rows)} members of the search failed or diverged: {failed[0].failure}. Read them "
+            "all in report.table().",
             MemberFailed,
         )
 
@@ -43,8 +44,8 @@ def raise_failures(rows: Sequence[MemberResult]) -> None:
         told = [f"  {row.failure}\n" for row in failed[:MOST_TOLD]]
         more = f"  and {len(failed) - MOST_TOLD} more\n" if len(failed) > MOST_TOLD else ""
         raise MemberError(
-            f"{len(failed)} of {len(rows)} members failed or diverged; the others were trained:\n{''.join(told)}{more}"
-            "Fix these, or leave out raise_on_failure to have their report all the same."
+            f"{len(failed)} of {len(rows)} members failed or diverged; the others were "
+            f"trained:\n{''.join(told)}{more}Fix them, or remove raise_on_failure to get the report anyway."
         )
 
 

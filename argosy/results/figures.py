@@ -15,7 +15,9 @@ try:
     from matplotlib import pyplot
     from matplotlib.ticker import AutoLocator
 except ModuleNotFoundError as _error:
-    raise RunError("figures are drawn by matplotlib, which is not installed: pip install 'argosy[report]'.") from _error
+    raise RunError(
+        "figures are drawn with matplotlib, which is not installed. Install it: pip install 'argosy[report]'."
+    ) from _error
 
 __all__ = ["draw_bands", "draw_curves", "draw_parameters", "for_paper", "new_axes", "save"]
 
@@ -103,7 +105,7 @@ def save(folder: Path, figures: Mapping[str, Any]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be a folder of figures: {error.strerror}. Choose another one.") from error
+        raise RunError(f"figures cannot be written to {folder}: {error.strerror}. Choose another folder.") from error
     files = []
     for name, axes in figures.items():
         for kind in KINDS:

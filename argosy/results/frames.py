@@ -18,8 +18,8 @@ def frame_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, whole
         import pandas
     except ModuleNotFoundError as error:
         raise RunError(
-            "a DataFrame is made by pandas, which is not installed: pip install 'argosy[report]'. Without it, report.table() and "
-            "`argosy report DIR --csv` have the same rows."
+            "a DataFrame needs pandas, which is not installed. Install it: pip install 'argosy[report]'. Without "
+            "pandas, report.table() and `argosy report DIR --csv` return the same rows."
         ) from error
     frame = pandas.DataFrame(rows, columns=[*dict.fromkeys([*columns, *itertools.chain.from_iterable(rows)])])
     for name in frame.columns:

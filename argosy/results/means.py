@@ -34,7 +34,7 @@ class Means:
         pairs = " Differences are taken pair by pair." if less else ""
         same = [each.name for each in found if each.metrics and all(value.half == 0 for value in each.metrics.values())]
         alike = (
-            f" Repetitions of {', '.join(same)} are equal in every figure, as where a factory sets its own seed."
+            f" Repetitions of {', '.join(same)} are equal in every figure, for example because a factory sets its own seed."
             if same
             else ""
         )

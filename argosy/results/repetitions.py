@@ -65,7 +65,10 @@ class Comparison:
         found, pairs = self.first_minus_second, self.first_minus_second.count
         taken = f"{self.first} minus {self.second}, {pairs} pair{'s' * (pairs != 1)}"
         if pairs < 2:
-            return f"{self.metric}: too few repetitions under the same seed or fold are done in both to tell {self.first} from {self.second} ({taken})."
+            return (
+                f"{self.metric}: too few repetitions under the same seed or fold are done in both to tell "
+                f"{self.first} from {self.second} ({taken})."
+            )
         if not self.distinguishable:
             return f"{self.metric}: {self.first} and {self.second} are not distinguishable ({taken}: {found})."
         less = "lower" if found.mean < 0 else "higher"
@@ -216,10 +219,10 @@ class Repetitions:
         """Return a metric of a configuration's repetitions, by what differs between them."""
         if configuration not in self.outcomes:
             known = f"{', '.join(map(repr, self.outcomes))}. Choose one of these"
-            none = "nothing. Read single members in the report, or repeat them with argosy.replicate"
+            none = "no member. Read single members in the report, or repeat them with argosy.replicate"
             raise RunError(
-                f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}: its members of argosy.replicate and argosy.kfold repeat "
-                f"{known if self.outcomes else none}."
+                f"the run has no configuration {configuration!r}{meant(configuration, self.outcomes)}; with "
+                f"argosy.replicate and argosy.kfold it repeats {known if self.outcomes else none}."
             )
         done = {under: metrics for under, metrics in self.outcomes[configuration].items() if metrics}
         for metrics in done.values():

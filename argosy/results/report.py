@@ -108,8 +108,9 @@ class Report:
         row = next(filter(self._has_number, self.rows), None)
         if row is None:
             raise RunError(
-                f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, has failed or "
-                f"diverged, or reached no number. See `argosy status {shlex.quote(str(self.directory))}`; report.member(name) has what one reached."
+                f"no member of {self.directory} has a {self.objective} that counts: each has finished no epoch, "
+                f"failed, diverged, or reached no number. See `argosy status {shlex.quote(str(self.directory))}`, or "
+                "report.member(name) for what one reached."
             )
         return row
 
@@ -143,8 +144,8 @@ class Report:
         found = self.member(given.name if isinstance(given, MemberResult) else given)
         if isinstance(given, MemberResult) and given.folder.resolve() != found.folder.resolve():
             raise RunError(
-                f"member {given.name!r} is of the run in {given.folder.parents[1]}, and this report is of {self.directory}. Ask the report of its "
-                "run, or give its network: member.load()."
+                f"member {given.name!r} belongs to the run in {given.folder.parents[1]}, but this report is of "
+                f"{self.directory}. Use the report of its run, or pass its network: member.load()."
             )
         return found
 
@@ -234,14 +235,15 @@ class Report:
         if not found:
             known = [found.name for found in self.repetitions.configurations]
             raise RunError(
-                f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}; ask for a member that argosy.kfold was given."
+                f"{self.directory} has no configuration {configuration!r}{meant(configuration, known)}. Choose a "
+                "member that was passed to argosy.kfold."
             )
         if lost := [row for row in found if row.failed]:
             told = f"{len(lost)} of {len(found)} members of {configuration!r} have failed or diverged: {listed(row.name for row in lost)}"
             if len(lost) == len(found):
                 raise RunError(f"{told}; nothing was predicted out of fold. Train them further with retry_failed=True.")
             warn_caller(
-                f"{told}; rows of samples that they alone held out are NaN. Train them further with retry_failed=True."
+                f"{told}; rows of samples that only they held out are NaN. Train them further with retry_failed=True."
             )
         return self.networks().out_of_fold([row.name for row in found if not row.failed])
 
@@ -249,7 +251,7 @@ class Report:
         """Return the members for an ensemble, best first."""
         if top is not None and members is not None:
             raise RunError(
-                f"report.ensemble was given top={top} and members=; give one of them, or neither for all members."
+                f"report.ensemble was given top={top} and members=. Pass one of them, or neither for all members."
             )
         if top is not None:
             check_whole("report.ensemble: top", top, least=1)
@@ -267,8 +269,8 @@ class Report:
             ]
         if len(known) < (top or 1):
             raise RunError(
-                f"report.ensemble was to be made of {top or 'one or more'} members, and {len(known)} of {self.directory} have "
-                f"a {self.objective} that counts, or were named. Choose fewer, or train them further."
+                f"report.ensemble needs {top or 'one or more'} members, but only {len(known)} of {self.directory} "
+                f"have a {self.objective} that counts, or were named. Choose fewer, or train them further."
             )
         return known[:top]
 

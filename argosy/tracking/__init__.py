@@ -48,7 +48,7 @@ def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
     for tracker in [trackers] if isinstance(trackers, str) else trackers:
         name = tracker if isinstance(tracker, str) else type(tracker).__name__.lower()
         if name in found:
-            raise RunError(f"trackers has {name!r} twice; give each once.")
+            raise RunError(f"trackers has {name!r} twice. Remove one of them.")
         found[name] = _made(tracker) if isinstance(tracker, str) else _checked(tracker)
     return found
 
@@ -56,10 +56,13 @@ def named(trackers: Sequence[Tracker | str]) -> dict[str, Tracker]:
 def _made(name: str) -> Tracker:
     if name not in TRACKERS:
         raise RunError(
-            f"there is no tracker {name!r}{meant(name, TRACKERS)}; choose from {', '.join(TRACKERS)}, or give an object of your own."
+            f"unknown tracker {name!r}{meant(name, TRACKERS)}; choose one of {', '.join(TRACKERS)}, or pass an object "
+            "of your own."
         )
     if importlib.util.find_spec(name) is None:
-        raise RunError(f"tracker {name!r} needs {name}, which is not installed; pip install 'argosy[{name}]'.")
+        raise RunError(
+            f"tracker {name!r} needs {name}, which is not installed. Install it: pip install 'argosy[{name}]'."
+        )
     tracker: Tracker = getattr(importlib.import_module(f"argosy.tracking.{name}"), TRACKERS[name])()
     return tracker
 
@@ -68,7 +71,7 @@ def _checked(tracker: Tracker) -> Tracker:
     lacking = [name for name in ("open", "begin", "log", "end") if not callable(getattr(tracker, name, None))]
     if lacking or isinstance(tracker, type):
         raise RunError(
-            f"trackers has {shown(tracker)}; it must be one of {', '.join(map(repr, TRACKERS))}, or an object with open, begin, log "
-            "and end, as argosy.tracking.Tracker has them."
+            f"trackers has {shown(tracker)}; it must be one of {', '.join(map(repr, TRACKERS))}, or an object with "
+            "open, begin, log and end, like argosy.tracking.Tracker."
         )
     return tracker

@@ -92,14 +92,14 @@ def test_what_a_fit_has_reached_within_its_time_limit_is_returned() -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_why_no_member_finished_an_epoch_is_told(tmp_path: Path, kept: bool) -> None:
     whole = np.arange(480).reshape(120, 4)
-    words = r"'net' has failed:(.|\n)*same dtype(.|\n)*give X as floats"
+    words = r"'net' has failed:(.|\n)*same dtype(.|\n)*pass X as floats"
     with pytest.warns(MemberFailed, match="'net' failed"), pytest.raises(MemberError, match=words) as told:
         argosy.fit(whole, WORDS, member(), directory=tmp_path if kept else None, **HOW)
     assert "argosy status" not in str(told.value)
 
 
 def test_what_scikit_learn_takes_and_fit_does_not_is_told() -> None:
-    with pytest.raises(StudyError, match=r"X is an instance of csr_matrix; .* of a sparse matrix X.toarray\(\)"):
+    with pytest.raises(StudyError, match=r"X is an instance of csr_matrix; .* a sparse matrix, pass X.toarray\(\)"):
         argosy.fit(csr_matrix(X), WORDS, member(), **HOW)
     with pytest.raises(StudyError, match=r"no keyword sample_weight=: fit of argosy.Classifier and argosy.Regressor"):
         argosy.fit(X, WORDS, member(), sample_weight=X[:, 0])
@@ -121,7 +121,7 @@ def of_one_logit(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("outputs", "loss"), [(1, of_one_logit), (5, None)])
 def test_a_network_without_one_output_per_class_is_refused(outputs: int, loss: Any) -> None:
-    with pytest.raises(StudyError, match=rf"y has 2 classes, and the network of member 'net' returns \[{outputs}\]"):
+    with pytest.raises(StudyError, match=rf"y has 2 classes, but the network of member 'net' returns \[{outputs}\]"):
         argosy.fit(X, WORDS, member(outputs=outputs, loss=loss), **HOW)
 
 
@@ -130,16 +130,16 @@ def test_a_table_of_numbers_and_flags_is_one_of_numbers(tmp_path: Path) -> None:
     table = pandas.DataFrame({"a": X[:, 0], "flag": X[:, 1] > 0, "whole": np.arange(120), "c": X[:, 3]})
     fitted = argosy.fit(table, WORDS, member(), directory=tmp_path, **HOW)
     plain = table.astype("float64").to_numpy()
-    with pytest.warns(UserWarning, match="the X of argosy.fit has names of columns and X has none"):
+    with pytest.warns(UserWarning, match="the X of argosy.fit has column names and X has none"):
         shares = fitted.predict_proba(plain)
     assert np.array_equal(fitted.predict_proba(table), shares)
     assert np.array_equal(fitted.predict_proba(table.astype(object)), shares)
     table["city"], table["missing"] = WORDS, pandas.array([None, *range(119)], dtype="Int64")
     table["code"] = "7"
-    with pytest.raises(StudyError, match="than numbers in 3 of its 7 columns: 'city', 'missing', 'code'"):
+    with pytest.raises(StudyError, match="not numbers in 3 of its 7 columns: 'city', 'missing', 'code'"):
         argosy.fit(table, WORDS, member(), **HOW)
     words = table[["a", "flag", "whole", "city"]].rename(columns={"city": "c"})
-    with pytest.raises(StudyError, match="than numbers in 1 of its 4 columns: 'c'"):
+    with pytest.raises(StudyError, match="not numbers in 1 of its 4 columns: 'c'"):
         fitted.predict(words)
 
 
@@ -151,16 +151,16 @@ def test_columns_are_told_by_their_names(tmp_path: Path) -> None:
     shares = fitted.predict_proba(table)
     assert np.array_equal(fitted.predict_proba(table[fitted.feature_names_in_]), shares)
     for use in (fitted.predict, fitted.predict_proba):
-        with pytest.raises(StudyError, match=r"in another order, 'size', 'age', 'weight', 'height'"):
+        with pytest.raises(StudyError, match=r"in a different order, 'size', 'age', 'weight', 'height'"):
             use(table[["size", "age", "weight", "height"]])
-        with pytest.raises(StudyError, match=r"missing 'size'\. Give"):
+        with pytest.raises(StudyError, match=r"missing 'size'\. Pass"):
             use(table.drop(columns="size"))
         with pytest.raises(StudyError, match=r"new 'mass'; missing 'weight'"):
             use(table.rename(columns={"weight": "mass"}))
-        with pytest.raises(StudyError, match=r"new 'more'\. Give"):
+        with pytest.raises(StudyError, match=r"new 'more'\. Pass"):
             use(table.assign(more=0.0))
     for report_of in (fitted.report.predict, lambda table: fitted.report.predict((table,))):
-        with pytest.raises(StudyError, match="columns by place, not by name"):
+        with pytest.raises(StudyError, match="columns by position, not by name"):
             report_of(table)
 
 
@@ -171,7 +171,7 @@ def test_columns_without_names_are_read_by_place(tmp_path: Path) -> None:
     shares = fitted.predict_proba(X)
     assert np.array_equal(fitted.predict_proba(pandas.DataFrame(X)), shares)
     for named in (pandas.DataFrame(X, columns=list("abcd")), pandas.DataFrame(X)[[3, 1, 0, 2]]):
-        with pytest.warns(UserWarning, match="X has names of columns and the X of argosy.fit has none"):
+        with pytest.warns(UserWarning, match="X has column names and the X of argosy.fit has none"):
             fitted.predict(named)
 
 

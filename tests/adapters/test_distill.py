@@ -215,7 +215,7 @@ class Most:
     [
         ({"weight": 1.5}, "at most 1"),
         ({"temperature": 0.0}, "temperature"),
-        ({"into": member("own", loss=lambda output, target: output.sum(1) * 0)}, "all alike"),
+        ({"into": member("own", loss=lambda output, target: output.sum(1) * 0)}, "all learn numbers"),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:

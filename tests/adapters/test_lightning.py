@@ -431,7 +431,7 @@ def test_a_learning_rate_that_follows_nothing_is_told(tmp_path: Path, monitor: s
     with pytest.warns(MemberFailed, match="'net' failed: "):
         row = run(tmp_path, member, 2, validated=validated)
     assert row.status == "failed"
-    assert f"its learning rate follows '{monitor}', which training did not log, and validation logged n" in row.reason
+    assert f"its learning rate follows '{monitor}', which training did not log; validation logged n" in row.reason
 
 
 class Summing(Classifier):
@@ -483,7 +483,7 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
 
 
 def test_an_average_whose_validation_would_be_mixed_with_the_raw_one_is_refused() -> None:
-    with pytest.raises(StudyError, match="cannot be validated with raw and with averaged weights at once"):
+    with pytest.raises(StudyError, match="raw and averaged weights cannot both be validated"):
         argosy.from_lightning("net", Classifier, batch_size=BATCH, metrics=["val_acc"], average=argosy.EMA(0.5))
 
 
@@ -521,12 +521,12 @@ def test_what_a_module_asks_its_trainer_is_answered_as_by_lightnings(tmp_path: P
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("self.trainer.datamodule.classes", "asks for self.trainer.datamodule, which there is none of"),
-        ("self.trainer.callback_metrics['val_loss']", "asks for self.trainer.callback_metrics, which there is none of"),
-        ("self.trainer.logged_metrics", "asks for self.trainer.logged_metrics, which there is none of"),
-        ("self.trainer.train_dataloader", "asks for self.trainer.train_dataloader, which there is none of"),
-        ("self.trainer.fit_loop.epoch_progress", "asks for self.trainer.fit_loop, which there is none of"),
-        ("self.trainer.strategy.model_sharded_context()", "asks for self.trainer.model_sharded_context, which"),
+        ("self.trainer.datamodule.classes", "reads self.trainer.datamodule, which does not exist"),
+        ("self.trainer.callback_metrics['val_loss']", "reads self.trainer.callback_metrics, which does not exist"),
+        ("self.trainer.logged_metrics", "reads self.trainer.logged_metrics, which does not exist"),
+        ("self.trainer.train_dataloader", "reads self.trainer.train_dataloader, which does not exist"),
+        ("self.trainer.fit_loop.epoch_progress", "reads self.trainer.fit_loop, which does not exist"),
+        ("self.trainer.strategy.model_sharded_context()", "reads self.trainer.model_sharded_context, which"),
         ("self.trainer.should_stop = True", "sets self.trainer.should_stop, which has no effect"),
         ("self.trainer.max_epochs = 7", "sets self.trainer.max_epochs, which has no effect"),
         ("self.trainer.limit_val_batches = 0", "sets self.trainer.limit_val_batches, which has no effect"),
@@ -553,7 +553,7 @@ def test_what_a_trainer_may_not_know_can_be_asked_for() -> None:
     ("stop", "words"),
     [
         (argosy.MaxSteps(20), "its stopping rule sets no number of epochs"),
-        (argosy.MaxEpochs(1.5), "its stopping rule ends after 1.5 epochs, which is no whole number"),
+        (argosy.MaxEpochs(1.5), "its stopping rule ends after 1.5 epochs, which is not a whole number"),
     ],
 )
 def test_a_length_that_nobody_knows_is_refused(tmp_path: Path, stop: Any, words: str) -> None:

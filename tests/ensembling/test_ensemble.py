@@ -186,7 +186,7 @@ def test_a_member_whose_best_weights_are_not_saved_yet_is_loaded_with_a_warning(
     report = argosy.load(tmp_path, study=study_of([member("net")], 2))
     assert report.best().metrics == second
     said = (
-        f"the best weights saved are those of epoch 1, with val_loss {first['val_loss']:.4g}; those of epoch 2, with "
+        f"the best saved weights are from epoch 1, with val_loss {first['val_loss']:.4g}; the weights of epoch 2, with "
         f"{second['val_loss']:.4g}, are not saved yet"
     )
     with pytest.warns(UserWarning, match=said) as warned:
@@ -224,8 +224,8 @@ def test_a_network_that_has_changed_since_it_was_trained_is_loaded_with_a_warnin
     (warning,) = told
     assert warning.filename == __file__
     assert re.fullmatch(
-        r"member 'm': its network has changed since it was trained \(model: .*<lambda> changed since the run began\), and has the weights of "
-        r"what it was, so that its answers may not be those of the report\. Load it with the study as it was\.",
+        r"member 'm': its network has changed since it was trained \(model: .*<lambda> changed since the run began\), but it has the "
+        r"old weights, so its outputs may differ from the report's\. Load it with the original study\.",
         str(warning.message),
     )
 
@@ -257,7 +257,7 @@ def test_a_member_is_given_by_its_name_or_as_the_report_has_it(report: argosy.Re
         taught = argosy.distill(report, member("student"), teacher=given).data.train
         assert torch.equal(taught[3][1][1], report.predict(X[TRAIN], row.load())[3])
     other = trained(tmp_path / "other", [member("wide.r")], epochs=1)
-    with pytest.raises(RunError, match=r"is of the run in .*other, and this report is of"):
+    with pytest.raises(RunError, match=r"belongs to the run in .*other, but this report is of"):
         report.predict(X[TEST], other.best())
 
 
@@ -274,9 +274,9 @@ def test_a_member_without_a_number_as_its_objective_is_in_an_ensemble_only_where
     report = trained(tmp_path, members, epochs=1)
     assert {row.status for row in report.rows} == {"done"}
     assert report.ensemble().names == ("a",)
-    with pytest.raises(RunError, match=r"2 members, and 1 of .* have a val_loss that counts"):
+    with pytest.raises(RunError, match=r"2 members, but only 1 of .* have a val_loss that counts"):
         report.ensemble(top=2)
-    with pytest.raises(RunError, match="one or more members, and 0 of"):
+    with pytest.raises(RunError, match="one or more members, but only 0 of"):
         report.ensemble(members=["bad"])
     found = report.ensemble(members=["undefined"])
     assert (found.names, found.scores[0]["accuracy"]) == (("undefined",), 0.0)
@@ -431,14 +431,14 @@ def test_classes_behind_tokens_are_not_combined_as_if_tokens_were_classes(
     every = (words, words % 5)
     report = trained(tmp_path, members, data=argosy.Data(arrays=every, val_arrays=every), epochs=1)
     for combine in ("probabilities", "votes"):
-        with pytest.raises(RunError, match="classes are last, as of tokens"):
+        with pytest.raises(RunError, match="classes come last, as for tokens"):
             report.ensemble(combine=combine)
 
 
 def test_as_many_classes_as_places_behind_them_are_known_by_the_loss() -> None:
     square = Predicted([torch.zeros(4, 5, 5)], torch.zeros(4, 5, dtype=torch.long), torch.arange(4), 4)
     check_classes_first(square, known=True)
-    with pytest.raises(RunError, match="classes are last"):
+    with pytest.raises(RunError, match="classes come last"):
         check_classes_first(square, known=False)
 
 
@@ -469,7 +469,7 @@ def test_an_ensemble_says_why_it_has_no_scores(tmp_path: Path) -> None:
     halves = [member(f"fold{number}", val_subset=half) for number, half in enumerate((range(150), range(150, 300)))]
     numbers = trained(tmp_path / "halves", halves, epochs=1).ensemble(combine="mean")
     assert numbers.scores == ()
-    assert numbers.note.startswith("no scores: outputs of the members have shape (150, 10), and targets")
+    assert numbers.note.startswith("no scores: outputs of the members have shape (150, 10), but targets")
     assert trained(tmp_path / "halves", halves, epochs=1).ensemble().scores[0]["samples"] == 300
 
 
@@ -478,9 +478,9 @@ def test_logits_have_no_errors_of_numbers(tmp_path: Path) -> None:
     data = argosy.Data(arrays=(X, X[:, :10].gt(0).float()), val_arrays=(X, X[:, :10].gt(0).float()))
     report = trained(tmp_path, [member("net", loss=nn.BCEWithLogitsLoss(), metrics={})], data=data, epochs=1)
     found = report.ensemble(combine="mean")
-    assert (found.scores, found.note) == ((), "no scores: outputs are logits, which targets are not")
+    assert (found.scores, found.note) == ((), "no scores: outputs are logits, but targets are not")
     assert torch.equal(found(X), report.best().load()(X))
-    with pytest.raises(RunError, match="outputs of members with BCEWithLogitsLoss are logits"):
+    with pytest.raises(RunError, match="members with BCEWithLogitsLoss return logits"):
         report.ensemble(combine="mean", select="greedy")
 
 
@@ -579,7 +579,9 @@ def test_what_is_predicted_needs_no_target_for_on_device(tmp_path: Path, arrays:
     torch.testing.assert_close(again(given), together)
     with pytest.raises(argosy.ArgosyError, match="is an ensemble with preprocess=True"):
         Ensemble.load(tmp_path / "ensemble.pt", members)
-    with pytest.raises(argosy.ArgosyError, match=r"are built as \(·, ·, ·\), and the study's, .* as \(·, ·\)"):
+    with pytest.raises(
+        argosy.ArgosyError, match=r"have the structure \(·, ·, ·\), but Data.on_device takes the study's, \(·, ·\)"
+    ):
         report.ensemble(preprocess=True)((given, given, given))
 
 
@@ -742,7 +744,9 @@ def test_inputs_that_are_made_of_labels_are_predicted_with_labels_alone(tmp_path
         lambda: ready(images),
         lambda: torch.export.export(ready, (images,)),
     ):
-        with pytest.raises(argosy.ArgosyError, match=r"without a target, and Data.on_device makes .* from the target"):
+        with pytest.raises(
+            argosy.ArgosyError, match=r"without a target, but Data.on_device also uses the target to make"
+        ):
             predicted()
 
 
@@ -783,11 +787,12 @@ def test_a_network_that_takes_no_batch_of_the_study_is_one_sentence(tmp_path: Pa
         (Own(7, view=True), r"returned a tensor of shape \(7, 10\)"),
     ):
         with pytest.raises(
-            argosy.ArgosyError, match=rf"a network {why} for a batch of 14 samples, and takes none of 32 either"
+            argosy.ArgosyError,
+            match=rf"a network {why} for a batch of 14 samples, and also fails for validation batches of 32",
         ):
             report.predict(X[:14], network)
     with pytest.raises(
-        argosy.ArgosyError, match=r"Each was \[64\] of float64: give samples in the shapes and dtypes of"
+        argosy.ArgosyError, match=r"Each sample was \[64\] of float64: pass samples with the shapes and dtypes of"
     ):
         report.predict(X[:14].numpy().astype("float64"))
 

@@ -171,11 +171,14 @@ def test_of_a_frozen_trunk_the_head_alone_is_exported_and_the_card_says_so(tmp_p
     )
     report = trained(tmp_path / "run", argosy.Data(train=heads, val=heads, keep=False), head)
     folder = report.export(tmp_path / "out", format="hub")
-    assert "**Not the whole network**: its inputs are what a frozen `Trunk` makes" in (folder / "README.md").read_text()
+    assert (
+        "**Not the whole network**: its inputs are the outputs of a frozen `Trunk`"
+        in (folder / "README.md").read_text()
+    )
     about = json.loads((folder / "config.json").read_text())
     assert (about["parameters"], about["dataset"]) == (60, "Vectors")
     with pytest.raises(
-        RunError, match=r"inputs of shape \[12\], and these networks take \[5\], as the study's frozen Trunk"
+        RunError, match=r"inputs of shape \[12\], but these networks take \[5\], the output of the study's frozen Trunk"
     ):
         report.predict(X[:7])
     assert torch.equal(report.predict(heads.network(X[:7])), report.best().load()(heads.network(X[:7])))

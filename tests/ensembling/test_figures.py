@@ -104,13 +104,13 @@ def test_scores_of_what_is_no_prediction_of_each_sample_are_refused() -> None:
         (probabilities[0], target, "one class number per sample"),
         (gone, target, "6 of 60 rows with NaN"),
         (logits[0], target, "60 of 60 rows that do not sum to 1"),
-        (probabilities, target + 100, f"60 of 60 targets that are none of the {probabilities.shape[1]} classes"),
+        (probabilities, target + 100, f"60 of 60 targets that are not among the {probabilities.shape[1]} classes"),
         (probabilities, target + 0.5, "60 of 60 targets"),
     ):
         with pytest.raises(RunError, match=said):
             class_scores(given, wanted)
     for given, wanted, said in (
-        (torch.arange(5.0)[:, None], torch.arange(5.0), "the same of both"),
+        (torch.arange(5.0)[:, None], torch.arange(5.0), "one shape for both"),
         (torch.tensor([1.0, torch.nan]), torch.ones(2), "1 of 2 rows with NaN"),
     ):
         with pytest.raises(RunError, match=said):

@@ -155,10 +155,10 @@ def test_an_export_has_all_outputs(tmp_path: Path, held: str) -> None:
     ("asked", "said"),
     [
         ({}, "combine={'class': 'probabilities', 'age': 'mean'}"),
-        ({"combine": {"kind": "mean"}}, "is not for the outputs of these networks, {'kind': ·, 'size': ·}"),
+        ({"combine": {"kind": "mean"}}, "does not match the outputs of these networks, {'kind': ·, 'size': ·}"),
         ({"combine": ("mean", "mean")}, "a tuple for a tuple, else a dict"),
         ({"combine": {"kind": "mean", "size": "men"}}, "did you mean 'mean'"),
-        ({"combine": "mean", "select": "greedy"}, "scores, select= and calibrate= are of one"),
+        ({"combine": "mean", "select": "greedy"}, "scores, select= and calibrate= need a single one"),
     ],
 )
 def test_a_combination_that_does_not_fit_the_outputs_is_refused_in_one_sentence(

@@ -142,7 +142,7 @@ def test_words_and_what_is_missing_are_learnt_from() -> None:
     members = argosy.tabular(networks=["mlp"], width=32, epochs=30, dropout=0.0)
     found = argosy.Classifier(members, folds=3, random_state=0).fit(x[:200], y[:200])
     assert found.score(x[200:], y[200:]) > 0.95
-    with pytest.warns(UserWarning, match=r"^no word of column 'colour' was there in fit: .*\.$") as warned:
+    with pytest.warns(UserWarning, match=r"^no word of column 'colour' occurred in fit, .*\.$") as warned:
         assert found.predict(x[200:].assign(colour="purple", note=None)).shape == (100,)
     assert [warning.filename for warning in warned] == [__file__]
     with pytest.raises(ValueError, match="feature names"):
@@ -283,7 +283,7 @@ def test_rules_may_follow_metrics_beside_weights() -> None:
 
 def test_a_network_has_an_output_for_each_class() -> None:
     """A network with more outputs than classes is refused; `predict_proba` would have columns that are not in `classes_`."""
-    with pytest.raises(StudyError, match=r"member 'linear' returns \[3\] for a row, and the table needs \[2\]"):
+    with pytest.raises(StudyError, match=r"member 'linear' returns \[3\] per row, but the table needs \[2\]"):
         argosy.Classifier(lambda shape: own(replace(shape, outputs=3)), folds=2, random_state=0).fit(X, WORDS)
 
 
@@ -378,10 +378,13 @@ def test_wrong_parameters_are_told_by_fit(wrong: dict[str, Any]) -> None:
     ("members", "words"),
     [
         ([], "members is an empty list"),
-        (lambda shape: [], "functions returned none for Shape"),
+        (lambda shape: [], "functions returned no members for Shape"),
         (lambda shape: None, "members has None"),
-        (argosy.tabular, r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
-        ([own, argosy.tabular], r"members has the class Tabular, .* Give an instance of it, as argosy.tabular\(\)"),
+        (argosy.tabular, r"members has the class Tabular, .* Pass an instance of it, for example argosy.tabular\(\)"),
+        (
+            [own, argosy.tabular],
+            r"members has the class Tabular, .* Pass an instance of it, for example argosy.tabular\(\)",
+        ),
     ],
 )
 def test_what_makes_no_members_is_told_by_fit(members: Any, words: str) -> None:

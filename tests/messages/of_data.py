@@ -1,4 +1,4 @@
-"""What is wrong with data as people have them: folders, tables, lines, streams, frozen networks."""
+"""Errors in data as users have it: folders, tables, lines, streams, frozen networks."""
 
 import importlib
 import os
@@ -28,7 +28,7 @@ ROWS = TensorDataset(torch.zeros(9, 4), torch.zeros(9))
 
 
 class Numbers:
-    """So many samples, one after another."""
+    """A stream of `count` samples."""
 
     def __init__(self, count: int, *, draws: bool = False) -> None:
         self.count, self.draws = count, draws
@@ -58,7 +58,7 @@ def read_on(folder: Path) -> None:
 
 
 class Classed(TensorDataset):
-    """Tells its classes, as a folder of images does."""
+    """A dataset with the attribute `classes`, like a folder of images."""
 
     def __init__(self, *classes: str) -> None:
         super().__init__(*ROWS.tensors)
@@ -112,7 +112,7 @@ def without_pyarrow(patch: pytest.MonkeyPatch) -> None:
 
 
 class Digits:
-    """As a DataModule of Lightning is."""
+    """A DataModule, as in Lightning."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(ROWS)
@@ -125,65 +125,69 @@ CASES = {
     "a reader of shards that dies": lambda: by_readers(
         lambda *_: os._exit(1), 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
-    "no shards": lambda: data.from_shards([], read=rows_from),
-    "shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
-    "a shard that is shorter than it was": lambda: open_sources(
+    "from_shards without shards": lambda: data.from_shards([], read=rows_from),
+    "a different number of shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
+    "a shard that has become shorter": lambda: open_sources(
         Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
     ),
-    "shards that are read from their first rows only": lambda: open_sources(
+    "shards that are always read from their first row": lambda: open_sources(
         Data(train=data.from_shards("ab", read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
     ),
-    "a stream that draws and is not kept": lambda: open_sources(
+    "a stream that draws random numbers and is not kept": lambda: open_sources(
         Data(train=data.from_shards("ab", read=drawn_from), keep=False), seed=0
     ),
     "a stream without samples": lambda: read(Numbers(0)),
-    "a stream that draws": lambda: read(Numbers(3, draws=True)),
-    "a stream without room": lambda: read(Numbers(3), most_bytes=4),
-    "rows that another machine uses": elsewhere,
-    "a loader": lambda: Data(train=DataLoader(ROWS)),
-    "a DataModule": lambda: Data(train=Digits()),
-    "features of no Dataset": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
-    "features of no network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
-    "features of a network elsewhere": on_an_accelerator,
+    "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),
+    "a stream that exceeds the space for kept samples": lambda: read(Numbers(3), most_bytes=4),
+    "a folder of kept rows that another machine uses": elsewhere,
+    "a DataLoader as Data.train": lambda: Data(train=DataLoader(ROWS)),
+    "a DataModule as Data.train": lambda: Data(train=Digits()),
+    "features of a stream": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
+    "features of something that is not a network": lambda: data.features(ROWS, len),  # type: ignore[arg-type]
+    "features of a network on an accelerator": on_an_accelerator,
     "a trunk that cannot be cut": lambda: data.features(ROWS, nn.Linear(4, 2), unfreeze=(1,)),
-    "a trunk that is cut at no list of places": lambda: data.features(ROWS, nn.Sequential(nn.Linear(4, 2)), unfreeze=2),
-    "a trunk that is cut nowhere": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), True, nn.Identity),
-    "more layers than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
-    "a folder without images": lambda: data.image_folder("photos", size=8),
+    "unfreeze that is not a list": lambda: data.features(ROWS, nn.Sequential(nn.Linear(4, 2)), unfreeze=2),
+    "a number of layers that is not an int": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), True, nn.Identity),
+    "more layers to unfreeze than the trunk has": lambda: data.unfrozen(nn.Sequential(nn.Linear(4, 2)), 2, nn.Identity),
+    "a folder of images that does not exist": lambda: data.image_folder("photos", size=8),
     "images without Pillow": lambda patch: without(patch, "PIL", "argosy.data.pillow"),
-    "images of floats": lambda: data.image_folder(measured(), size=4)[0],
-    "lines of no file": lambda: data.json_lines("lines.jsonl", make=dict),
-    "lines of an empty file": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
-    "a table of no file": lambda: data.table("table.csv", target="y"),
+    "images with floating-point pixels": lambda: data.image_folder(measured(), size=4)[0],
+    "a file of JSON lines that does not exist": lambda: data.json_lines("lines.jsonl", make=dict),
+    "an empty file of JSON lines": lambda: data.json_lines(written("lines.jsonl", "\n"), make=dict),
+    "a table file that does not exist": lambda: data.table("table.csv", target="y"),
     "a table without rows": lambda: data.table(written("table.csv", "x,y\n"), target="y"),
     "a table with a short line": lambda: data.table(written("table.csv", "x,y\n1,2\n3\n"), target="y"),
     "a table without the target": lambda: data.table(written("table.csv", "x,y\n1,2\n"), target="z"),
-    "a table with the target alone": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
-    "a table with two columns of a name": lambda: data.table(written("table.csv", "x,x,y\n1,2,3\n"), target="y"),
+    "a table with no column but the target": lambda: data.table(written("table.csv", "y\n2\n"), target="y"),
+    "a table with two columns of the same name": lambda: data.table(written("table.csv", "x,x,y\n1,2,3\n"), target="y"),
     "a table with a missing value": lambda: data.table(written("table.csv", "x,y\n1,2\n,3\n"), target="y"),
-    "a table of numbers with a slip": lambda: data.table({"x": [*"0123456789", "-"], "y": range(11)}, target="y"),
-    "a target of words that is to be numbers": lambda: data.table(
-        {"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"
+    "a column of numbers with one other value": lambda: data.table(
+        {"x": [*"0123456789", "-"], "y": range(11)}, target="y"
     ),
-    "a table of an array": lambda: data.table(np.zeros((3, 2)), target="y"),
-    "a table like no table": lambda: data.table({"x": [1.0], "y": [0]}, target="y", like="train.csv"),  # type: ignore[arg-type]
-    "a table like another, with words": lambda: like({"x": ["b"]}, words=["x"]),
+    "a word in a target of numbers": lambda: data.table({"x": [1.0], "y": ["a"]}, target="y", target_is="numbers"),
+    "an array as a table": lambda: data.table(np.zeros((3, 2)), target="y"),
+    "like= that is not a table": lambda: data.table({"x": [1.0], "y": [0]}, target="y", like="train.csv"),  # type: ignore[arg-type]
+    "like= with words=": lambda: like({"x": ["b"]}, words=["x"]),
     "a table with a class that the first one lacks": lambda: like({"y": ["c"]}),
-    "a table with numbers for words": lambda: like({"x": [1]}),
+    "a table with numbers in a column of words": lambda: like({"x": [1]}),
     "a Parquet file without pyarrow": without_pyarrow,
-    "a folder that is none of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
-    "classes that are numbered otherwise": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
+    "a folder of images that is not one of the classes": lambda: data.image_folder(dogs(), size=8, classes=["cat"]),
+    "validation data with different classes": lambda: Data(train=Classed("cat", "dog"), val=Classed("dog")),
     "a table with an infinite value": lambda: data.table({"x": np.array([np.inf]), "y": np.zeros(1)}, target="y"),
     "a table with dates": lambda: data.table({"x": np.zeros(1, "datetime64[D]"), "y": np.zeros(1)}, target="y"),
-    "a table with names": lambda: data.table({"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"),
-    "a stream on a disk that fails": lambda: read_on(written("rows", "")),
-    "a mask without a name": lambda: Ragged(8, mask=True),  # type: ignore[arg-type]
-    "nothing that is ragged": lambda: Data(train=ROWS, ragged=(None, None)),
-    "something else that is ragged": lambda: Data(train=ROWS, ragged=(8, None)),
-    "a mask that is given twice": lambda: Data(train=ROWS, ragged={"x": Ragged(8, mask="m"), "m": Ragged(8)}),
-    "a mask where samples have no names": lambda: Data(train=ROWS, ragged=(Ragged(8, mask="m"), None)),
-    "arrays that are ragged": lambda: Data(arrays=ROWS.tensors, ragged=(Ragged(8), None)),
-    "a budget of tokens for samples of one length": lambda: budgeted(ragged=None),
-    "a budget of tokens below a sample": lambda: budgeted(ragged=(Ragged(101), None)),
+    "a column with too many different words": lambda: data.table(
+        {"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"
+    ),
+    "a stream that cannot be written to disk": lambda: read_on(written("rows", "")),
+    "a mask that is not a name": lambda: Ragged(8, mask=True),  # type: ignore[arg-type]
+    "Data.ragged without an argosy.Ragged": lambda: Data(train=ROWS, ragged=(None, None)),
+    "Data.ragged with a number": lambda: Data(train=ROWS, ragged=(8, None)),
+    "a mask with the name of another entry": lambda: Data(
+        train=ROWS, ragged={"x": Ragged(8, mask="m"), "m": Ragged(8)}
+    ),
+    "a mask for samples that are not dicts": lambda: Data(train=ROWS, ragged=(Ragged(8, mask="m"), None)),
+    "Data.ragged with arrays": lambda: Data(arrays=ROWS.tensors, ragged=(Ragged(8), None)),
+    "batch_tokens for samples of one length": lambda: budgeted(ragged=None),
+    "batch_tokens below the length of a sample": lambda: budgeted(ragged=(Ragged(101), None)),
     "weights that are all 0": lambda: data.by_weight([0.0, 0.0], samples=3),
 }

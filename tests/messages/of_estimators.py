@@ -1,4 +1,4 @@
-"""What is wrong with a table, or with the members that are to be trained on it."""
+"""Errors in tables, and in the members to train on them."""
 
 from datetime import date
 from functools import partial
@@ -18,35 +18,35 @@ LABELS = np.arange(40) % 2
 
 
 def member(name: str = "net", *, inputs: int = 3, outputs: int = 2, **rest: Any) -> argosy.Member:
-    """A network for the table, whose two words have an input each."""
+    """A member for the table, whose two words have one input each."""
     model, optimizer = partial(nn.Linear, inputs, outputs), partial(SGD, lr=0.1)
     return argosy.Member(name, model=model, optimizer=optimizer, batch_size=10, stop=argosy.MaxEpochs(1), **rest)
 
 
 def classifier(*members: Any, table: DataFrame = TABLE, **fit: Any) -> argosy.Classifier:
-    """One that was fitted to the table."""
+    """A classifier fitted to the table."""
     return argosy.Classifier(list(members) or member(), folds=2, random_state=0).fit(table, LABELS, **fit)
 
 
 def loss(output: Any, target: Any) -> Any:
-    """Of a batch."""
+    """The loss of a whole batch."""
     return nn.functional.cross_entropy(output, target)
 
 
 CASES = {
-    "a classifier of strings": lambda: classifier("mlp"),
-    "a classifier of no members": lambda: argosy.Classifier([]).fit(TABLE, LABELS),
-    "a classifier of argosy.tabular that is not called": lambda: classifier(argosy.tabular),
+    "a classifier with a string as member": lambda: classifier("mlp"),
+    "a classifier without members": lambda: argosy.Classifier([]).fit(TABLE, LABELS),
+    "a classifier with argosy.tabular, without a call": lambda: classifier(argosy.tabular),
     "a classifier whose network does not fit the table": lambda: classifier(member(inputs=4)),
-    "a classifier whose network has more outputs than there are classes": lambda: classifier(member(outputs=3)),
-    "sample_weight, and a member with a step of its own": lambda: classifier(
+    "a classifier whose network has more outputs than classes": lambda: classifier(member(outputs=3)),
+    "sample_weight with a member that has its own step": lambda: classifier(
         member(step=lambda model, batch: model(batch[0]).sum()), sample_weight=LABELS + 1
     ),
-    "sample_weight, and a loss of a whole batch": lambda: classifier(
+    "sample_weight with a loss of a whole batch": lambda: classifier(
         member(), member("of-a-batch", loss=loss), sample_weight=LABELS + 1
     ),
     "a column of dates": lambda: classifier(table=TABLE.assign(day=[date(2020, 1, 1)] * 40)),
-    "a column of numbers as people write them": lambda: classifier(table=TABLE.assign(price=["1,234"] * 40)),
+    "a column of numbers with thousands separators": lambda: classifier(table=TABLE.assign(price=["1,234"] * 40)),
     "a column with an infinite number": lambda: classifier(table=TABLE.assign(size=np.inf)),
-    "a column that held words": lambda: classifier().predict(TABLE.assign(colour=1.0)),
+    "numbers in a column that held words in fit": lambda: classifier().predict(TABLE.assign(colour=1.0)),
 }

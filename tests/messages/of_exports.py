@@ -1,4 +1,4 @@
-"""What is wrong with a network that is to be exported, or with where it is to go."""
+"""Errors in exports: of the network, or of the place where it goes."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ __all__ = ["CASES"]
 
 
 class Branching(nn.Linear):
-    """Does something else for other values of its inputs."""
+    """A network that branches on the values of its inputs."""
 
     def __init__(self) -> None:
         super().__init__(12, 10)
@@ -28,39 +28,39 @@ class Branching(nn.Linear):
 
 
 def without_packages(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed them."""
+    """Export without the packages of a format."""
     found = report()
     patch.setattr("importlib.util.find_spec", lambda name: None)
     found.export("out", format="onnx")
 
 
 def without_hub(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed it."""
+    """Push without huggingface_hub."""
     patch.setitem(sys.modules, "huggingface_hub", None)
     push(Path("out"), "us/mlp")
 
 
 def weights_that_prepare() -> None:
-    """Weights alone, and code."""
+    """Export code in a format that holds only weights."""
     data = argosy.Data(arrays=VALIDATED.arrays, val_arrays=VALIDATED.arrays, on_device=halved)
     report(data=data).export("out", preprocess=True)
 
 
 def over_a_file() -> None:
-    """A name that is taken."""
+    """Export to the path of a file."""
     Path("out").write_text("")
     report().export("out")
 
 
 def beside_another() -> None:
-    """A folder that holds an export in another format."""
+    """Export to a folder that holds an export in another format."""
     Path("out").mkdir()
     Path("out/model.onnx").write_bytes(b"")
     report().export("out")
 
 
 def unknown_to_onnx(patch: pytest.MonkeyPatch) -> None:
-    """An operator that ONNX has not."""
+    """Export an operator that ONNX does not have."""
 
     def refused(*_: Any, **__: Any) -> None:
         raise errors.OnnxExporterError("No ONNX function found for <OpOverload(op='aten._cdist_forward')>")
@@ -71,18 +71,18 @@ def unknown_to_onnx(patch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    "an export in no known format": lambda: report().export("out", format="onxx"),  # type: ignore[arg-type]
+    "an export in an unknown format": lambda: report().export("out", format="onxx"),  # type: ignore[arg-type]
     "an export without the packages of its format": without_packages,
     "an export to the Hub in another format": lambda: report().export(
         "out", format="torch-export", push_to_hub="us/mlp"
     ),
     "an export to the Hub without its package": without_hub,
-    "an export of weights alone with what prepares their inputs": weights_that_prepare,
-    "an export over a file": over_a_file,
-    "an export beside another one": beside_another,
+    "an export of code in a format that holds only weights": weights_that_prepare,
+    "an export to the path of a file": over_a_file,
+    "an export to the folder of another export": beside_another,
     "an export of a network that torch cannot follow": lambda: report(member(model=Branching)).export(
         "out", format="torch-export"
     ),
     "an export of a network that ONNX has no operators for": unknown_to_onnx,
-    "an export of a member and of several": lambda: export(Path("runs/x"), "mlp", ensemble=True),
+    "an export of both a member and an ensemble": lambda: export(Path("runs/x"), "mlp", ensemble=True),
 }

@@ -147,23 +147,27 @@ CASES = {
     "a number as a stopping rule": lambda: studies.member("mlp", stop=10),
     "an unknown precision": lambda: studies.member("mlp", precision="float8"),
     "an unknown schedule_per": lambda: studies.member("mlp", schedule_per="batch"),
-    "a grid of a member instead of a function": lambda: argosy.grid(studies.member("mlp"), lr=[0.1, 0.01]),
-    "an axis of a grid that is one value": lambda: argosy.grid(studies.member, lr=0.1),
+    "a grid over a member instead of a function": lambda: argosy.grid(studies.member("mlp"), lr=[0.1, 0.01]),
+    "an axis of a grid that is a single value": lambda: argosy.grid(studies.member, lr=0.1),
     "an axis of a grid without values": lambda: argosy.grid(studies.member, lr=[]),
-    "a grid of what is no member": lambda: argosy.grid(studies.Mlp, hidden=[16, 32]),
-    "a value of a grid that no folder's name can have": lambda: argosy.grid(studies.member, metrics=[{}, {"f1": max}]),
-    "replicates of several members at once": lambda: argosy.replicate([studies.member("mlp")]),
+    "a grid over something that is not a member": lambda: argosy.grid(studies.Mlp, hidden=[16, 32]),
+    "a value of a grid that cannot be in a folder's name": lambda: argosy.grid(
+        studies.member, metrics=[{}, {"f1": max}]
+    ),
+    "replicates of a list of members": lambda: argosy.replicate([studies.member("mlp")]),
     "replicates of a member that has a seed": lambda: argosy.replicate(studies.member("mlp", seed=3)),
-    "two replicates of one seed": lambda: argosy.replicate(studies.member("mlp"), seeds=[0, 1, 1]),
-    "folds of what is no member": lambda: argosy.kfold("mlp", samples=10),
-    "folds of a member that has a subset": lambda: argosy.kfold(studies.member("mlp", subset=[1]), samples=10),
+    "two replicates with the same seed": lambda: argosy.replicate(studies.member("mlp"), seeds=[0, 1, 1]),
+    "folds of something that is not a member": lambda: argosy.kfold("mlp", samples=10),
+    "folds of a member with a subset": lambda: argosy.kfold(studies.member("mlp", subset=[1]), samples=10),
     "folds of an unknown number of samples": lambda: argosy.kfold(studies.member("mlp")),
     "folds of too few samples of a label": lambda: argosy.kfold(studies.member("mlp"), stratify=[0] * 9 + [1]),
-    "folds of groups that are repeated": lambda: argosy.kfold(studies.member("mlp"), 2, groups=[0, 1, 2, 3], repeats=2),
+    "repeated folds of groups": lambda: argosy.kfold(studies.member("mlp"), 2, groups=[0, 1, 2, 3], repeats=2),
     "folds of too few groups": lambda: argosy.kfold(studies.member("mlp"), groups=[0] * 9 + [1]),
     "folds of samples without labels": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", None, "dog"] * 9),
-    "labels of folds of two types": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", 1] * 9),
-    "labels of folds of unlike lengths": lambda: argosy.kfold(studies.member("mlp"), stratify=[[0], [0, 1]] * 9),
+    "labels of folds with two types": lambda: argosy.kfold(studies.member("mlp"), stratify=["cat", 1] * 9),
+    "labels of folds with rows of different lengths": lambda: argosy.kfold(
+        studies.member("mlp"), stratify=[[0], [0, 1]] * 9
+    ),
     "labels of folds that NumPy cannot read": lambda: argosy.kfold(
         studies.member("mlp"), stratify=torch.zeros(10, dtype=torch.bfloat16)
     ),
@@ -191,7 +195,9 @@ CASES = {
     "a keyword of another library": lambda: studies.member("mlp", gradient_clip_val=1.0),
     "a keyword that belongs elsewhere": lambda: argosy.Data(arrays=ARRAYS, batch_size=32),
     "a keyword that is misspelt": lambda: studies.member("mlp", eval_batchsize=7),
-    "a grid with an axis that build does not take": lambda: argosy.grid(lambda lr: studies.member(), rate=[0.1]),
+    "a grid with an axis that is not a parameter of build": lambda: argosy.grid(
+        lambda lr: studies.member(), rate=[0.1]
+    ),
     "a command that is no text": lambda: Settings(on_end=["notify.sh"]),
     "an unknown way of sharing": lambda: Settings(sharing="broadcast"),
     "sharing 'none' with another policy": lambda: Settings(sharing="none"),

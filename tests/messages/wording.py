@@ -12,6 +12,7 @@ VERBS = """
 add ask build change choose clone close convert copy delete draw encode fix flatten free give import install keep leave let lower make
 measure fix move open pad pip plan put read remove rename retry return run say see set shorten split start tell train try
 undo upgrade use wait wrap write
+call check fill log omit pass replace
 """
 ADVICE = re.compile(
     rf"(?im)(?:^|[.;:,(]\s|\b(?:or|and|so|then)\s)(?:{'|'.join(VERBS.split())})\b"

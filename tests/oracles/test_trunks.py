@@ -142,7 +142,7 @@ def test_they_predict_are_exported_and_are_an_ensemble(report: argosy.Report, tm
         report.predict(given, ensemble), report.predict(network=ensemble), atol=1e-12, rtol=1e-12
     )
     with pytest.raises(
-        RunError, match=r"inputs of shape \[12\], and .* Give .*features\(samples, trunk, unfreeze=\(0, 2, 5\)\)"
+        RunError, match=r"inputs of shape \[12\], but .* Pass .*features\(samples, trunk, unfreeze=\(0, 2, 5\)\)"
     ):
         report.predict(VAL[:][0])
     with pytest.raises(RunError, match="unfreeze"):
@@ -155,7 +155,7 @@ def test_they_predict_are_exported_and_are_an_ensemble(report: argosy.Report, tm
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(StudyError, match="the trunk is a Linear, of which it is not known where to cut it"):
+    with pytest.raises(StudyError, match="the trunk is a Linear, which cannot be cut into layers"):
         argosy.data.features(TRAIN, nn.Linear(12, 3), unfreeze=(1,))
-    with pytest.raises(StudyError, match="7 layers are to be unfrozen, and the trunk has 6"):
+    with pytest.raises(StudyError, match="7 layers are to be unfrozen, but the trunk has 6"):
         argosy.data.unfrozen(trunk(), 7, HEAD)
