@@ -130,7 +130,7 @@ def test_plan_explains_and_says_how_to_train(folder: Path) -> None:
 def test_profiles_of_a_study_explain_a_cluster_wherever_the_study_file_goes(folder: Path) -> None:
     (folder / "study.py").write_text(f"import os\nos.chdir('/')\n{STUDY}")
     said = argosy(folder, "profile", "study.py", "--out", "p.json", "--node-devices", "1", "--pairs").stdout
-    assert "spared by two" in said
+    assert "saved by two" in " ".join(said.split())
     assert f"argosy plan study.py --cluster 2x4x80GB --profiles {folder / 'p.json'}\n" in said
     said = argosy(
         *(folder, "plan", "study.py", "--cluster", "1x2x8GB", "--profiles", "p.json", "--html", "t.html")
@@ -154,9 +154,12 @@ def test_a_study_of_which_a_member_fails_has_neither_plan_nor_profiles(folder: P
         ("plan study.py --profiles p.json", "--profiles and --html are about the cluster of --cluster"),
         ("plan study.py --html t.html", "give it, as in --cluster 2x4x80GB, or leave them out."),
         ("plan study.py --cluster 1x1x8GB --profiles p.json", "cannot read profiles from p.json"),
-        ("plan study.py --cluster 1x1x8GB --html nowhere/t.html", "nowhere/t.html cannot be written; give a file"),
-        ("profile study.py --out nowhere/p.json", "nowhere/p.json cannot be written; give a file, in a folder that is"),
-        ("profile study.py --out .", "cannot be written; give a file"),
+        ("plan study.py --cluster 1x1x8GB --html nowhere/t.html", "nowhere/t.html cannot be written. Choose a file"),
+        (
+            "profile study.py --out nowhere/p.json",
+            "nowhere/p.json cannot be written. Choose a file in an existing folder",
+        ),
+        ("profile study.py --out .", "cannot be written. Choose a file"),
         ("profile study.py --node-devices 0", "Invalid value for '--node-devices'"),
     ],
 )

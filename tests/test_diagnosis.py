@@ -115,7 +115,7 @@ def test_a_stage_that_is_clearly_faster_than_another_is_never_accused(nodes: lis
 def test_one_slow_node_is_named_though_the_blocks_of_the_others_wait_for_it() -> None:
     found = of(feeder(exchange=0.9), feeder(prepare=0.9, busy_seconds=10.0))
     assert (found.stage, found.node) == ("preparation", "node1")
-    assert "node1 is slow, it prepares 100 samples/s where others do 200" in found.verdict
+    assert "node1 is slow, with 100 samples/s against 200 of the others" in found.verdict
 
 
 def test_rates_are_those_of_sc18() -> None:
@@ -123,7 +123,7 @@ def test_rates_are_those_of_sc18() -> None:
     assert found.preparing_rate == 400.0  # r_p of both nodes together: each prepares 1000 samples in 5 s
     assert found.taking_rate == 1000.0  # r_c of the slower device
     assert found.peak_rate == 200.0  # peak(n) of the node that received least
-    assert "250 samples/s a core on 4 cores, 400 samples/s in all, members could take 1,000" in found.verdict
+    assert "250 samples/s per core on 4 cores, 400 samples/s in all, members could take 1,000" in found.verdict
 
 
 def test_advice_names_loader_workers_only_where_cores_are_left() -> None:

@@ -64,7 +64,7 @@ VERDICTS = [
         lambda: verdict(alone(train=0.9, busy_seconds=1.0), taken=2000) + verdict(alone()),
     ),
     Sentence(
-        "both are about as fast, so more devices alone would not help",
+        "both are about equally fast, so more devices alone would not help",
         lambda: verdict(alone(train=0.9, busy_seconds=1.0), taken=2000),
         lambda: verdict(alone(train=0.9, busy_seconds=0.1), taken=2000),
     ),
@@ -85,27 +85,27 @@ VERDICTS = [
         lambda: verdict(feeder(exchange=0.9), feeder(prepare=0.9, busy_seconds=5.5)) + verdict(alone()),
     ),
     Sentence(
-        "compute in 1% of the time that they could, and wait in the rest",
+        "compute for 1% of the time that they could and wait for the rest",
         lambda: verdict(alone(preparation_cpu_seconds=0.1)),
         lambda: verdict(alone()) + verdict(alone(loaders=16)),
     ),
     Sentence(
-        "more of them would help (--loader-workers), also more than cores",
+        "more of them would help (--loader-workers), even more than cores",
         lambda: verdict(alone(preparation_cpu_seconds=0.1, loaders=16)),
         lambda: verdict(alone()) + verdict(alone(loaders=1, preparation_cpu_seconds=4.0)),
     ),
     Sentence(
-        "more loader workers (--loader-workers; 1 a node)",
+        "more loader workers would help (--loader-workers; 1 per node)",
         lambda: verdict(alone(loaders=1, preparation_cpu_seconds=4.0)),
         lambda: verdict(alone(loaders=0)) + verdict(alone()) + verdict(alone(loaders=1, preparation_cpu_seconds=0.1)),
     ),
     Sentence(
-        "more cores or nodes, or a cheaper dataset: what is the same in each epoch is prepared once where Data(then=...) does what draws",
+        "more cores or nodes would help, or a cheaper dataset: what is the same in each epoch is prepared only once if random changes are made in Data(then=...)",
         lambda: verdict(alone()),
         lambda: verdict(alone(preparation_cpu_seconds=0.1)) + verdict(alone(loaders=1, preparation_cpu_seconds=4.0)),
     ),
     Sentence(
-        "samples/s a core on 2 cores",
+        "samples/s per core on 2 cores",
         lambda: verdict(alone()),
         lambda: verdict(alone(preparation_cpu_seconds=0.1)) + verdict(alone(preparation_cpu_seconds=0.0)),
     ),
@@ -164,12 +164,12 @@ def pages(report: Report) -> str:
 
 OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]]] = [
     (
-        "5 members alike were stepped in 1 program on cpu:1; together they take 40% of the time",
+        "5 similar members were stepped in 1 program on cpu:1; together they take 40% of the time",
         lambda r: packed(r, pack(5, s1=1.0, s5=0.4)),
         lambda r: packed(r, pack(4, 1, s1=1.0, s4=0.5, s5=0.4)),
     ),
     (
-        "4 unlike members were stepped in 1 program, with the bits of each alone, on cpu:1",
+        "4 different members were stepped in 1 program, with the same bits as each alone, on cpu:1",
         lambda r: packed(r, replace(pack(4), kind="grouped", unlike=True, exact=True)),
         lambda r: packed(r, replace(pack(4), exact=True)),
     ),
@@ -180,12 +180,12 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
     ),
     ("1 member was", lambda r: "1 member was", lambda r: packed(r, pack(1, s1=1.0, s2=1.27))),
     (
-        "16.0 s were predicted",
+        "16.0 s predicted",
         lambda r: printed(leg(r, seconds=20.0, predicted=16.0)),
         lambda r: printed(leg(r, seconds=20.0, predicted=0.01)),
     ),
     (
-        "s were predicted",
+        "s predicted",
         lambda r: printed(leg(r, seconds=0.5, predicted=0.4)),
         lambda r: printed(leg(r, seconds=26.6, predicted=0.2)) + printed(leg(r, seconds=0.1, predicted=0.09)),
     ),
@@ -195,7 +195,7 @@ OF_REPORTS: Sequence[tuple[str, Callable[[Report], str], Callable[[Report], str]
         lambda r: pages(leg(r, seconds=26.6, predicted=0.01)),
     ),
     (
-        "Members alike, alone and as one program",
+        "Similar members, alone and as one program",
         lambda r: pages(replace(r, packs=(pack(2, s1=1.0, s2=0.6),))),
         lambda r: pages(replace(r, packs=(pack(1, s1=1.0),))),
     ),
@@ -277,8 +277,8 @@ def searched(report: Report, **figures: Any) -> str:
 
 OF_SEARCHES: Sequence[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("All could be compared after 2.0 s", {"first_comparison_seconds": 2.0}, {"first_comparison_seconds": None}),
-    ("Stepping trials alike as one program saved", {"packed_seconds": 100.0}, {"packed_seconds": 0.1}),
-    ("The best one was found after 3.0 s", {"best_seconds": 3.0}, {"best_seconds": None}),
+    ("Stepping similar trials as one program saved", {"packed_seconds": 100.0}, {"packed_seconds": 0.1}),
+    ("The best trial was found after 3.0 s", {"best_seconds": 3.0}, {"best_seconds": None}),
 ]
 
 
@@ -293,14 +293,14 @@ def test_a_search_says_what_its_figures_bear_out(
 
 @pytest.mark.tampers
 def test_a_search_that_shared_nothing_saved_nothing_by_sharing(made: Report) -> None:
-    words = "Preparing samples once for all saved"
+    words = "Preparing samples once for all trials saved"
     assert words in searched(replace(made, preparations=1.0, preparations_alone=5.0))
     assert words not in searched(replace(made, preparations=1.0, preparations_alone=1.001))
 
 
 NOTICES: Sequence[tuple[str, Any, Any]] = [
     (
-        "its members go on from their checkpoints",
+        "its members continue from their checkpoints",
         WorkerLost(worker="n1/cpu:0", detail="killed"),
         WorkerLost(worker="n1/feeder-0", detail="killed"),
     ),
@@ -320,7 +320,7 @@ NOTICES: Sequence[tuple[str, Any, Any]] = [
         Skipped(split="val", epoch=0, index=17, error="OSError: truncated"),
         None,
     ),
-    ("n2 has come: 1 more devices", NodeCame(node="n2", devices=({"id": "n2/cpu:0"},)), None),
+    ("n2 has joined: 1 more devices", NodeCame(node="n2", devices=({"id": "n2/cpu:0"},)), None),
 ]
 
 

@@ -151,7 +151,7 @@ def test_trackers_that_fail_or_block_change_nothing_and_are_told_the_rest_later(
     assert evidence.results(tmp_path / "x") == evidence.results(tmp_path / "alone")
     assert len([call for call in failing.calls if call[0] == "log"]) == 2
     assert said[0].startswith("tracker failing failed: OSError: no server (see ")
-    assert said[1] == "tracker blocking is too slow; the same command again tells it what it has missed."
+    assert said[1] == "tracker blocking is too slow; run the same command again to send it what it has missed."
     assert "no server" in (tmp_path / "x" / "workers" / "tracker-failing.log").read_text()
     left = thread_of("blocking")
     blocking.release.set()

@@ -199,7 +199,7 @@ def _of_training(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]
     said = f"training: members take {found.taking_rate:,.0f} samples/s each, preparation could deliver {found.preparing_rate:,.0f}: "
     if found.preparing_rate > CLEARLY * found.taking_rate:
         return f"{said}more or faster devices would help, more loader workers would not"
-    return f"{said}both are about as fast, so more devices alone would not help"
+    return f"{said}both are about equally fast, so more devices alone would not help"
 
 
 def _of_exchange(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFlow]) -> str:
@@ -219,18 +219,24 @@ def _of_preparation(found: Diagnosis, flow: NodeFlow, preparing: Sequence[NodeFl
     others = [other.preparing_rate for other in preparing if other is not flow]
     if others and flow.preparing_rate < SLOW * median(others):
         return (
-            f"preparation: {rates}{flow.node} is slow, it prepares {flow.preparing_rate:,.0f} samples/s where others do "
-            f"{median(others):,.0f}, and holds up all: see what else runs there, or leave it out"
+            f"preparation: {rates}{flow.node} is slow, with {flow.preparing_rate:,.0f} samples/s against "
+            f"{median(others):,.0f} of the others, and all wait for it: see what else runs there, or remove the node"
         )
     if flow.loaders and flow.computing < WAITS:
         return (
-            f"preparation: {rates}its {flow.loaders} loader workers a node compute in {flow.computing:.0%} of the time that they "
-            "could, and wait in the rest, as for files or a network: more of them would help (--loader-workers), also more than cores"
+            f"preparation: {rates}the {flow.loaders} loader workers per node compute for {flow.computing:.0%} of the "
+            "time that they could and wait for the rest, for example for files or a network: more of them would help "
+            "(--loader-workers), even more than cores"
         )
     cores = sum(flow.cores for flow in preparing)
     said = (
-        f"preparation: {flow.core_rate:,.0f} samples/s a core on {cores} cores, " if flow.core_rate else "preparation: "
+        f"preparation: {flow.core_rate:,.0f} samples/s per core on {cores} cores, "
+        if flow.core_rate
+        else "preparation: "
     )
     if 0 < flow.loaders < flow.cores:
-        return f"{said}{rates}more loader workers (--loader-workers; {flow.loaders} a node)"
-    return f"{said}{rates}more cores or nodes, or a cheaper dataset: what is the same in each epoch is prepared once where Data(then=...) does what draws"
+        return f"{said}{rates}more loader workers would help (--loader-workers; {flow.loaders} per node)"
+    return (
+        f"{said}{rates}more cores or nodes would help, or a cheaper dataset: what is the same in each epoch is "
+        "prepared only once if random changes are made in Data(then=...)"
+    )

@@ -167,7 +167,8 @@ class Repetitions:
 
     def __str__(self) -> str:
         means = [
-            f"{one.name}: {self.objective} {one.metrics.get(self.objective, 'of none')}, {one.counted} of {one.repetitions} done"
+            f"{one.name}: {self.objective} {one.metrics.get(self.objective, 'unknown')}, {one.counted} of "
+            f"{one.repetitions} done"
             for one in self.configurations
         ]
         return "\n".join([*means, *map(str, self.comparisons)])

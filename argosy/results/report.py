@@ -456,11 +456,11 @@ class Report:
             return ()
         loss = f"loss {last.loss:.4g}"
         if last.held_out is not None:
-            loss = f"loss {last.held_out:.4g} on samples that it was not chosen on"
+            loss = f"loss {last.held_out:.4g} on samples that were not used to choose it"
         count = sum(weight > 0 for weight in last.weights.values())
         return (
             f"Ensemble: {count} of {len(self.rows)} members, {loss}",
-            f"Load one of all sections kept: {self._loaded}.ensemble(select='bagged')",
+            f"Load an ensemble of all kept sections: {self._loaded}.ensemble(select='bagged')",
         )
 
     @property

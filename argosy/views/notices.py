@@ -39,7 +39,7 @@ class Notices:
         if isinstance(message, FellBack):
             return self._first("fallback", message.words, "yellow")
         if isinstance(message, NodeCame):
-            return [(f"{message.node} has come: {len(message.devices)} more devices", "")]
+            return [(f"{message.node} has joined: {len(message.devices)} more devices", "")]
         if isinstance(message, MemberStarted):
             new = {f"{message.member}: {note}" for note in message.notes} - self._noted
             self._noted |= new
@@ -56,7 +56,7 @@ class Notices:
 def lost(worker: str, detail: str) -> str:
     """Return the consequence of a lost worker: a trainer has members, a feeder has none."""
     feeds = worker.rpartition("/")[2].startswith("feeder")
-    return f"{worker} is lost: {detail}" + ("" if feeds else "; its members go on from their checkpoints")
+    return f"{worker} is lost: {detail}" + ("" if feeds else "; its members continue from their checkpoints")
 
 
 def _failure(ended: MemberEnded, directory: Path) -> str:

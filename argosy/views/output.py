@@ -142,14 +142,14 @@ def _put(text: str, stdout: TextIO) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise disk_refused(error, "what the command prints cannot be written, or not all of it") from error
+            raise disk_refused(error, "the command's output cannot be written in full") from error
 
 
 def to_be_written(path: Path) -> Path:
     """Return the absolute path, checked early: writing follows after minutes, and study files may change the folder."""
     path = path.absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise PlanError(f"{path} cannot be written; give a file, in a folder that is there and that you may write in.")
+        raise PlanError(f"{path} cannot be written. Choose a file in an existing folder that you may write in.")
     return path
 
 

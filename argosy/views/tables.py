@@ -32,14 +32,17 @@ def search_table(report: SearchReport) -> Group:
     if report.first_comparison_seconds is not None:
         text += f" All could be compared after {report.first_comparison_seconds:.1f} s."
     if report.saved_by_sharing >= LEAST_SAVED:
-        text += f" Preparing samples once for all saved {report.saved_by_sharing:.0%} of the CPU time, at what a sample cost."
+        text += (
+            f" Preparing samples once for all trials saved {report.saved_by_sharing:.0%} of the CPU time, "
+            "computed from the cost per sample."
+        )
     if report.saved_by_packing >= LEAST_SAVED:
         text += (
-            f" Stepping trials alike as one program saved {report.saved_by_packing:.0%} of the trainers' time, by what a sample "
-            "took alone and together."
+            f" Stepping similar trials as one program saved {report.saved_by_packing:.0%} of the trainers' time, "
+            "computed from the time per sample alone and together."
         )
     if report.best_seconds is not None:
-        text += f" The best one was found after {report.best_seconds:.1f} s."
+        text += f" The best trial was found after {report.best_seconds:.1f} s."
     return Group(table, as_text(text))
 
 
@@ -48,7 +51,7 @@ def _pack_words(pack: Packed) -> str:
     count, programs = sum(map(len, pack.programs)), len(pack.programs)
     how = "one after another" if pack.size == 1 else f"in {programs} program{'s' * (programs > 1)}"
     if pack.size > 1 and pack.exact:
-        how += ", with the bits of each alone,"
+        how += ", with the same bits as each alone,"
     if pack.kind not in ("plain", "grouped"):
         how += f", {pack.kind},"
     measured = _pack_measured(pack)
@@ -56,7 +59,10 @@ def _pack_words(pack: Packed) -> str:
     memory = "" if need is None else f"; a step takes {sized(need * pack.size)}"
     reason = f"; {pack.reason}" if pack.reason else ""
     reason += "".join(f"; not {kind}: {why}" for kind, why in pack.refused.items())
-    return f"{count} {'unlike members' if pack.unlike else 'members alike'} were stepped {how} on {pack.device}{measured}{memory}{reason}."
+    return (
+        f"{count} {'different members' if pack.unlike else 'similar members'} were stepped {how} on "
+        f"{pack.device}{measured}{memory}{reason}."
+    )
 
 
 def _pack_measured(pack: Packed) -> str:
@@ -90,7 +96,7 @@ def report_table(report: Report) -> Group:
         text += f"\nBottleneck: {report.diagnosis.verdict}."
     if len(report.legs) == 1:
         (leg,) = report.legs
-        predicted = f", {leg.predicted_seconds:.1f} s were predicted" if leg.was_predicted else ""
+        predicted = f" ({leg.predicted_seconds:.1f} s predicted)" if leg.was_predicted else ""
         text += f"\nTraining took {leg.seconds:.1f} s of this{predicted}."
     return Group(table, as_text(text), *([_legs_table(report.legs)] if len(report.legs) > 1 else []))
 

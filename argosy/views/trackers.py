@@ -212,7 +212,7 @@ class Tracked:
             deadline, call_seconds = math.inf, IDLE_CALL_PATIENCE
         for feed in self._feeds:
             if missed := feed.end(deadline, call_seconds):
-                print(f"{visible(missed)}; the same command again tells it what it has missed.", file=sys.stderr)
+                print(f"{visible(missed)}; run the same command again to send it what it has missed.", file=sys.stderr)
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for feed in self._feeds:

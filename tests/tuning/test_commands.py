@@ -152,4 +152,4 @@ def test_epochs_that_clones_took_over_are_counted_once(tmp_path: Path) -> None:
     view, study = Watching(), found.run.networks().known_study()
     view.watch(Job(study=study, settings=Settings(), directory=run, lock=0), state)
     assert view.done_before == view.screen(Phase.OVER).epochs == 12
-    assert values_of(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in all"
+    assert values_of(found.run, timeline(run))["cards"][1]["name"] == "12 epochs in total"

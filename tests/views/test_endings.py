@@ -169,7 +169,7 @@ def test_workers_of_several_drivers_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.tampers
 def test_who_has_one_stretch_of_data_reads_no_table_of_them(report: Report) -> None:
     assert len(report.legs) == 1
-    assert "Training took 20.0 s of this, 16.0 s were predicted." in printed(report)
+    assert "Training took 20.0 s of this (16.0 s predicted)." in printed(report)
     assert "leg" not in printed(report).split()
     assert "leg" in printed(replace(report, legs=(report.legs[0], report.legs[0]))).split()
 

@@ -104,7 +104,7 @@ def test_the_report_is_one_small_file_with_everything(tmp_path: Path) -> None:
     assert sum(mark["kind"] == "fault" for mark in values["devices"]["marks"]) == 5
     said = json.dumps(values["sections"], ensure_ascii=False)
     assert "1.25 times as long as predicted" in said
-    assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs a sample" in said
+    assert "4.00 CPU seconds for 2,000 prepared samples, 2,000 µs per sample" in said
     assert "package-0 5,000 J" in said
     assert "members take" in said
 
@@ -361,7 +361,7 @@ def test_a_run_whose_samples_were_all_kept_before_says_what_it_did_without(tmp_p
         ("4 ×", "fewer preparations"),
         ("nothing", "no sample is shared by several members"),
     ]
-    assert saved[0]["pairs"][0] == ["Each sample prepared", "0.00 times an epoch; with one script a member 2.00"]
+    assert saved[0]["pairs"][0] == ["Each sample prepared", "0.00 times per epoch; 2.00 with one script per member"]
 
 
 def test_no_name_can_end_the_page() -> None:

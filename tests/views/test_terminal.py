@@ -135,7 +135,7 @@ def test_of_what_goes_wrong_the_first_few_are_told_at_once(tmp_path: Path) -> No
         tell(view, state, WorkerLost(worker="cpu:1", detail="killed"))
     text = console.file.getvalue()
     assert text.count("failed: ValueError: too :x: wide [bold]") == 3
-    assert text.count("cpu:1 is lost: killed; its members go on from their checkpoints") == 3
+    assert text.count("cpu:1 is lost: killed; its members continue from their checkpoints") == 3
     assert str(tmp_path / "members" / next(iter(study.names)) / "log.txt") in text.replace("\n", "")
 
 

@@ -55,7 +55,7 @@ def _members(report: Report, title: str, found: Sequence[str]) -> dict[str, Any]
     failures = [("", line) for line in report.ending().failures]
     more = len(failures) - MOST_FAILURES
     pairs = [*failures[:MOST_FAILURES], *([("", f"and {more} more failed or diverged")] if more > 0 else [])]
-    epochs = f"{report.epochs:,g} epochs in all"
+    epochs = f"{report.epochs:,g} epochs in total"
     return _card(title, f"{len(found)}", epochs, pairs, counts=[[status, n] for status, n in counts.most_common()])
 
 
@@ -84,12 +84,12 @@ def _saved(report: Report, packed_seconds: float) -> dict[str, Any]:
     prepared = sum(gauge.get("preparation_cpu_seconds", 0.0) for gauge in report.gauges.values())
     pairs = []
     if alone:
-        pairs.append(("Each sample prepared", f"{once:.2f} times an epoch; with one script a member {alone:.2f}"))
+        pairs.append(("Each sample prepared", f"{once:.2f} times per epoch; {alone:.2f} with one script per member"))
     shared = max(prepared * alone / once - prepared, 0.0) if once else 0.0
     if prepared and once:
-        pairs.append(("Preparation", f"{prepared:,.3g} CPU s; with one script a member {prepared + shared:,.3g}"))
+        pairs.append(("Preparation", f"{prepared:,.3g} CPU s; {prepared + shared:,.3g} with one script per member"))
     if packed_seconds:
-        pairs.append(("Programs of several", f"{lasting(packed_seconds)} of the trainers' time"))
+        pairs.append(("Programs of several members", f"{lasting(packed_seconds)} of the trainers' time"))
     saved = shared + packed_seconds
     if not saved and alone <= once:
         return _card(title, "nothing", "no sample is shared by several members", pairs)

@@ -21,7 +21,11 @@ from argosy.results.fold import RunState
 
 __all__ = ["Chronicle", "Mark", "Span"]
 
-WAYS = {"meet": "wait for the others, then all go on together", "apart": "go on apart", "back": "all go back"}
+WAYS = {
+    "meet": "wait for the others, then all continue together",
+    "apart": "continue apart from the others",
+    "back": "all go back",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ def costs(report: Report) -> Iterator[Block]:
     if report.cpu_seconds:
         rows = [(name, [gauge["cpu_seconds"]]) for name, gauge in report.gauges.items() if "cpu_seconds" in gauge]
         bars = Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows) if rows else None
-        yield f"{report.cpu_seconds:,.1f} CPU seconds of all processes in {report.seconds:,.1f} s.", bars
+        yield f"All processes used {report.cpu_seconds:,.1f} CPU seconds in {report.seconds:,.1f} s.", bars
     if report.joules:
         told = ", ".join(f"{name} {joules:,.0f} J" for name, joules in report.joules.items())
-        yield f"Energy of the whole machine while it went on: {told}.", None
+        yield f"Energy of the whole machine during the run: {told}.", None
     elif report.status != "running":
-        yield "The machine does not tell what energy it takes (neither RAPL nor NVML can be read).", None
+        yield "The machine does not report its energy use (neither RAPL nor NVML can be read).", None

@@ -15,7 +15,7 @@ def queues(report: Report) -> Iterator[Block]:
     """Yield the fill over time of each feeder's queues, and busy and waiting time of each worker."""
     if not report.gauges:
         running = report.status == "running"
-        yield "Workers tell at their end what they did." if running else "No worker has told.", None
+        yield "Workers report what they did when they end." if running else "No worker has reported.", None
         return
     if report.diagnosis is not None:
         yield f"Bottleneck: {report.diagnosis.verdict}.", None

@@ -15,7 +15,7 @@ COLUMNS = (
     "members",
     "in a program",
     "made as",
-    "µs a sample and member",
+    "µs per sample and member",
     "alone",
     "times as fast",
     "chosen",
@@ -25,7 +25,10 @@ COLUMNS = (
 
 def savings(report: Report) -> Iterator[Block]:
     """Compare CPU time of preparation with one script a member, and time of a sample in a program with alone."""
-    times = f"{report.preparations:.2f} times per epoch of the stream, with one script a member {report.preparations_alone:.2f} times"
+    times = (
+        f"{report.preparations:.2f} times per epoch of the stream, and would have been "
+        f"{report.preparations_alone:.2f} times with one script per member"
+    )
     yield f"Each training sample was prepared {times}.", None
     for split, words in report.keeping.items():
         yield f"Samples ({split}): {words}.", None
@@ -36,14 +39,15 @@ def savings(report: Report) -> Iterator[Block]:
         each = measured / prepared * 1e6
         alone = measured * report.preparations_alone / report.preparations
         said = (
-            f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, {each:,.{0 if each >= 10 else 2}f} µs a sample; "
-            f"one script a member would have taken {alone:,.2f} at that cost: {lasting(max(alone - measured, 0.0))} saved."
+            f"Measured: {measured:,.2f} CPU seconds for {prepared:,} prepared samples, "
+            f"{each:,.{0 if each >= 10 else 2}f} µs per sample; one script per member would have taken {alone:,.2f} "
+            f"at that cost: {lasting(max(alone - measured, 0.0))} saved."
         )
-        rows = [("one script a member (computed)", [alone]), ("this run (measured)", [measured])]
+        rows = [("one script per member (computed)", [alone]), ("this run (measured)", [measured])]
         yield said, Bars(unit="CPU seconds", parts=["CPU seconds"], rows=rows)
     packs = [row for pack in report.last_packs if sum(map(len, pack.programs)) > 1 for row in _pack(pack)]
     if packs:
-        said = "Members alike, alone and as one program, by what was measured while they trained:"
+        said = "Similar members, alone and as one program, measured while they trained:"
         yield said, Sheet(columns=COLUMNS, rows=packs)
 
 
