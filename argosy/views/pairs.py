@@ -12,7 +12,7 @@ __all__ = ["pairs_table"]
 def pairs_table(pairs: Sequence[Pair]) -> Table:
     """Return for every two members the share of their time that packing saves: (sum T_i - T_pack) / sum T_i."""
     names = list(dict.fromkeys(pair.members[0] for pair in pairs))
-    title = "time saved by two on one device (*: one program stepped both)"
+    title = "saved by two on one device (*: one program stepped both)"
     table = Table("", *names, box=None, pad_edge=False, title=title, title_justify="left")
     found = {pair.members: pair for pair in pairs} | {pair.members[::-1]: pair for pair in pairs}
     for name in names:

@@ -156,14 +156,14 @@ def lit(module: Any, epochs: int = 1, **fields: Any) -> None:
 
 
 def without_lightning(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed it."""
+    """Use from_lightning without Lightning."""
     patch.setitem(sys.modules, "argosy.adapters.loop", None)
     patch.delattr(argosy.adapters, "loop", raising=False)  # another test may have imported it
     argosy.from_lightning("lit", Lit, batch_size=20)
 
 
 def without_wandb(patch: pytest.MonkeyPatch) -> None:
-    """Nobody has installed it."""
+    """Use the tracker wandb without its package."""
     patch.setattr("importlib.util.find_spec", lambda name: None)
     tracked("wandb")
 

@@ -455,8 +455,8 @@ const drawCurves = () => {
         );
   const notes = [
     hidden && `${plural(hidden, "value")} above ${figure(high)} ${hidden === 1 ? "is" : "are"} cut off.`,
-    marks.querySelector(".area") && "Means and their 95 % intervals, at the epochs that all have reached.",
-    chosen.smooth && "Smoothed by exponential means; the values themselves are pale.",
+    marks.querySelector(".area") && "Means and their 95 % intervals, at the epochs that all members have reached.",
+    chosen.smooth && "Smoothed by exponential means; the original values are pale.",
   ].filter(Boolean);
   place.replaceChildren(
     ...[svg, keys, notes.length ? make("p", {class: "note"}, notes.join(" ")) : null].filter(Boolean),
@@ -635,7 +635,7 @@ const curvesPanel = () =>
       make(
         "p",
         {class: "note"},
-        `The best ${FEW} are in colour, or those that you click on here, in the table or in any other figure.${values.rows.length > 200 ? " The best 200 are drawn." : ""}`,
+        `The best ${FEW} are in colour, or the rows that you click here, in the table or in any other figure.${values.rows.length > 200 ? " The best 200 are drawn." : ""}`,
       ),
     make("p", {class: "note"}, "Drag over the curves to zoom; a double click or Escape shows all."),
   );
@@ -1279,7 +1279,7 @@ const drawDevices = () => {
     make(
       "p",
       {class: "note"},
-      `${single ? "" : "A lane is as high as its device has members. "}${plural(faults, "fault")} (✕), ${plural(moves, "move")} (▸)${flotillas.length > 1 ? `, ${flotillas.length} flotillas by colour` : ""}.`,
+      `${single ? "" : "The height of a lane is the number of members on its device. "}${plural(faults, "fault")} (✕), ${plural(moves, "move")} (▸)${flotillas.length > 1 ? `, ${flotillas.length} flotillas by colour` : ""}.`,
     ),
   );
 };
@@ -1510,7 +1510,7 @@ const build = () => {
           make(
             "p",
             {class: "note"},
-            `${plural(search.pareto.length, "trial")}, first in the table: no other is better in one objective and as good in all.`,
+            `${plural(search.pareto.length, "trial")}, first in the table: no other trial is better in one objective and at least as good in the others.`,
           ),
           make("div", {id: "front", class: "small"}),
         ),
@@ -1525,7 +1525,7 @@ const build = () => {
           make(
             "p",
             {class: "note"},
-            `How many trials trained for so many epochs, and how many are to. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
+            `How many trials have trained to each number of epochs, and how many will. Scheduler ${search.scheduler}, sampler ${search.sampler}.`,
           ),
           rungs(),
         ),
