@@ -261,7 +261,7 @@ CASES = {
         member("one", val_subset=range(20)), member("two", val_subset=range(20, 40))
     ),
     "Study.ensemble with a member that has its own step": lambda: steered(member(step=summed, metrics={})),
-    "Study.ensemble with a loss of unknown kind": lambda: argosy.train(
+    "a steering ensemble of members whose losses do not show what they predict": lambda: argosy.train(
         steered(member(loss=summed, metrics={})), directory="runs/x", launcher="inline"
     ),
     "Study.ensemble with probabilities as targets": lambda: report(
@@ -269,7 +269,7 @@ CASES = {
         data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
         ensemble=argosy.EnsemblePlateau(),
     ),
-    "Study.ensemble with a changed file of answers": steered_by_hand,
+    "a steering ensemble whose answer file was changed": steered_by_hand,
     "predictions of varying length": predicted_in_parts,
     "a comparison of members that were not replicated": lambda: report().compare("mlp", "vit"),
     "a comparison with a misspelt configuration": lambda: report(*argosy.replicate(member(), 2)).compare("mlp", "mpl"),
