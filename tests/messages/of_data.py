@@ -119,7 +119,7 @@ class Digits:
 
 
 CASES = {
-    "a shard that a reader cannot read": lambda: by_readers(
+    "a shard that cannot be read": lambda: by_readers(
         lambda shard, *_: {}[shard], 2, 2, Heartbeat.private(), lambda *_: None, "reading"
     ),
     "a reader of shards that dies": lambda: by_readers(
@@ -127,10 +127,10 @@ CASES = {
     ),
     "from_shards without shards": lambda: data.from_shards([], read=rows_from),
     "a different number of shards and lengths": lambda: data.from_shards("ab", read=rows_from, lengths=[3]),
-    "a shard that has become shorter": lambda: open_sources(
+    "a shard that became shorter": lambda: open_sources(
         Data(train=data.from_shards("ab", read=rows_from, lengths=[3, 1]), keep=False), seed=0
     ),
-    "shards that are always read from their first row": lambda: open_sources(
+    "shards that ignore the starting row": lambda: open_sources(
         Data(train=data.from_shards("ab", read=all_rows_of, lengths=[3, 3]), keep=False), seed=0
     ),
     "a stream that draws random numbers and is not kept": lambda: open_sources(
@@ -138,8 +138,8 @@ CASES = {
     ),
     "a stream without samples": lambda: read(Numbers(0)),
     "a stream that draws random numbers": lambda: read(Numbers(3, draws=True)),
-    "a stream that exceeds the space for kept samples": lambda: read(Numbers(3), most_bytes=4),
-    "a folder of kept rows that another machine uses": elsewhere,
+    "a stream without disk space": lambda: read(Numbers(3), most_bytes=4),
+    "kept samples that another machine uses": elsewhere,
     "a DataLoader as Data.train": lambda: Data(train=DataLoader(ROWS)),
     "a DataModule as Data.train": lambda: Data(train=Digits()),
     "features of a stream": lambda: data.features(Numbers(3), nn.Linear(4, 2)),
@@ -178,7 +178,7 @@ CASES = {
     "a column with too many different words": lambda: data.table(
         {"x": np.arange(2000).astype(str), "y": np.zeros(2000)}, target="y"
     ),
-    "a stream that cannot be written to disk": lambda: read_on(written("rows", "")),
+    "a stream whose samples cannot be written": lambda: read_on(written("rows", "")),
     "a mask that is not a name": lambda: Ragged(8, mask=True),  # type: ignore[arg-type]
     "Data.ragged without an argosy.Ragged": lambda: Data(train=ROWS, ragged=(None, None)),
     "Data.ragged with a number": lambda: Data(train=ROWS, ragged=(8, None)),

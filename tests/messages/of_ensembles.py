@@ -264,7 +264,7 @@ CASES = {
     "a steering ensemble of members whose losses do not show what they predict": lambda: argosy.train(
         steered(member(loss=summed, metrics={})), directory="runs/x", launcher="inline"
     ),
-    "Study.ensemble with probabilities as targets": lambda: report(
+    "an ensemble that steers members with probabilities as targets": lambda: report(
         member(loss=nn.CrossEntropyLoss(), metrics={}),
         data=argosy.Data(arrays=(ROWS, ROWS[:, :10]), val_arrays=(ROWS, ROWS[:, :10])),
         ensemble=argosy.EnsemblePlateau(),

@@ -81,21 +81,21 @@ class Lit(lightning.LightningModule):
 
 
 class Hooked(Lit):
-    """A module with a hook that is not called."""
+    """Has a hook that is not called."""
 
     def on_after_backward(self) -> None:
         """Nothing."""
 
 
 class Two(Lit):
-    """A module with two optimizers and automatic optimization."""
+    """Has two optimizers, and leaves stepping to others."""
 
     def configure_optimizers(self) -> Any:
         return [SGD([parameter], lr=0.1) for parameter in self.parameters()]
 
 
 class Watching(Lit):
-    """A module whose schedule monitors a metric at every step."""
+    """Its schedule watches a metric at every step."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -104,14 +104,14 @@ class Watching(Lit):
 
 
 class Largest(Lit):
-    """A module that logs the largest value of all batches."""
+    """Logs the largest value of all batches."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("val_largest", 1.0, reduce_fx="max")
 
 
 class Following(Lit):
-    """A module whose learning rate monitors a value that is not logged."""
+    """Its learning rate follows what nothing logs."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -119,7 +119,7 @@ class Following(Lit):
 
 
 class Objective(Following):
-    """A module whose learning rate monitors a torchmetrics object logged in training."""
+    """Its learning rate follows an object of torchmetrics that training logs."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("train_acc", MeanMetric())
@@ -127,14 +127,14 @@ class Objective(Following):
 
 
 class Silent(Lit):
-    """A module whose validation_step returns nothing."""
+    """Its validation says nothing."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Nothing."""
 
 
 class Asking(Lit):
-    """A module that reads or sets an attribute of its trainer at its first step."""
+    """Asks its trainer for something, or sets it, at its first step."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -146,43 +146,43 @@ class Asking(Lit):
 
 
 def asking(words: str, **fields: Any) -> None:
-    """Train a LightningModule that does this."""
+    """A LightningModule that does so, trained."""
     lit(partial(Asking, words), **fields)
 
 
 def lit(module: Any, epochs: int = 1, **fields: Any) -> None:
-    """Train a LightningModule."""
+    """A LightningModule, trained."""
     trained(argosy.from_lightning("lit", module, batch_size=20, **fields), stop=argosy.MaxEpochs(epochs))
 
 
 def without_lightning(patch: pytest.MonkeyPatch) -> None:
-    """Use from_lightning without Lightning."""
+    """Nobody has installed it."""
     patch.setitem(sys.modules, "argosy.adapters.loop", None)
     patch.delattr(argosy.adapters, "loop", raising=False)  # another test may have imported it
     argosy.from_lightning("lit", Lit, batch_size=20)
 
 
 def without_wandb(patch: pytest.MonkeyPatch) -> None:
-    """Use the tracker wandb without its package."""
+    """Nobody has installed it."""
     patch.setattr("importlib.util.find_spec", lambda name: None)
     tracked("wandb")
 
 
 def tracked(*trackers: Any) -> None:
-    """A run with these trackers."""
+    """A run that is to be tracked so."""
     study = argosy.Study(data=argosy.Data(arrays=ARRAYS), members=[studies.member("mlp")])
     argosy.train(study, directory="runs/x", trackers=trackers)
 
 
 def fitted(samples: Any = ARRAYS[0], **rest: Any) -> Any:
-    """The result of argosy.fit on numbers."""
+    """Numbers, fitted."""
     net = argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20, loss=nn.MSELoss())
     how: dict[str, Any] = {"stop": argosy.MaxEpochs(1), "launcher": "inline", "devices": "cpu:1", **rest}
     return argosy.fit(samples, np.zeros((40, 10), np.float32), net, **how)
 
 
 def another_order() -> None:
-    """Predict for a table whose columns were swapped."""
+    """A table whose columns were exchanged."""
     table = DataFrame(ARRAYS[0], columns=list("abcdefghijkl"))
     fitted(table).predict(table[list("bacdefghijkl")])
 
@@ -207,7 +207,7 @@ CASES = {
     "metrics beside a step that gives a loss alone": lambda: trained(member(metrics={"accuracy": argosy.accuracy})),
     "lightning is not installed": without_lightning,
     "a LightningModule with a hook that is not called": lambda: lit(Hooked),
-    "argosy.fit of classes with a network that has more outputs": lambda: argosy.fit(
+    "classes, fitted by a network with more outputs": lambda: argosy.fit(
         ARRAYS[0],
         np.arange(40) % 2,
         argosy.Member("net", model=linear, optimizer=partial(SGD, lr=0.1), batch_size=20),
@@ -215,34 +215,32 @@ CASES = {
         **INLINE,
     ),
     "a LightningModule with an average": lambda: lit(Lit, average=argosy.EMA(0.9)),
-    "from_lightning with a network that is not a LightningModule": lambda: lit(linear),
+    "a network that is no LightningModule": lambda: lit(linear),
     "a LightningModule with two optimizers": lambda: lit(Two),
-    "a LightningModule whose schedule monitors a metric at every step": lambda: lit(Watching),
-    "a LightningModule whose schedule monitors a value that is not logged": lambda: lit(Following, epochs=2),
-    "a LightningModule whose schedule monitors a torchmetrics object of training": lambda: lit(Objective),
+    "a LightningModule whose schedule watches a metric at every step": lambda: lit(Watching),
+    "a LightningModule whose schedule watches what nothing logs": lambda: lit(Following, epochs=2),
+    "a LightningModule whose schedule watches a torchmetrics object of training": lambda: lit(Objective),
     "a LightningModule that logs the largest value": lambda: lit(Largest),
     "a LightningModule without a validation loss": lambda: lit(Silent),
-    "a LightningModule that reads an attribute that its trainer does not have": lambda: asking("trainer.datamodule"),
-    "a LightningModule that sets should_stop": lambda: asking("trainer.should_stop = True"),
-    "a LightningModule that reads max_epochs without a rule that sets it": lambda: asking(
+    "a LightningModule that asks for what its trainer has not": lambda: asking("trainer.datamodule"),
+    "a LightningModule that would stop its trainer": lambda: asking("trainer.should_stop = True"),
+    "a LightningModule that asks for a number of epochs that no rule sets": lambda: asking(
         "trainer.max_epochs", stop=argosy.MaxSteps(2)
     ),
-    "a LightningModule that reads max_epochs outside a run": lambda: loop.Loop(Lit()).max_epochs,
-    "a LightningModule that does not log a given metric": lambda: lit(Lit, metrics=["val_acc"]),
-    "a Hugging Face network with batches of pairs": lambda: trained(
+    "a LightningModule that asks outside of a run": lambda: loop.Loop(Lit()).max_epochs,
+    "a LightningModule that does not log a metric": lambda: lit(Lit, metrics=["val_acc"]),
+    "a network of Hugging Face on pairs": lambda: trained(
         argosy.from_huggingface("bert", linear, optimizer=partial(SGD, lr=0.1), batch_size=20)
     ),
     "argosy.fit of a sparse matrix": lambda: fitted(csr_matrix(ARRAYS[0])),
     "argosy.fit of strings": lambda: fitted(np.full((40, 12), "red")),
-    "argosy.fit of whole numbers with a network that needs floats": lambda: fitted(ARRAYS[0].astype(int)),
-    "argosy.fit of a table with missing values": lambda: fitted(
-        np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)
-    ),
-    "argosy.fit that holds out all samples": lambda: fitted(validation=1.0),
-    "a table whose columns are in a different order than for argosy.fit": another_order,
-    "predict_proba for numbers": lambda: fitted().predict_proba(ARRAYS[0]),
+    "argosy.fit of whole numbers, with a network that wants floats": lambda: fitted(ARRAYS[0].astype(int)),
+    "argosy.fit of a table with gaps": lambda: fitted(np.where(np.arange(40)[:, None] % 10, ARRAYS[0], np.nan)),
+    "argosy.fit holds out everything": lambda: fitted(validation=1.0),
+    "a table whose columns are in another order than for argosy.fit": another_order,
+    "probabilities of numbers": lambda: fitted().predict_proba(ARRAYS[0]),
     "an unknown tracker": lambda: tracked("comet"),
-    "the same tracker twice": lambda: tracked("tensorboard", "tensorboard"),
-    "something that is not a tracker": lambda: tracked(3),
+    "a tracker twice": lambda: tracked("tensorboard", "tensorboard"),
+    "a tracker that is none": lambda: tracked(3),
     "a tracker whose library is not installed": without_wandb,
 }
