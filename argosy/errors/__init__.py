@@ -1,4 +1,4 @@
-"""Everything that Argosy raises, sorted by what has to be done.
+"""All errors that Argosy raises, sorted by who must act.
 
 ```
 ArgosyError
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ArgosyError(Exception):
-    """Base of every error that Argosy raises on purpose; its message is shown as `argosy.errors.wording.visible` does."""
+    """Base class of all errors that Argosy raises on purpose; messages are printed through `argosy.errors.wording.visible`."""
 
     exit_code = 1
 
@@ -46,7 +46,7 @@ class ArgosyError(Exception):
         return visible(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows, line by line, as IPython asks for it: the traceback without frames of this package.
+        """Return the lines that IPython shows in a notebook: the traceback without frames of this package.
 
         Those say nothing about what the caller is to change. The first frame is IPython's own.
         """
@@ -75,14 +75,14 @@ class RunError(ArgosyError):
 
 
 class RefusedError(RunError):
-    """A run that goes on refused what it was asked; its driver says why."""
+    """A live run refused a request; its driver says why."""
 
     answers: Sequence[str] = ()
-    """All answers, in the order of what was asked."""
+    """All answers, in the order of the requests."""
 
 
 class MemberError(ArgosyError):
-    """A member's own code raised; the other members go on."""
+    """A member's own code raised an error; the other members continue."""
 
 
 class MemberFailed(UserWarning):

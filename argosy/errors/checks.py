@@ -1,4 +1,4 @@
-"""Checks of values that the user gives: each function raises one StudyError that names it, what was found and what is wanted."""
+"""Checks of values that users pass. Each function raises a StudyError that names the value, what was found and what is allowed."""
 
 import math
 import re
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 LONGEST_NAME = 250
-"""Bytes of a member's name: those of a file's on the usual file systems, 255, with room for the number behind it where a member begins anew."""
+"""Most bytes of a member's name. Common file systems allow 255 for a file name; a member that starts over gets a number appended."""
 
 
 def check_name(name: Any) -> None:
-    """Raise StudyError unless a folder can have this name."""
+    """Raise StudyError unless this can be a folder's name."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w=+-][\w.=+-]*", name) or ".." in name:
         raise StudyError(
             f"member name {name!r} becomes a folder: use letters, digits and . _ = + - (no '/', no '..', no leading dot)."
@@ -50,7 +50,7 @@ def check_name(name: Any) -> None:
 
 
 def check_whole(what: str, value: Any, *, least: int) -> None:
-    """Raise StudyError unless the value is an int from `least`; True is none."""
+    """Raise StudyError unless the value is an int of at least `least`; bools are refused."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise StudyError(f"{what} is {shown(value)}; it must be a whole number (an int) from {least}.")
 
@@ -97,7 +97,7 @@ def check_callable(what: str, value: Any, wanted: str) -> None:
 
 
 def check_built(what: str, value: Any) -> None:
-    """Raise StudyError for a class: called, it would be built from what an instance is to work on."""
+    """Raise StudyError for a class, because calling it would pass an instance's input to the constructor."""
     if isinstance(value, type):
         raise StudyError(
             f"{what} is the class {value.__name__}; it is called with what it works on, so give an instance: "
@@ -106,7 +106,7 @@ def check_built(what: str, value: Any) -> None:
 
 
 def check_factory(what: str, value: Any, kind: str) -> None:
-    """Raise StudyError unless the value builds a new object at each call; a module of torch exists already."""
+    """Raise StudyError unless the value builds a new object at each call; an `nn.Module` is refused because it exists already."""
     exists = any(base.__module__.startswith("torch.nn") and base.__name__ == "Module" for base in type(value).__mro__)
     if exists or not callable(value):
         raise StudyError(
@@ -116,7 +116,7 @@ def check_factory(what: str, value: Any, kind: str) -> None:
 
 
 def check_same_classes(train: Any, val: Any) -> None:
-    """Raise StudyError where two Datasets tell their classes, as folders of images do, and these are numbered otherwise."""
+    """Raise StudyError if both Datasets list their classes, as image folders do, and number them differently."""
     there, here = _class_names(train), _class_names(val)
     if there and here and there != here:
         raise StudyError(
@@ -126,7 +126,7 @@ def check_same_classes(train: Any, val: Any) -> None:
 
 
 def _class_names(dataset: Any) -> list[Any]:
-    """Return its ``classes``, where these are names: no two are alike, as they are where it holds the class of each sample."""
+    """Return its ``classes`` if these are distinct names; in some Datasets the attribute holds the class of each sample."""
     classes = getattr(dataset, "classes", None)
     found = list(classes) if isinstance(classes, list | tuple) else []
     return found if len({str(one) for one in found}) == len(found) else []
@@ -137,7 +137,7 @@ def _some(classes: Any) -> str:
 
 
 def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords: Collection[str] = ()) -> None:
-    """Raise StudyError unless a function takes so many arguments and these keywords, where it has a signature."""
+    """Raise StudyError unless a function takes this number of arguments and these keywords; functions without a signature pass."""
     given = function if isinstance(function, partial) else partial(function)
     try:
         signature = signature_of(given.func)
@@ -155,7 +155,7 @@ def check_takes(what: str, function: Any, arguments: int, wanted: str, keywords:
 
 
 def check_metric(owner: str, name: Any, metric: Any) -> None:
-    """Raise StudyError unless this is a metric, a function or an object, under a name that a column can have."""
+    """Raise StudyError unless this is a metric (a function or an object with `update` and `compute`) and its name can be a column's."""
     if not isinstance(name, str) or not re.fullmatch(r"[^\s,\"][^,\"\r\n]*", name):
         raise StudyError(
             f"{owner}: a metric has the name {name!r}; it becomes a column, val_<name>: give it a word without commas, "
@@ -172,7 +172,7 @@ def check_metric(owner: str, name: Any, metric: Any) -> None:
 
 
 def check_indices(what: str, subset: Any) -> None:
-    """Raise StudyError unless these are whole numbers from 0, in one dimension: a list, a range, an array or a tensor."""
+    """Raise StudyError unless this is a one-dimensional list, range, array or tensor of integers of at least 0."""
     if isinstance(subset, str) or not (hasattr(subset, "__len__") and hasattr(subset, "__getitem__")):
         raise StudyError(f"{what} is {shown(subset)}; it must be a list, an array or a tensor of indices.")
     shape = tuple(getattr(subset, "shape", (len(subset),)))
@@ -194,7 +194,7 @@ def check_indices(what: str, subset: Any) -> None:
 
 
 def check_arrays(what: str, arrays: Any) -> None:
-    """Raise StudyError unless these are arrays of numbers, of one length; None passes."""
+    """Raise StudyError unless these are arrays of numbers with equal lengths; None passes."""
     if arrays is None:
         return
     if not isinstance(arrays, list | tuple):
@@ -225,7 +225,7 @@ def check_arrays(what: str, arrays: Any) -> None:
 
 
 def check_unmasked(what: str, array: Any) -> None:
-    """Raise StudyError for an array with a mask."""
+    """Raise StudyError for a masked array."""
     if hasattr(type(array), "filled"):  # a DataFrame has its columns as attributes
         raise StudyError(
             f"{what} is a masked array, and a tensor has no mask: what lies below it would be trained on. Give array.filled(value), or "
@@ -234,7 +234,7 @@ def check_unmasked(what: str, array: Any) -> None:
 
 
 def check_dataset(what: str, dataset: Any) -> None:
-    """Raise StudyError unless this has samples by index or one after another, or gives what has when it is called without arguments."""
+    """Raise StudyError unless this is a map-style or iterable Dataset, or a function without arguments that returns one."""
     if dataset is None:
         return
     check_no_loader(what, dataset)
@@ -258,7 +258,7 @@ def check_dataset(what: str, dataset: Any) -> None:
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Return whether samples can be had by their index; torch's own method, which IterableDataset inherits, only raises."""
+    """Return whether the Dataset has samples by index; `IterableDataset` inherits torch's ``__getitem__``, which only raises."""
     by_index = getattr(dataset, "__getitem__", None)
     name = f"{getattr(by_index, '__module__', '')}.{getattr(by_index, '__qualname__', '')}"
     only_raises = (
@@ -268,7 +268,7 @@ def is_map_style(dataset: Any) -> bool:
 
 
 def check_no_loader(what: str, dataset: Any) -> None:
-    """Raise StudyError for a loader, which makes batches."""
+    """Raise StudyError for a DataLoader, because it returns batches instead of samples."""
     if (
         not is_map_style(dataset)
         and hasattr(dataset, "__iter__")
@@ -282,7 +282,7 @@ def check_no_loader(what: str, dataset: Any) -> None:
 
 
 def check_no_iterator(what: str, dataset: Any) -> None:
-    """Raise StudyError for what can be read once only, and by this process alone."""
+    """Raise StudyError for an iterator, which only this process can read, and only once."""
     if isinstance(dataset, set | frozenset):
         raise StudyError(f"{what} is a set, whose order differs from process to process. Give sorted(...).")
     if hasattr(dataset, "__next__") and not isinstance(dataset, type):
@@ -293,7 +293,7 @@ def check_no_iterator(what: str, dataset: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """Return a plain value as it is written, anything else by its type."""
+    """Return the repr of a plain value, or the type of any other value, for a message."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     return f"an instance of {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Labels of samples, as arrays that can be compared: classes to predict, strata and groups of folds. A missing one is no label."""
+"""Labels of samples as sortable arrays: classes to predict, strata and groups of folds. A missing value is not a label."""
 
 from collections.abc import Iterable
 from decimal import Decimal
@@ -14,12 +14,14 @@ from argosy.errors import StudyError
 __all__ = ["check_none_missing", "is_missing", "labels_of", "rows_of"]
 
 SHOWN = 5
-"""Most rows that a message names."""
+"""Most rows that a message lists."""
 
 
 def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
-    """Return one label for each row, as an array that can be sorted. Raises StudyError, which names rows, where labels are missing
-    (None, NaN, NaT, NA, masked) or are of types that have no order, and where there is not one dimension of them."""
+    """Return one label per row as a sortable array.
+
+    Raises StudyError if labels are missing (None, NaN, NaT, NA, masked), have types without a common order, or have more than one dimension.
+    """
     found = _one_each(what, values)
     if isinstance(values, list | tuple) and found.dtype.kind in "US":
         # NumPy has made strings of a NaN or a number among strings.
@@ -32,7 +34,7 @@ def labels_of(what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
-    """Raise StudyError where values, `found` as an array ``[N, …]``, are missing in some rows."""
+    """Raise StudyError if some rows have missing values; `found` holds the values as an array ``[N, …]``."""
     missing = np.zeros(found.shape, bool)
     if found.dtype == object:
         missing = np.vectorize(is_missing, otypes=[bool])(found)
@@ -53,7 +55,7 @@ def check_none_missing(what: str, values: Any, found: npt.NDArray[Any]) -> None:
 
 
 def rows_of(what: str, values: Any) -> npt.NDArray[Any]:
-    """Return values as an array; raises StudyError where rows are unlike, and for what NumPy has no array."""
+    """Return values as an array; raises StudyError if rows differ in length or NumPy cannot convert them."""
     try:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
@@ -75,7 +77,7 @@ def _one_each(what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for none: None, NaN, NaT, NA or masked."""
+    """Return whether a value is missing: None, NaN, NaT, NA or masked."""
     if value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType"):
         return True
     if isinstance(value, Decimal):
@@ -84,7 +86,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _check_ordered(what: str, found: npt.NDArray[Any]) -> None:
-    """Raise StudyError unless of two unlike objects one is less: sets, of which neither may be, would be sorted into any groups."""
+    """Raise StudyError unless different objects are ordered: of two sets neither may be less, so sorting would group them arbitrarily."""
     try:
         ordered = all(bool(one < other) for one, other in pairwise(sorted(set(found))))
     except Exception:  # the user's code: __hash__, __eq__ and __lt__ of labels

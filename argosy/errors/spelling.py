@@ -1,4 +1,4 @@
-"""Unknown words, and what was meant by them: names of keywords, members, metrics, choices."""
+"""Suggestions for unknown names: keywords, members, metrics, choices."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 R = TypeVar("R")
 
 MOST_LISTED = 20
-"""Most names that a message has, of what there is to choose from."""
+"""Most names that a message lists as choices."""
 ELSEWHERE = {
     "clip_grad_norm": "clip grad_clip clip_norm clipnorm max_grad_norm gradient_clip_val",
     "stop": "epochs epoch max_epochs num_epochs n_epochs nb_epoch num_train_epochs max_steps early_stopping patience",
@@ -71,7 +71,7 @@ ELSEWHERE = {
     "curves": "history learning_curves log_history",
     "best_parameters": "best_params best_params_ best_config",
 }
-"""Keywords and attributes of Argosy, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
+"""Argosy's keywords and attributes, each with its names in Lightning, Keras, Hugging Face, skorch, scikit-learn, Ray Tune and Optuna."""
 OWNERS = {
     "argosy.Data": "train val arrays val_arrays then keep ragged on_device on_error",
     "argosy.Member": "model optimizer batch_size batch_tokens loss schedule augment subset drop_last metrics precision clip_grad_norm accumulate average",
@@ -79,9 +79,9 @@ OWNERS = {
     "argosy.train": "directory devices loader_workers cores trackers progress time_limit nodes launcher policy fresh",
     "argosy.tune": "n_trials max_epochs space",
 }
-"""Where else a keyword may belong."""
+"""Other functions to which a keyword may belong."""
 FOR_EXAMPLE = {"stop": "argosy.MaxEpochs(10)", "optimizer": "functools.partial(SGD, lr=0.1)"}
-"""Examples for keywords for which other libraries have a number."""
+"""Examples for keywords that are numbers in other libraries."""
 WITHOUT = {
     "shuffle": "every epoch is drawn anew from Study.seed",
     "collate_fn": "samples are stacked as they are, and those of unlike length are padded by Data(ragged=...)",
@@ -94,11 +94,11 @@ WITHOUT = {
     "class_weight": "a loss has weights of classes, as nn.CrossEntropyLoss(weight=...), and fit of an estimator takes sample_weight",
     "sampler": "every epoch is drawn anew from Study.seed; choose samples with Member.subset",
 }
-"""Keywords that have no counterpart, and why none is needed."""
+"""Keywords without a counterpart, and why none is needed."""
 
 
 def near(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words that may have been meant, the likeliest first.
+    """Return the known words that may have been meant, best match first.
 
     >>> near("MaxEpoch", ["MaxSteps", "MaxEpochs"]), near("lr", ["batch_size", "optimizer.lr"])
     (['MaxEpochs', 'MaxSteps'], ['optimizer.lr'])
@@ -118,7 +118,7 @@ def near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def meant(word: Any, known: Iterable[str]) -> str:
-    """Return what to append to an unknown word in a message: what it may have been; empty where nothing is near.
+    """Return a suggestion to append to an unknown word in a message; empty if no known word is close.
 
     >>> meant("val_acc", ["val_loss", "val_accuracy"])
     " (did you mean 'val_accuracy'?)"
@@ -128,7 +128,7 @@ def meant(word: Any, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a message: of thousands the first, and how many more there are.
+    """Return names for a message, cut after the first `MOST_LISTED`.
 
     >>> listed(["mlp", "cnn"])
     'mlp, cnn'
@@ -139,7 +139,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
-    """Have a class or function raise StudyError, with what was meant, for keywords that it does not have.
+    """Make a class or function raise a StudyError with a suggestion for unknown keywords.
 
     With `also`, it passes keywords of these on. Its signature stays what it was.
     """
@@ -170,8 +170,8 @@ def known_keywords(owner: str, *also: Callable[..., Any]) -> Callable[[C], C]:
 
 
 def known_names(owner: str) -> Callable[[type[R]], type[R]]:
-    """Have a class say what was meant: its public methods by StudyError for unknown keywords, its instances by AttributeError for
-    unknown attributes."""
+    """Make a class suggest names: its public methods raise StudyError for unknown keywords, its instances AttributeError for unknown
+    attributes."""
 
     def decorated(kind: type[R]) -> type[R]:
         for name, method in [*vars(kind).items()]:
@@ -194,7 +194,7 @@ def _unknown_attribute(self: Any, name: str) -> Any:
 
 
 def flag_meant(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -> str:
-    """Return what to append to an unknown flag in a message.
+    """Return a suggestion to append to an unknown flag in a message.
 
     Known `flags` are given by their words and keywords. `owners` are the classes that the command's file is made of, with their keywords.
     """
@@ -210,19 +210,19 @@ def flag_meant(flag: str, flags: Mapping[str, str], owners: Mapping[str, str]) -
 
 
 def word_of(flag: str) -> str:
-    """Return a flag as it would be written as a keyword."""
+    """Return the keyword that corresponds to a flag."""
     return flag.strip("-").replace("-", "_").casefold()
 
 
 def _keywords(called: Callable[..., Any]) -> dict[str, Any]:
-    """Return names of parameters, with their kinds."""
+    """Return the names of parameters with their kinds."""
     parameters = inspect.signature(called).parameters.values()
     without = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {one.name: one.kind for one in parameters if one.kind not in without and one.name != "self"}
 
 
 def _instead(keyword: str, takes: Collection[str]) -> str:
-    """Return what to give in the place of an unknown keyword."""
+    """Return what to pass instead of an unknown keyword."""
     word = keyword.casefold()
     same = _counterparts(word)
     for name in same:
@@ -237,12 +237,12 @@ def _instead(keyword: str, takes: Collection[str]) -> str:
 
 
 def _counterparts(word: str) -> list[str]:
-    """Return what this word of another library may be called here."""
+    """Return Argosy's names for a word of another library."""
     return [name for name, words in ELSEWHERE.items() if word.casefold() in words.split()]
 
 
 def _owned(names: Iterable[str], owners: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the first owner of one of these keywords, behind the keyword."""
+    """Return the first of these keywords that belongs elsewhere, followed by its owner."""
     names = [*names]
     return next(((name, owner) for owner, own in owners.items() for name in names if name in own.split()), None)
 

@@ -1,4 +1,4 @@
-"""What the operating system refuses, told in a sentence that says what to do."""
+"""Errors of the operating system as sentences that say what to do."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ MEANS = {
     errno.EAGAIN: "No more processes are allowed: raise ulimit -u, or the container's limit of pids",
 }
 NO_THREAD = "can't start new thread"
-"""Python's words for EAGAIN, in a RuntimeError."""
+"""Python's message for EAGAIN, in a RuntimeError."""
 
 
 def disk_refused(error: Exception, what: str) -> DiskError:
@@ -36,7 +36,7 @@ def disk_refused(error: Exception, what: str) -> DiskError:
 
 
 def files_refused(error: Exception | None = None) -> OSError | None:
-    """Return why this process can open no file, which may be behind an error that says something else; None where it can."""
+    """Return why this process cannot open files, which may cause unrelated errors; None if it can."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return error
     try:
@@ -47,7 +47,7 @@ def files_refused(error: Exception | None = None) -> OSError | None:
 
 
 def means_refused(error: Exception, what: str) -> WorkerError | None:
-    """Return such an error where a process was refused descriptors, memory or other processes; None for any other error."""
+    """Return an error that explains a refused descriptor, memory allocation or process; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
@@ -59,7 +59,7 @@ def means_refused(error: Exception, what: str) -> WorkerError | None:
 
 
 def refused(error: Exception, what: str) -> ArgosyError | None:
-    """Return such an error where the system refused means, or to write a file; None for any other error."""
+    """Return an error that explains a refused resource or file write; None for any other error."""
     if isinstance(error, OSError) and error.errno in DISK.keys() - {errno.ENOENT, errno.EIO}:
         return disk_refused(error, what)
     return means_refused(error, what)
@@ -67,7 +67,7 @@ def refused(error: Exception, what: str) -> ArgosyError | None:
 
 @contextlib.contextmanager
 def refusals_told(directory: Path) -> Iterator[None]:
-    """Raise what the system refuses to a run, inside this context, as an error for the user; other errors pass."""
+    """Inside this context, turn refusals of the system that affect the run into errors for the user; other errors pass."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
@@ -80,7 +80,7 @@ def refusals_told(directory: Path) -> Iterator[None]:
 
 
 def _concerns(error: OSError, directory: Path) -> bool:
-    """Return whether an error is about a run's own files, as far as it says, and not about the user's missing data."""
+    """Return whether an error is about the run's own files, as far as it names a file, and not about the user's data."""
     if error.errno == errno.ENOENT:
         return not directory.exists()
     return error.filename is None or directory in Path(str(error.filename)).parents

@@ -1,4 +1,4 @@
-"""What the user reads of an error in code of their own: one sentence, or the traceback through their own lines.
+"""What users read about an error in their own code: one sentence, or the traceback through their own lines.
 
 The lines themselves are read where the error is shown, in another process, maybe on another host, when the script may have
 changed already, and a notebook's cell was never a file. So they are sent with the code.
@@ -22,7 +22,7 @@ __all__ = ["first_line", "know_sources", "mistakes_in", "reason_of", "sources", 
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the sentence of an error of ours; else the traceback, without frames of Argosy and torch where there are others.
+    """Return the message of an Argosy error; for other errors the traceback, without frames of Argosy and torch if there are others.
 
     Where there are no others and torch has raised, its message alone: the code that is wrong is in no frame.
     """
@@ -42,7 +42,7 @@ def trace_of(error: BaseException) -> str:
 
 
 def _in_one_line(told: Iterable[str], trace: traceback.TracebackException) -> str:
-    """Join an error's text and its notes: the last line is what tables show."""
+    """Join an error's text and its notes; tables show the last line."""
     notes, trace.__notes__ = trace.__notes__ or [], None
     return "; ".join(["".join(told).rstrip("\n"), *notes]) + "\n"
 
@@ -58,7 +58,7 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error for which slower code takes over. Raises the error itself if it is a bug of Argosy.
+    """Return the first line of an error after which slower code takes over. Raises the error itself if it is a bug in Argosy.
 
     A bug is what a line of Argosy raised. Excluded are errors of classes of Argosy's, which it raises on purpose, and torch's
     errors for what it cannot do, which reach Python at the line that asked for it: no statement has raised these.
@@ -73,7 +73,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def mistakes_in(what: str, fix: str) -> Iterator[None]:
-    """Raise StudyError, with the user's own lines and how to `fix` it, where a function of the user's raises within."""
+    """Turn an error of a user's function in the block into a StudyError with the user's own lines and the advice `fix`."""
     try:
         yield
     except ArgosyError:
@@ -84,7 +84,7 @@ def mistakes_in(what: str, fix: str) -> Iterator[None]:
 
 
 def sources() -> dict[str, str]:
-    """Return texts by the name in tracebacks: of the script and of study files, which are sent by value, and of what is no file."""
+    """Return sources by their name in tracebacks: the script and study files, which are sent by value, and sources without a file."""
     by_value = ("__main__", *cloudpickle.list_registry_pickle_by_value())
     scripts = [getattr(sys.modules.get(name), "__file__", None) for name in by_value]
     known = linecache.cache.copy()  # at once: threads of trackers read files as well
@@ -93,7 +93,7 @@ def sources() -> dict[str, str]:
 
 
 def know_sources(texts: Mapping[str, str]) -> None:
-    """Let this process's tracebacks show the lines of another one's."""
+    """Make this process's tracebacks show source lines of another process."""
     for name, text in texts.items():
         # Without a time of change it stays, whatever becomes of a file of that name.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -108,7 +108,7 @@ def _innermost(error: BaseException) -> TracebackType | None:
 
 
 def _by_statement(raised: TracebackType) -> bool:
-    """Return whether the line has a ``raise`` that raised; else compiled code did, which it called."""
+    """Return whether a ``raise`` statement on the line raised; otherwise compiled code that the line called did."""
     return dis.opname[raised.tb_frame.f_code.co_code[raised.tb_lasti]] == "RAISE_VARARGS"
 
 

@@ -1,4 +1,4 @@
-"""Warnings of a run, at the line of the caller's code that began it."""
+"""Warnings that point at the line that called Argosy."""
 
 import sys
 import warnings
@@ -12,7 +12,7 @@ PACKAGE = f"{Path(__file__).parents[1]}/"
 
 
 def warn_caller(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called Argosy, each time: a notebook's cell that is run again warns again."""
+    """Warn at the line that called Argosy, each time: a notebook cell that is run again warns again."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back

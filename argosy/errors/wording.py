@@ -1,4 +1,4 @@
-"""How figures are shown to the user: times in words, memory in units of its size, values in few letters, members by what they differ in."""
+"""Formatting for people: durations, bytes, values, hyper-parameters, names and tables."""
 
 import re
 from collections import Counter
@@ -23,18 +23,18 @@ __all__ = [
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 FRAME = re.compile(r'(?m)^  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in .*)?$')
-"""A frame of a traceback."""
+"""One frame of a traceback."""
 LIBRARIES = ("/site-packages/", "/dist-packages/", "<frozen ", "<string>")
-"""Parts of the names of files that are not the user's own."""
+"""Parts of file names that are not the user's own."""
 PARTS = re.compile("-(?=[^-=]*=)")
-"""Separator of the parts of a name as grids make them."""
+"""Separator between the parts of names that grids make."""
 SHORTEST_NAME = 12
-"""Columns of a table that names always have."""
+"""Least width of the column of names in a table."""
 UNITS = ((86400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    r"""Return the text with what would not be seen, or would move the cursor, as `repr` spells it; whole `lines` stay lines.
+    r"""Return the text with unprintable characters escaped as in `repr`; with `lines`, line breaks and tabs are kept.
 
     Names, values and messages pass here where they are shown: an escape of a terminal is shown, and not obeyed.
 
@@ -48,12 +48,12 @@ def visible(text: str, *, lines: bool = True) -> str:
 
 
 def as_html(text: str) -> str:
-    """Return the text escaped for a page."""
+    """Return the text escaped for HTML."""
     return escape(visible(text))
 
 
 def lasting(seconds: float) -> str:
-    """Return a time in words, to two units.
+    """Return a duration in words, in at most two units.
 
     >>> [lasting(seconds) for seconds in (0.25, 42, 200, 3600, 90061)]
     ['under 1 s', '42 s', '3 min 20 s', '1 h', '1 day 1 h']
@@ -71,7 +71,7 @@ def lasting(seconds: float) -> str:
 
 
 def sized(count: float) -> str:
-    """Return bytes in the largest unit that they fill.
+    """Return a number of bytes in the largest unit that it fills.
 
     >>> [sized(count) for count in (300, 5 * 2**20, 16e9)]
     ['0.3 KiB', '5.0 MiB', '14.9 GiB']
@@ -81,25 +81,25 @@ def sized(count: float) -> str:
 
 
 def told(value: Any) -> str:
-    """Return a value in few letters, in a line."""
+    """Return a short, one-line form of a value."""
     return f"{value:.4g}" if isinstance(value, float) else visible(str(value), lines=False)
 
 
 def differing(parameters: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names of the hyper-parameters that are not the same in all members, in the order in which they come."""
+    """Return the names of the hyper-parameters that differ between members, in order of appearance."""
     names = dict.fromkeys(name for found in parameters.values() for name in found)
     return tuple(name for name in names if len({repr(found.get(name)) for found in parameters.values()}) > 1)
 
 
 def spelled(found: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return these hyper-parameters of one member, as ``lr=0.1 hidden=16``; without where they are bound, if that is clear."""
+    """Return these hyper-parameters of one member, for example ``lr=0.1 hidden=16``; prefixes are dropped if names stay unique."""
     last = [name.rpartition(".")[2] for name in names]
     short = {name: tail if last.count(tail) == 1 else name for name, tail in zip(names, last, strict=True)}
     return " ".join(f"{told(short[name])}={told(found[name])}" for name in names if name in found)
 
 
 def cause(reason: str) -> str:
-    """Return what a member's reason says was raised and, for a traceback, the last line of the user's own code in it.
+    """Return the error in a member's reason and, for a traceback, the last line of the user's own code in it.
 
     >>> cause('Traceback (most recent call last):\\n  File "net.py", line 12, in forward\\n    x.view(3)\\nRuntimeError: no\\nmore')
     'RuntimeError: no (net.py:12)'
@@ -118,12 +118,12 @@ def cause(reason: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text; of a traceback, it says what was raised."""
+    """Return the last line of a text; in a traceback, it names the error."""
     return visible(text.strip().rpartition("\n")[2])
 
 
 def shortened(names: Collection[str], width: int) -> dict[str, str]:
-    """Return each name in so many letters, unlike all others: without what all share, then without the names of values, then without its middle.
+    """Return distinct names of at most this width: without the common prefix, then without the names of values, then without the middle.
 
     >>> shortened(["resnet-wide-lr=0.1-hidden=8", "resnet-wide-lr=0.01-hidden=8"], 10)
     {'resnet-wide-lr=0.1-hidden=8': '…lr=0.1', 'resnet-wide-lr=0.01-hidden=8': '…lr=0.01'}
@@ -147,7 +147,7 @@ def shortened(names: Collection[str], width: int) -> dict[str, str]:
 
 
 def _without_beginning(labels: Sequence[str]) -> list[str]:
-    """Return the labels without the letters that all begin with, cut before the last word or number that differs within."""
+    """Return the labels without their common prefix, cut at the beginning of the first word or number that differs."""
     first, last = min(labels, default=""), max(labels, default="")
     same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
     while same and (first[same - 1].isalnum() or first[same - 1] == "."):
@@ -167,7 +167,7 @@ def _fitting(label: str, width: int) -> str:
 
 
 def _numbered(labels: Sequence[str], width: int) -> list[str]:
-    """Let equal labels after the first end in a number."""
+    """Append a number to labels that equal an earlier one."""
     found = dict[str, None]()
     seen = Counter[str]()
     for label in labels:
@@ -181,14 +181,14 @@ def _numbered(labels: Sequence[str], width: int) -> list[str]:
 
 
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table as HTML; numbers are to the right, and in few letters."""
+    """Return a table as HTML, with short numbers aligned to the right."""
     head = "".join(f"<th>{as_html(column)}</th>" for column in columns)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[str]:
-    """Return a head and the rows as lines: names first, shortened if they have to be, and as many columns as there is room for.
+    """Return a header and the rows as lines: names first, shortened if necessary, and as many columns as fit.
 
     >>> text_table(["member", "loss", "status"], [["mlp", 0.5, "done"], ["cnn-8", 12.0, "done"]], 16)
     ['member  loss', 'mlp      0.5', 'cnn-8     12']
