@@ -41,7 +41,7 @@ def variables_say_which_cards_are_seen(site: Site) -> Outcome:
         return Outcome(holds=True, figures={"variable": f"none for {_kind(site)}"})
     one, none = _of_one_card(site), _trained(site, "none seen", {variable: ""})
     figures = {"seen": one["seen"], "with none": none["refused"]}
-    return _verdict(one, one["seen"] == 1 and "cannot be had" in none["refused"], figures)
+    return _verdict(one, one["seen"] == 1 and "is not available" in none["refused"], figures)
 
 
 def a_card_in_parts_is_counted_as_what_one_sees(site: Site) -> Outcome:

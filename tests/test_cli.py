@@ -71,7 +71,7 @@ def test_run_status_report_audit(folder: Path) -> None:
     assert json.loads(argosy(folder, "report", "runs/x", "--json").stdout)["members"] == ran["members"]
     assert json.loads(argosy(folder, "status", "runs/x", "--json").stdout)["status"] == "done"
     assert json.loads(argosy(folder, "audit", "runs/x", "--json").stdout)["passes"] is True
-    assert "Nothing is left to do." in argosy(folder, "audit", "runs/x").stdout
+    assert "There is nothing to do." in argosy(folder, "audit", "runs/x").stdout
     assert "has ended (done)" in argosy(folder, "stop", "runs/x", "a", code=2).stderr
     assert "prepared 1.0 times" not in argosy(folder, "report", "runs/x").stdout
     assert "prepared 1.0 times" in argosy(folder, "report", "runs/x", "--verbose").stdout
@@ -151,8 +151,8 @@ def test_a_study_of_which_a_member_fails_has_neither_plan_nor_profiles(folder: P
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("plan study.py --profiles p.json", "--profiles and --html are about the cluster of --cluster"),
-        ("plan study.py --html t.html", "give it, as in --cluster 2x4x80GB, or leave them out."),
+        ("plan study.py --profiles p.json", "--profiles and --html need a --cluster, which was not given."),
+        ("plan study.py --html t.html", "Set it, for example --cluster 2x4x80GB, or omit them."),
         ("plan study.py --cluster 1x1x8GB --profiles p.json", "cannot read profiles from p.json"),
         ("plan study.py --cluster 1x1x8GB --html nowhere/t.html", "nowhere/t.html cannot be written. Choose a file"),
         (
@@ -434,7 +434,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 REFUSED = {
-    "no study": (HEAD, "needs a variable `study`"),
+    "no study": (HEAD, "must define a variable `study`"),
     "wrong study": ("study = 3\n", "found int"),
     "no validation": (STUDY.replace("stop=", "objective='val_loss', stop="), "needs validation data"),
     "name twice": (STUDY.replace('"b"', '"a"'), "found twice: a"),
@@ -463,7 +463,7 @@ REFUSED = {
     ),
     "batch norm": (
         STUDY.replace("nn.ReLU()", "nn.BatchNorm1d(hidden)").replace("batch_size=10", "batch_size=89"),
-        "its last batch of each epoch would hold 1 sample",
+        "the last batch of each epoch would hold 1 sample",
     ),
 }
 
@@ -514,7 +514,7 @@ def test_a_damaged_checkpoint_and_a_torn_journal_are_survived_and_said(folder: P
     journal.write_bytes(journal.read_bytes() + b'{"event": "Sav')
     (folder / "study.py").write_text(STUDY.replace("MaxEpochs(2)", "MaxEpochs(4)"))
     said = " ".join(argosy(folder, *INLINE, "--numerics", "exact", "--dir", "run").stdout.split())
-    assert f"b: checkpoint {last.name} is damaged and was passed over" in said
+    assert f"b: checkpoint {last.name} is damaged and was skipped" in said
     argosy(folder, "audit", "run")
     argosy(folder, *INLINE, "--numerics", "exact", "--dir", "whole", "--json")
     reports = [json.loads(argosy(folder, "report", name, "--json").stdout)["members"] for name in ("run", "whole")]
@@ -587,14 +587,14 @@ def test_another_study_is_refused_and_nothing_is_lost(folder: Path) -> None:
     }
     for change, epochs, message in (
         # With 2 epochs the run is finished and needs no data; its study is compared anyway. With 3, the data are compared too.
-        (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: 0.1 there, 0.2 here"),
+        (("lr=0.1", "lr=0.2"), 2, "members 'a', 'b', optimizer.lr: was 0.1, is now 0.2"),
         (("ReLU()", "Tanh()"), 2, "members 'a', 'b', model: Net.__init__ changed since the run began"),
-        (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its samples or labels are others"),
+        (("manual_seed(0)", "manual_seed(1)"), 3, "Data.train: its samples or labels have changed"),
     ):
         (folder / "study.py").write_text(STUDY.replace(*change).replace("MaxEpochs(2)", f"MaxEpochs({epochs})"))
         found = argosy(folder, *INLINE, "--dir", "run", "--json", code=2)
         said = " ".join(found.stderr.split())
-        assert f"run holds the run of another study: {message}" in said, said
+        assert f"run holds the run of a different study: {message}" in said, said
         assert "Undo the change, or choose another directory. Or " in said
         assert {path: path.read_bytes() for path in before} == before
 
@@ -604,7 +604,7 @@ def test_a_run_or_a_member_begins_anew_in_the_directory_of_the_studys_name(folde
     first = (folder / "runs" / "study" / "journal.jsonl").read_bytes()
     (folder / "study.py").write_text(STUDY.replace("hidden=8", "hidden=9"))
     refused = " ".join(argosy(folder, *INLINE, code=2).stderr.split())
-    assert "member 'b', model.hidden: 8 there, 9 here" in refused
+    assert "member 'b', model.hidden: was 8, is now 9" in refused
     assert "fresh=['b'] (--fresh b) trains it anew" in refused
     one = argosy(folder, *INLINE, "--fresh", "b")
     assert (folder / "runs" / "study" / "members.old" / "b-1").is_dir()
@@ -686,9 +686,9 @@ def report_of(folder: Path, name: str) -> dict:
 
 UNREADABLE = {
     "syntax": ("def study(:\n", "study.py cannot be read: File"),
-    "exit": ("raise SystemExit('no')\n", "ended with sys.exit('no') while it was read"),
+    "exit": ("raise SystemExit('no')\n", "called sys.exit('no') while it was read"),
     "raises": ("1 / 0\n", "line 1, in <module> 1 / 0"),
-    "relative": ("from .data import x\n", "Give a file beside its package instead"),
+    "relative": ("from .data import x\n", "Instead, pass a file beside its package"),
 }
 
 
@@ -725,7 +725,7 @@ def test_a_warning_of_a_run_has_no_place_in_a_library(tmp_path: Path) -> None:
     several = {**os.environ, "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_ID": "7"}
     command = [sys.executable, "-m", "argosy", "run", "study.py", "--dir", "run", "--launcher", "auto"]
     found = subprocess.run(command, cwd=tmp_path, env=several, capture_output=True, text=True, check=True)
-    assert "\nWarning: this job of Slurm has 4 nodes" in f"\n{found.stderr}"
+    assert "\nWarning: this Slurm job has 4 nodes" in f"\n{found.stderr}"
     assert "study.py:1: UserWarning: of the study itself\n" in found.stderr
 
 

@@ -66,33 +66,33 @@ def without_a_key(directory: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no directory": (
         shutil.rmtree,
-        "holds no run (no journal.jsonl there); give the directory of `argosy run --dir`; a run writes it in its first seconds.",
+        "holds no run (it has no journal.jsonl); pass the directory of `argosy run --dir`; a run creates the journal in its first seconds.",
     ),
     "empty directory": (without_journal, "holds no run"),
     "a file": (a_file, "holds no run"),
     "a folder for a journal": (
         a_folder_for_a_journal,
-        "Is a directory. Give the directory of a run that you may read.",
+        "Is a directory. Pass the directory of a run that you are allowed to read.",
     ),
     "a folder for newcomers": (
         a_folder_for_newcomers,
-        "newcomers.jsonl: Is a directory. Give the directory of a run that you may read.",
+        "newcomers.jsonl: Is a directory. Pass the directory of a run that you are allowed to read.",
     ),
-    "torn in the middle": (changed_line(1, '{"event": "Sav'), "line 2 is no event: Unterminated string"),
-    "zeros": (changed_line(1, "\0" * 40), "line 2 is no event: Expecting value"),
-    "no object": (changed_line(1, "3"), "line 2 is no event"),
-    "no kind": (changed_line(1, "{}"), "line 2 is no event"),
-    "no fields": (changed_line(1, '{"event": "Saved"}'), "line 2 is no event"),
+    "torn in the middle": (changed_line(1, '{"event": "Sav'), "line 2 is not an event: Unterminated string"),
+    "zeros": (changed_line(1, "\0" * 40), "line 2 is not an event: Expecting value"),
+    "no object": (changed_line(1, "3"), "line 2 is not an event"),
+    "no kind": (changed_line(1, "{}"), "line 2 is not an event"),
+    "no fields": (changed_line(1, '{"event": "Saved"}'), "line 2 is not an event"),
     "study.json torn": (
         lambda directory: (directory / "study.json").write_text('{"seed": 0'),
         "study.json is damaged: Expecting ',' delimiter",
     ),
     "study.json of another kind": (
         lambda directory: (directory / "study.json").write_text("[]"),
-        "study.json is damaged: it is [], and must be an object.",
+        "study.json is damaged: it is [], but must be an object.",
     ),
-    "study.json without a key": (without_a_key, "study.json is damaged: it lacks members. Put back a copy of it"),
-    "no study.json": (lambda directory: (directory / "study.json").unlink(), "holds no study.json"),
+    "study.json without a key": (without_a_key, "study.json is damaged: it lacks members. Restore a copy of it"),
+    "no study.json": (lambda directory: (directory / "study.json").unlink(), "has no study.json"),
 }
 
 
@@ -151,7 +151,7 @@ def test_what_a_later_version_wrote_is_left_out_and_said_once(
             row.name: row.metrics for row in argosy.load(whole).rows
         }
     said = capsys.readouterr().err
-    assert said.count("was written by a later argosy") == 1
+    assert said.count("was written by a later version of argosy") == 1
     assert "left out: Checkpoint.tier, SectionEnded.weather, TideTurned." in said
 
 
@@ -163,7 +163,7 @@ def test_a_run_with_a_driver_is_running_and_one_without_its_end_was_interrupted(
     (run / "journal.jsonl").write_text("\n".join(line for line in lines if '"RunEnded"' not in line) + "\n")
     assert argosy.load(run).status == "interrupted"
     with pytest.raises(
-        RunError, match="has no driver: it was interrupted; start it again before you tell it something"
+        RunError, match=r"was interrupted and has no driver\. Start it again before you send it a request"
     ):
         tell(run, {"command": "stop", "member": "one"})
     assert not (run / "commands").exists()

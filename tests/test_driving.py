@@ -178,7 +178,7 @@ def test_a_query_can_only_read(folder: Path, sql: str) -> None:
     before = sorted(path.name for path in folder.iterdir())
     found = forked.command(folder, ["query", "runs/study", sql])
     assert found.returncode == 2
-    assert re.search(f"the query cannot be answered: .*{REFUSED[sql]}", found.stderr)
+    assert re.search(f"the query failed: .*{REFUSED[sql]}", found.stderr)
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -224,7 +224,7 @@ def test_commands_run_where_a_member_diverges_and_at_the_end(tmp_path: Path) -> 
     )
     assert found.returncode == 1 and "done after" in found.stdout
     assert "on_diverged: the command 'exit 3' ended with exit code 3 (see " in found.stderr
-    assert "on_end: the command 'sleep 60' took longer than 0.3 s and was ended." in found.stderr
+    assert "on_end: the command 'sleep 60' took longer than 0.3 s and was killed." in found.stderr
     # The command also runs if an error ends the run.
     (tmp_path / "study.py").write_text(re.sub(r"(?s)members=\[.*\],\n    stop", BROKEN, STUDY))
     argosy(tmp_path, *words, "--fresh", "--on-end", HOOK, code=1)

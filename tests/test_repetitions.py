@@ -285,7 +285,7 @@ def test_seeds_that_are_asked_for_later_join_the_others(tmp_path: Path) -> None:
         report = argosy.train(study, directory=tmp_path, launcher="inline", devices="cpu:1")
         counted += [(found.counted, found.metrics["val_loss"].count) for found in report.repetitions.configurations]
     assert counted == [(2, 2), (3, 3)]
-    with pytest.raises(argosy.ArgosyError, match="seed: 2 there, 7 here"):
+    with pytest.raises(argosy.ArgosyError, match="seed: was 2, is now 7"):
         other = [*study.members[:2], replace(study.members[2], seed=7)]
         argosy.train(replace(study, members=other), directory=tmp_path, launcher="inline", devices="cpu:1")
 

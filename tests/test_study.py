@@ -295,14 +295,14 @@ def test_budgets_end_with_a_section_and_nan_is_neither_best_nor_a_target(tmp_pat
 
 def test_a_subset_that_its_split_cannot_have_is_refused_before_training(tmp_path: Path) -> None:
     for fields, message in {
-        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; give indices from 0 to 39."),
+        "beyond": ({"subset": [3, 40]}, "its train subset has indices 3 to 40; they must be between 0 and 39."),
         "mask": (
             {"subset": torch.arange(40) % 2},
-            "its train subset has the value 0 or 1 for each of the 40 samples, as a",
+            "its train subset has a value of 0 or 1 for each of the 40 samples, like a",
         ),
         "batch": (
             {"subset": range(9), "drop_last": True},
-            "batch_size 20 is larger than its 9 training samples, and drop_last leaves out a batch that is not full. Lower it, or do without drop_last.",
+            "batch_size 20 is larger than its 9 training samples, so drop_last leaves no batch at all. Lower batch_size, or omit drop_last.",
         ),
     }.values():
         study = studies.study(40, val=8, fleet=[studies.member("a", **fields)])
@@ -317,7 +317,7 @@ def test_a_study_file_with_the_name_of_a_module_is_refused_and_hides_nothing(tmp
         (tmp_path / f"{name}.py").write_text("import argosy\n")
         known, path = sys.modules.get(name), [*sys.path]
         with pytest.raises(
-            StudyError, match=rf"has the name of the module '{name}', .* Rename it, for example {name}_"
+            StudyError, match=rf"has the same name as the module '{name}', .* Rename it, for example to {name}_"
         ):
             load_study(tmp_path / f"{name}.py")
         assert sys.modules.get(name) is known

@@ -139,7 +139,8 @@ def demo(
     """Train eight unlike networks on scikit-learn's handwritten digits, every sample prepared once."""
     if missing := [package for package, module in DEMO_NEEDS.items() if find_spec(module) is None]:
         raise RunError(
-            f"argosy demo needs {' and '.join(missing)}, missing here: pip install 'argosy[demo]', or uvx --from 'argosy[demo]' argosy demo."
+            f"argosy demo lacks {' and '.join(missing)}. Install with pip install 'argosy[demo]', or run uvx "
+            "--from 'argosy[demo]' argosy demo."
         )
     directory = directory.absolute()
     folders = {"balanced": directory}
@@ -183,8 +184,8 @@ def plan(
     """Show which members would share which device at which pace, here or on a cluster, without training."""
     if cluster is None and (profiles or html):
         raise PlanError(
-            "--profiles and --html are about the cluster of --cluster, which was not given; give it, as in --cluster 2x4x80GB, or "
-            "leave them out."
+            "--profiles and --html need a --cluster, which was not given. Set it, for example --cluster "
+            "2x4x80GB, or omit them."
         )
     from argosy.profiles import load_profiles
 
@@ -307,7 +308,7 @@ def main() -> None:
     try:
         app()
     except (ArgosyError, OSError, MemoryError, RuntimeError) as error:
-        told = error if isinstance(error, ArgosyError) else refused(error, "argosy cannot go on")
+        told = error if isinstance(error, ArgosyError) else refused(error, "argosy cannot continue")
         if told is None:
             raise
         # Not wrapped where no terminal is: a path is to be copied as it is.
@@ -369,7 +370,7 @@ def _set_aside(directory: Path, *, quiet: bool) -> None:
 
     place = set_aside(directory)
     if place is not None and not quiet:
-        write(f"What was in {directory} is kept in {place}.")
+        write(f"The old contents of {directory} are kept in {place}.")
 
 
 def _settings(given: Mapping[str, Any], place: "JobPlace | None") -> Settings:

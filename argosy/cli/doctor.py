@@ -29,8 +29,8 @@ def doctor(
     """Check this machine for problems and show how to fix them; exit code 1 if there are any."""
     if study_file is not None and not cluster:
         raise StudyError(
-            f"{study_file}: doctor opens a study's data only to compare them between nodes. Start it as in srun argosy doctor "
-            f"--cluster {study_file}, or leave the file out."
+            f"{study_file}: doctor opens a study's data only to compare it between nodes. Run srun argosy doctor "
+            f"--cluster {study_file}, or omit the file."
         )
     checks = _of_nodes(directory.absolute(), study_file) if cluster else _of_this_machine(directory)
     if as_json:

@@ -37,7 +37,9 @@ def export(
     """Write a trained network in a format that loads without Argosy (extra: export)."""
     ensemble = ensemble or top is not None
     if ensemble and member is not None:
-        raise PlanError(f"member {member!r} was named, and --ensemble or --top is of several; leave one of them out.")
+        raise PlanError(
+            f"member {member!r} was named, but --ensemble and --top export several; omit the name or these options."
+        )
     to = to.absolute()  # the study file may change the working directory
     directory = directory.absolute()
     from argosy.running.directory.studyfile import load_search, load_study  # imports torch with the study

@@ -139,7 +139,7 @@ def read_networks(path: Path) -> "list[Network]":
             ]
         names = Counter(network.name for network in networks)
         if wrong := [network.name for network in networks if network.epochs < 1 or names[network.name] > 1]:
-            raise ValueError(f"{wrong[0]!r} is there twice, or has less than 1 epoch")
+            raise ValueError(f"{wrong[0]!r} is listed twice, or has less than 1 epoch")
         return networks
     except (OSError, KeyError, ValueError) as error:
         raise PlanError(
@@ -153,15 +153,17 @@ def read_scaling(path: Path) -> list[list[float]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             curves = [[float(rate) for rate in row] for row in list(csv.reader(file))[1:] if row]
         if not curves or min(map(min, curves)) <= 0:
-            raise ValueError(f"{len(curves)} curves, of which each needs rates above 0")
+            raise ValueError(f"{len(curves)} curves, and each must have rates greater than 0")
         return curves
     except (OSError, ValueError) as error:
-        raise PlanError(f"cannot read the scaling curves {path} ({error!r}); give it a header, then rates.") from error
+        raise PlanError(
+            f"cannot read the scaling curves {path} ({error!r}); write a header line, then lines of rates."
+        ) from error
 
 
 def _sizes(text: str) -> list[int]:
     if not all(part.strip().isdigit() for part in text.split(",")):
-        raise PlanError(f"--devices is {text!r}; give numbers, as in 20,40,80.")
+        raise PlanError(f"--devices is {text!r}; it must be a list of numbers, for example 20,40,80.")
     return [int(part) for part in text.split(",")]
 
 
@@ -177,7 +179,8 @@ def _policies(text: str) -> Sequence[str]:
     )
     if unknown := [name for name in names if name not in POLICIES]:
         raise PlanError(
-            f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or some of {', '.join(POLICIES)}."
+            f"unknown policy {', '.join(map(repr, unknown))}{meant(unknown[0], POLICIES)}; choose all, or "
+            f"some of {', '.join(POLICIES)}."
         )
     return names
 

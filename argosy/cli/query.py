@@ -37,7 +37,7 @@ def query(
         write({"tables": tables} if as_json else "\n".join(lines))
         return
     if not sql:
-        raise RunError(f"no query was given; write it as in argosy query {directory} 'SELECT * FROM members'.")
+        raise RunError(f"no query was given. Write one, for example argosy query {directory} 'SELECT * FROM members'.")
     found = ask(directory, sql)
     if as_json:
         write({"columns": [*found.columns], "rows": [*found.rows]}, every=every, table="rows")

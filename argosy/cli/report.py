@@ -38,7 +38,7 @@ SHARE = 0.05
 """Share of the time that may be spent on the page of a running run; large pages are written less often."""
 DETAILS = ("ensembles", "packs", "alone", "legs", "gauges")
 """Keys of a report that only describe how it was made."""
-BEGUN_BY = "the command that began it"
+BEGUN_BY = "the command that started it"
 
 
 def status(
@@ -122,7 +122,7 @@ def audit(directory: RunDirectory, every: All = False, as_json: Json = False) ->
         write("\n".join([*found, "", "Train these members again, in another directory."]))
     else:
         write(
-            f"{directory}: every member saw every sample of its epochs exactly once, in order. Nothing is left to do."
+            f"{directory}: every member saw every sample of its epochs exactly once, in order. There is nothing to do."
         )
     raise typer.Exit(1 if found else 0)
 

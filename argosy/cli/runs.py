@@ -30,7 +30,7 @@ def runs(
     if as_json:
         write({"runs": rows}, every=every)
     elif not rows:
-        write(f"There is no run in {folder}. Begin one:  argosy run study.py")
+        write(f"No run found in {folder}. Start one:  argosy run study.py")
     else:
         columns, left = ("run", "status", "changed"), len(journals) - len(rows)
         table = text_table(columns, [[row[name] for name in columns] for row in rows], size_of_output()[0])

@@ -66,7 +66,7 @@ def _setting(change: str) -> tuple[str, Any]:
     """Return a name and its value, parsed as JSON if possible, else as text."""
     name, equals, text = change.partition("=")
     if not equals:
-        raise StudyError(f"--set {change!r} has no value; write it as --set optimizer.lr=0.01.")
+        raise StudyError(f"--set {change!r} has no value; write, for example, --set optimizer.lr=0.01.")
     try:
         return name, parsed(text)
     except ValueError:

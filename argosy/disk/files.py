@@ -78,15 +78,16 @@ def check_own(path: Path, status: os.stat_result) -> None:
         raise _others(path, status.st_uid)
     if status.st_mode & OTHERS:
         raise RunError(
-            f"other users may write {path} (mode {stat.S_IMODE(status.st_mode):o}), and could let the run execute any code. Take "
-            f"the right away, `chmod go-w {shlex.quote(str(path))}`, and see that nothing there is theirs."
+            f"other users may write to {path} (mode {stat.S_IMODE(status.st_mode):o}), so they could make the run "
+            f"execute any code. Remove the permission with `chmod go-w {shlex.quote(str(path))}`, and check that "
+            "nothing there belongs to them."
         )
 
 
 def _others(path: Path, owner: int) -> RunError:
     return RunError(
-        f"{path} belongs to user {owner}, who could let the run execute any code; this is user {os.geteuid()}. "
-        "Choose another directory, or run it as that user."
+        f"{path} belongs to user {owner}, who could make the run execute any code; this process runs as user "
+        f"{os.geteuid()}. Choose another directory, or run it as the owner."
     )
 
 
@@ -126,7 +127,7 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
             if line.endswith(b"\n"):
                 yield line[:-1]
             elif len(line) == LONGEST_LINE:
-                raise RunError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB. Put back a copy of it.")
+                raise RunError(f"{path} has a line of more than {LONGEST_LINE >> 20} MiB. Restore a copy of it.")
 
 
 def appending(path: Path) -> BinaryIO:
@@ -141,7 +142,8 @@ def append_descriptor(path: Path, mode: int = 0o644) -> int:
     if owner != os.geteuid():
         os.close(descriptor)
         raise RunError(
-            f"{path} belongs to user {owner}, and this run, of user {os.geteuid()}, would write there. Move it away."
+            f"{path} belongs to user {owner}, but this run belongs to user {os.geteuid()} and would write to it. "
+            "Move it away."
         )
     return descriptor
 
@@ -221,5 +223,5 @@ def _plain(path: Path, flags: int, mode: int = 0o644) -> int:
 def _no_file(path: Path) -> RunError:
     kind = "a symbolic link" if path.is_symlink() else "a pipe, a socket or a device"
     return RunError(
-        f"{path} is {kind}, and a run reads and writes plain files alone. Move it away, or put back a copy."
+        f"{path} is {kind}, but a run reads and writes only regular files. Move it away, or restore a copy."
     )

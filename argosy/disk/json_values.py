@@ -52,7 +52,7 @@ def parsed(text: str, *, infinite: bool = False) -> Any:
     try:
         value = _decoder(infinite).decode(text)
     except RecursionError as error:
-        raise ValueError(f"it is nested more than {DEEPEST} deep") from error
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
     # A value that is nested deeper has more opening brackets than that.
     if text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
@@ -76,7 +76,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{_cut(text)} is no finite number")
+        raise ValueError(f"{_cut(text)} is not a finite number")
     return number
 
 
@@ -86,7 +86,7 @@ def _check_depth(value: Any) -> None:
     while level:
         depth += 1
         if depth > DEEPEST:
-            raise ValueError(f"it is nested more than {DEEPEST} deep")
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
         inside = [one for one in level if isinstance(one, dict | list)]
         level = [item for one in inside for item in (one.values() if isinstance(one, dict) else one)]
 
@@ -102,7 +102,7 @@ def conforming(value: Any, kind: Any, where: str, strange: set[str] | None = Non
 
 
 def _refused(value: Any, where: str, wanted: str) -> ValueError:
-    return ValueError(f"{_cut(where)} is {_cut(repr(value))}, and must be {wanted}")
+    return ValueError(f"{_cut(where)} is {_cut(repr(value))}, but must be {wanted}")
 
 
 def _cut(text: str) -> str:
@@ -142,13 +142,13 @@ def _of_type(is_one: Callable[[Any], bool], wanted: str) -> Read:
 def _whole(value: Any, where: str, strange: set[str]) -> int:
     if type(value) is int and 0 <= value < LARGEST:
         return value
-    raise _refused(value, where, "a whole number from 0")
+    raise _refused(value, where, "an integer of at least 0")
 
 
 def _text(value: Any, where: str, strange: set[str]) -> str:
     if type(value) is str:
         return value
-    raise _refused(value, where, "a text")
+    raise _refused(value, where, "a string")
 
 
 def _figure(value: Any, where: str, strange: set[str]) -> float:
@@ -216,7 +216,7 @@ def _array(reader: Read) -> Read:
 def _row(readers: Sequence[Read]) -> Read:
     def read(value: Any, where: str, strange: set[str]) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(readers):
-            raise _refused(value, where, f"an array of {len(readers)}")
+            raise _refused(value, where, f"an array of {len(readers)} items")
         return tuple([reader(item, where, strange) for reader, item in zip(readers, value, strict=True)])
 
     return read

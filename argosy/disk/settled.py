@@ -40,7 +40,7 @@ def deleted_if_refused(pairs: Sequence[tuple[Path, Path]], at: Path) -> Iterator
                 temporary.unlink(missing_ok=True)
         # Torch's writer raises its own error after a refused write, without the reason.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        what = f"cannot write {at}, and the checkpoint before it is untouched"
+        what = f"cannot write {at}; the checkpoint before it is untouched"
         raise means_refused(cause, what) or disk_refused(cause, what) from error
 
 

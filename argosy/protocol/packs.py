@@ -102,4 +102,4 @@ class FellBack(Event):
         """A sentence for the user."""
         first, more = ", ".join(map(repr, self.members[:3])), len(self.members) - 3
         names = f"{first} and {more} more" if more > 0 else first
-        return f"{names} on {self.device}: no {self.kind} program, as {self.reason}"
+        return f"{names} on {self.device}: no {self.kind} program, because {self.reason}"

@@ -71,7 +71,7 @@ def test_a_job_says_once_for_which_nodes_it_waits(tmp_path: Path, capsys: pytest
         for waited in (1.0, 11.0, 12.0):
             launcher._gather(listener, waited)
     assert capsys.readouterr().err == (
-        "1 of the job's 2 nodes are there (ranks 0); the run waits 300 s at most for the others.\n"
+        "1 of the job's 2 nodes have joined (ranks 0); the run waits at most 300 s for the others.\n"
     )
 
 
@@ -121,7 +121,7 @@ def test_a_lost_node_changes_no_result(tmp_path: Path, alone: dict[str, Any]) ->
     assert evidence.results(tmp_path / "run") == alone
     lost = {line["worker"]: line["detail"] for line in evidence.event_lines(tmp_path / "run", "WorkerLost")}
     assert "is gone: its connection broke" in lost["node1"]
-    assert "the run goes on with node0" in lost["node1"]
+    assert "the run continues with node0" in lost["node1"]
 
 
 class Pausing(Silent):
@@ -331,7 +331,7 @@ def test_a_caller_without_the_key_is_refused_and_logged(tmp_path: Path, monkeypa
             time.sleep(0.01)
         with socket.create_connection(("127.0.0.1", notice.port)) as scanner:
             scanner.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
-            with pytest.raises(WorkerError, match=r"has not found the job's driver within 0\.1 s"):
+            with pytest.raises(WorkerError, match=r"did not find the job's driver within 0\.1 s"):
                 notices.call_driver(jobs.place(1), board, bytes(32), seconds=0.1)
         knocked.touch()
 

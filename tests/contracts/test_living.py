@@ -389,7 +389,7 @@ def test_a_member_that_is_told_to_stop_stops_whatever_its_state(
     policy = "solo" if where == "waits" else "balanced"
     living.run(study, tmp_path, judges=[rests], policy=policy, devices="cpu:1", block_size=16)
     state = living.state_of(tmp_path)
-    assert [answered.answer for answered in state.answered] == ["odd is saved and stops"]
+    assert [answered.answer for answered in state.answered] == ["odd has been saved and stopped"]
     assert (state.member("odd").status, state.member("odd").reason) == ("stopped", "by command")
     assert {m.status for name, m in state.members.items() if name != "odd"} == {"done"}
     assert len(state.member("odd").sections) == {"measured": 0, "waits": 0, "rests": 1, "trains": 1}[where]
@@ -433,7 +433,7 @@ def test_a_member_that_is_told_to_stop_while_it_waits_to_start_stops(
     study = studies.study(90, val=11, fleet=fleet(), epochs=4)
     living.run(study, run, policy=moving, devices="cpu:2", block_size=16)
     state = living.state_of(run)
-    assert [answered.answer for answered in state.answered] == ["added late", "late is saved and stops"]
+    assert [answered.answer for answered in state.answered] == ["added late", "late has been saved and stopped"]
     assert len(state.member("late").sections) == 0
     living.equal_alone(study, run)
 

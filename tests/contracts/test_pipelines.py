@@ -152,7 +152,7 @@ def test_results_are_those_of_one_node_and_everything_is_prepared_once(
     assert devices == ({"cpu:0"} if nodes == 1 else {f"node{number}/cpu:0" for number in range(nodes)})
     (chosen,) = evidence.event_lines(tmp_path / "run", "SharingChosen")
     assert (chosen["sharing"], chosen["preparing"]) == (sharing, preparing)
-    assert chosen["reason"] == ("one node" if nodes == 1 else f"as told by sharing={sharing!r}")
+    assert chosen["reason"] == ("one node" if nodes == 1 else f"set by sharing={sharing!r}")
     dealt = [sum(SIZES[turn::preparing]) for turn in range(preparing)] + [0] * (nodes - preparing)
     assert prepared_by(tmp_path / "run") == ([sum(SIZES)] * nodes if sharing == "local" else dealt)
 
@@ -258,12 +258,12 @@ class Unlike:
 
 def test_a_node_whose_data_are_not_those_of_the_others_is_named(tmp_path: Path) -> None:
     data = argosy.Data(train=Unlike(tmp_path / "opened"))
-    with pytest.raises(StudyError, match=r"the data of node 'node[01]' is not that of the others: lengths .*1[78]0"):
+    with pytest.raises(StudyError, match=r"node 'node[01]' has different data than the other nodes: lengths .*1[78]0"):
         train(studies.study(data=data), tmp_path / "run", nodes=2)
 
 
 def test_inline_has_one_node(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="nodes is 2; launcher inline has one process and one node"):
+    with pytest.raises(PlanError, match="nodes is 2, but launcher inline has one process and one node"):
         argosy.train(studies.study(), directory=tmp_path, launcher="inline", nodes=2)
 
 

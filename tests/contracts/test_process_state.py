@@ -523,7 +523,7 @@ def test_a_run_goes_on_under_what_it_began_with(tmp_path: Path) -> None:
     asked(studies.study(data=argosy.Data(train=Seeing(Sent("")), val=None), fleet=[seeing()], epochs=1))
     torch.set_default_dtype(torch.float32)
     longer = studies.study(data=argosy.Data(train=Seeing(Sent("")), val=None), fleet=[seeing()], epochs=2)
-    with pytest.raises(RunError, match=r"torch.get_default_dtype: torch.float64 there, torch.float32 here"):
+    with pytest.raises(RunError, match=r"torch.get_default_dtype: was torch.float64, is now torch.float32"):
         asked(longer)
     torch.set_default_dtype(torch.float64)
     assert asked(longer).status == "done"

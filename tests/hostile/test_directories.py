@@ -68,7 +68,7 @@ def one_sentence(read: Callable[[Path], object], directory: Path) -> str:
         except ArgosyError as error:
             said.write(str(error))
             assert all(len(line) < 2_000 for line in str(error).split("\n"))
-            assert "\n" not in str(error) or "holds the run of another study" in str(error)
+            assert "\n" not in str(error) or "holds the run of a different study" in str(error)
     text = said.getvalue()
     assert text.replace("\n", "").replace("\t", "").isprintable()
     return text

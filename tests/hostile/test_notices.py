@@ -143,7 +143,7 @@ def test_an_agent_finds_its_driver_past_a_stranger(
 
 @pytest.mark.parametrize("text", ["", "secret", "x" * 64, "abcabcabcabcabcabcabc", "passwordpassword", "0" * 15 + "1"])
 def test_a_key_that_is_soon_guessed_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match="anyone who guesses it can run code on every node"):
+    with pytest.raises(PlanError, match="Anyone who guesses it can run code on every node"):
         key_in({"ARGOSY_KEY": text})
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a clone, and with a member that would be another one once more."""
+"""Errors of clones, and of members that would be identical to others."""
 
 from collections.abc import Collection
 from functools import partial
@@ -37,13 +37,13 @@ MLP = studies.member("mlp", optimizer=partial(SGD, lr=0.1))
 
 
 def cloned(*, warm: bool = False, source: argosy.Member = MLP, **changes: Any) -> None:
-    """A clone of a member, with these instead."""
+    """Clone a member with these values changed."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     Clone(source=source.name, name="late", changes=changes, warm=warm).member(source)
 
 
 def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding: Collection[str] = ()) -> None:
-    """The same of a run that has one member, which has not ended an epoch, as the driver takes it up."""
+    """Clone a member of a run whose only member has not finished an epoch, as the driver does."""
     one = study(members=[MLP])
     members = SimpleNamespace(addition=lambda member: "1-add.json" if member in adding else "")
     run = SimpleNamespace(
@@ -60,7 +60,7 @@ def asked(source: str = "mlp", name: str = "late", *, warm: bool = True, adding:
 
 
 def of_somebody_gone() -> None:
-    """A study file without the member that a clone was made of."""
+    """Resume with a study file without the source of a clone."""
     command = {"command": "clone", "member": "mlp", "name": "late", "set": {"optimizer.lr": 0.2}, "warm": False}
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     other = study(members=[studies.member("other")])
@@ -68,7 +68,7 @@ def of_somebody_gone() -> None:
 
 
 def once_more() -> None:
-    """An added member is that of the run, seed and all."""
+    """Add a member that is identical to one of the run, including the seed."""
     twin = studies.member("twin", seed=3)
     run = SimpleNamespace(
         study=study(members=[studies.member("mlp", seed=3)]), identity=Identity(Path(), {}, ProcessState.here())
@@ -77,39 +77,39 @@ def once_more() -> None:
 
 
 def in_no_group() -> None:
-    """Something that the optimizer has in no parameter group."""
+    """Change a value that the optimizer keeps outside parameter groups."""
     live = build(MLP, backend_of("cpu:0"), study_seed=0, objective="train_loss", mode="min")
     change(live, {"optimizer.fused_steps": (1, 2)}, list(map(dict, live.optimizer.param_groups)))
 
 
 def refused(patch: pytest.MonkeyPatch) -> None:
-    """What a driver answers is raised."""
-    answer = "refused: no member 'mpl' is here; clone one of mlp."
+    """Raise a driver's answer."""
+    answer = "refused: the run has no member 'mpl'; clone one of mlp."
     patch.setattr("argosy.running.directory.attached.tell", lambda *_: [answer])
     attached({"optimizer.lr": 0.3})
 
 
 def attached(changes: dict[str, Any]) -> None:
-    """A clone that Python asks for."""
+    """Request a clone from Python."""
     AttachedRun(directory=Path("runs/x")).clone("mpl", "late", changes)
 
 
 CASES = {
-    "a clone that is its source": lambda: cloned(),
-    "a clone with the values of its source": lambda: cloned(optimizer__lr=0.1),
-    "a clone with a hyper-parameter that is not there": lambda: cloned(optimizer__rate=0.1),
-    "a clone with a text for a number": lambda: cloned(optimizer__lr="fast"),
-    "a warm clone with another batch size": lambda: cloned(warm=True, batch_size=10),
-    "what a run refused that Python asked": refused,
-    "a clone with no value of a hyper-parameter": lambda: attached({"optimizer.lr": [0.1]}),
-    "a clone with a value that is no number": lambda: attached({"optimizer.lr": float("nan")}),
-    "a setting without a value": lambda: _setting("optimizer.lr"),
-    "a command to clone that lacks something": lambda: Clone.of({"member": "mlp"}),
-    "a clone of no member": lambda: asked("vit"),
+    "a clone without changes": lambda: cloned(),
+    "a clone with the same values as its source": lambda: cloned(optimizer__lr=0.1),
+    "a clone with an unknown hyper-parameter": lambda: cloned(optimizer__rate=0.1),
+    "a clone with a string instead of a number": lambda: cloned(optimizer__lr="fast"),
+    "a warm clone with a different batch size": lambda: cloned(warm=True, batch_size=10),
+    "a request from Python that a run refuses": refused,
+    "a clone with a list as a hyper-parameter": lambda: attached({"optimizer.lr": [0.1]}),
+    "a clone with NaN as a hyper-parameter": lambda: attached({"optimizer.lr": float("nan")}),
+    "--set without a value": lambda: _setting("optimizer.lr"),
+    "an incomplete clone command": lambda: Clone.of({"member": "mlp"}),
+    "a clone of an unknown member": lambda: asked("vit"),
     "a clone of a member that is being added": lambda: asked(adding=["mlp"]),
     "a clone with a name that is taken": lambda: asked(name="mlp"),
-    "a study without the member that a clone was made of": of_somebody_gone,
-    "a warm clone of a member without a file": lambda: asked(),
-    "an added member that is another one once more": once_more,
-    "a warm clone with what its optimizer keeps elsewhere": in_no_group,
+    "a study without the source of a clone": of_somebody_gone,
+    "a warm clone of a member without a checkpoint": lambda: asked(),
+    "an added member that is identical to another": once_more,
+    "a warm clone with a value that its optimizer keeps outside parameter groups": in_no_group,
 }

@@ -1,4 +1,4 @@
-"""What is wrong with jobs of several nodes."""
+"""Errors of jobs on several nodes."""
 
 import sys
 from pathlib import Path
@@ -35,33 +35,33 @@ OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")} |
 
 
 def damaged_notice() -> None:
-    """Something else has written there."""
+    """Read a notice that something else has overwritten."""
     RUN.mkdir(parents=True)
     (RUN / "driver.json").write_bytes(b"\xff\xfe")
     FileBoard(RUN).read()
 
 
 def no_driver(patch: pytest.MonkeyPatch) -> None:
-    """Rank 0 sees another directory, or has ended."""
+    """Call a driver that has ended, or uses another directory."""
     patch.setattr(notices.socket, "gethostname", lambda: "host-1")
     call_driver(PLACE, FileBoard(RUN), None, seconds=0.0)
 
 
 def uncertified(patch: pytest.MonkeyPatch) -> None:
-    """The driver has a certificate, and this node has none."""
+    """Join a driver with a certificate from a node without one."""
     patch.setattr(notices.socket, "gethostname", lambda: "host-1")
     notice = Notice(job=PLACE.job, hosts=("10.0.0.1",), port=40000, certificate="b5bb9d80")
     notices._check_certificate("rank 0", notice, None)
 
 
 def no_certificate() -> None:
-    """A file that holds something else."""
+    """Read a certificate from a file without one."""
     Path("job.pem").write_text("-----BEGIN NOTHING-----\n")
     certificate_in({"ARGOSY_CERTIFICATE": "job.pem"})
 
 
 def lonely() -> None:
-    """The agents do not come."""
+    """Wait for agents that do not arrive."""
     launcher = Agents(PLACE, RUN)
     try:
         launcher._gather(launcher._open_listener(), waited=1000.0)
@@ -70,7 +70,7 @@ def lonely() -> None:
 
 
 def unlike(patch: pytest.MonkeyPatch) -> None:
-    """A node has another torch."""
+    """Join from a node with a different torch."""
     patch.setattr(agent_listener, "versions", lambda: {"argosy": "0.1.0", "torch": "2.13.0"})
     patch.setattr(agent_listener.socket, "gethostname", lambda: "host-0")
     node = Node(name="local", devices=(Device(name="cpu:0", node="local", kind="cpu", memory_bytes=1),), cores=1)
@@ -79,20 +79,20 @@ def unlike(patch: pytest.MonkeyPatch) -> None:
 
 
 def gone() -> None:
-    """The newest file of a member is not there."""
+    """Resume a member whose newest file is missing."""
     saved = Checkpoint(file="e0002-s0000000.pt", sha256="", epoch=2, section=0, position=0, carried=0, best=None)
     resume_point(MemberState(name="mlp", saved=[saved]), RUN)
 
 
 def without_ray(patch: pytest.MonkeyPatch) -> None:
-    """Ray is not installed."""
+    """Use Ray without installing it."""
     patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster", raising=False)
     patch.setitem(sys.modules, "ray", None)
     ray_cluster()
 
 
 def with_ray(patch: pytest.MonkeyPatch) -> Any:
-    """A launcher on a Ray that has no cluster."""
+    """Return a launcher for a Ray without a cluster."""
     patch.delitem(sys.modules, "argosy.running.hosts.ray_cluster", raising=False)
     names = ("ray", "ray.util", "ray.util.scheduling_strategies")
     for name in names:
@@ -109,35 +109,37 @@ def with_ray(patch: pytest.MonkeyPatch) -> Any:
 
 
 def no_cluster(patch: pytest.MonkeyPatch) -> None:
-    """No Ray answers."""
+    """Connect to a Ray that does not answer."""
     with_ray(patch).discover(Settings())
 
 
 def no_agents(patch: pytest.MonkeyPatch) -> None:
-    """Ray has no room for the agents."""
+    """Wait for agents that Ray has no devices for."""
     raise with_ray(patch)._lonely([], "")
 
 
 CASES = {
-    "launcher agents where no job was started": lambda: place_asked("agents", {}),
-    "a launcher's variable that is no number": lambda: place_of(SLURM | {"SLURM_PROCID": "first"}),
-    "a launcher's variables that contradict each other": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
-    "unlike numbers of processes on the nodes": lambda: place_of(OPEN_MPI),
+    "launcher agents outside a job": lambda: place_asked("agents", {}),
+    "a launcher variable that is not a number": lambda: place_of(SLURM | {"SLURM_PROCID": "first"}),
+    "contradictory launcher variables": lambda: place_of(SLURM | {"SLURM_PROCID": "2"}),
+    "different numbers of processes per node": lambda: place_of(OPEN_MPI),
     "a key that can be guessed": lambda: key_in({"ARGOSY_KEY": "secret"}),
-    "a notice that the driver has not left": lambda: read(written(NOTICE, b"another key"), b"key"),
+    "a notice that the driver did not write": lambda: read(written(NOTICE, b"another key"), b"key"),
     "a notice that cannot be read": lambda: read("7", None, f" in {RUN}/driver.json"),
-    "a certificate that is none": no_certificate,
+    "a file that is not a certificate": no_certificate,
     "a node without the job's certificate": uncertified,
-    "a cluster's doctor where no job was started": lambda: place_in({}),
-    "a doctor of one machine that is given a study": lambda: doctor(Path("study.py")),
-    "a job whose driver is not found": no_driver,
-    "a notice of a driver that was damaged": damaged_notice,
-    "a job whose agents do not come": lonely,
-    "nodes of unlike environments": unlike,
-    "other nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),
+    "doctor --cluster outside a job": lambda: place_in({}),
+    "doctor without --cluster, with a study": lambda: doctor(Path("study.py")),
+    "a job whose driver cannot be found": no_driver,
+    "a damaged notice of a driver": damaged_notice,
+    "a job whose agents do not arrive": lonely,
+    "nodes with different environments": unlike,
+    "a different number of nodes than the job has": lambda: Agents(PLACE, RUN).discover(Settings(nodes=3)),
     "launcher ray without Ray": without_ray,
     "no Ray cluster": no_cluster,
-    "a Ray cluster without room": no_agents,
-    "a checkpoint that is gone before it travels": lambda: next(pieces("", Path("members/mlp/e0002-s0000000.pt"))),
-    "a journaled checkpoint that is gone": gone,
+    "a Ray cluster without free devices": no_agents,
+    "a checkpoint that disappears before it is transferred": lambda: next(
+        pieces("", Path("members/mlp/e0002-s0000000.pt"))
+    ),
+    "a journaled checkpoint that is missing": gone,
 }

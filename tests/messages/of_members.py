@@ -208,7 +208,7 @@ CASES = {
     ),
     "a loss without a gradient": lambda: tried(loss=lambda output, target: torch.zeros(len(target))),
     "sparse gradients that are to be clipped": lambda: tried(model=Words, clip_grad_norm=1.0),
-    "BatchNorm and micro-batches of one": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
+    "BatchNorm with micro-batches of one sample": lambda: tried(model=studies.Mlp, batch_size=35, accumulate=4),
     "BatchNorm and a batch of one text": lambda: argosy.train(
         texts.study(texts.member("a", model=texts.Normed, batch_size=8, batch_tokens=31), length=80),
         directory="runs/x",

@@ -1,4 +1,4 @@
-"""What holds in the process that asks for a run and cannot hold in others, and files that are not what they were."""
+"""Errors of process state that workers cannot share, and of files that have changed."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ __all__ = ["CASES"]
 
 
 class Counting(TorchFunctionMode):
-    """A mode of the script's own."""
+    """A mode that the script defines."""
 
 
 def on_meta() -> None:
-    """A default device of no use to others."""
+    """Set a default device that workers cannot use."""
     torch.set_default_device("meta")
     try:
         refuse_what_stays()
@@ -34,34 +34,34 @@ def on_meta() -> None:
 
 
 def within(context: Any) -> None:
-    """A run is started inside of it."""
+    """Start a run inside a context."""
     with context:
         refuse_what_stays()
 
 
 def hooked() -> None:
-    """A hook of every module."""
+    """Register a global module hook."""
     with contextlib.ExitStack() as last:
         last.callback(register_module_forward_hook(lambda module, inputs, output: output).remove)
         refuse_what_stays()
 
 
 def typed(code: str) -> dict[str, Any]:
-    """Run code as a script of a person's own."""
+    """Run code as a user's script."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "<cell>", "exec"), names)
     return names
 
 
 def replacing() -> None:
-    """A function of torch's is the script's."""
+    """Replace a function of torch in the script."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "relu", typed("def relu(x): return x")["relu"])
         ProcessState.here()
 
 
 def registering() -> None:
-    """An operator of the script's."""
+    """Register an operator in the script."""
     library = typed("from torch.library import Library; library = Library('ours', 'DEF')")["library"]
     library.define("twice(Tensor x) -> Tensor")
     try:
@@ -71,37 +71,37 @@ def registering() -> None:
 
 
 def replaced_by(module: str) -> None:
-    """A worker is to have what the import of a module replaces."""
+    """Start a worker in which this module's import must replace a function of torch."""
     replace(ProcessState.here(), replaced={"torch.nn.functional.relu": module}).apply()
 
 
 def setting_up() -> None:
-    """A member leaves another default to its neighbours."""
+    """Change a process-wide default from a member."""
     with kept_by("mlp"):
         torch.set_default_dtype(torch.float64)
         nn.Linear(3, 2)
 
 
 def elsewhere(name: str, value: Any) -> None:
-    """A worker of another node, which has something less."""
+    """Apply a setting on a node that lacks support for it."""
     next(setting for setting in SETTINGS if setting.name == name).hold(value)
 
 
 def mapped() -> Any:
-    """An array on disk, as a study holds it."""
+    """Return an array mapped from disk, as a study holds it."""
     np.save("x.npy", np.zeros(1000))
     return np.load("x.npy", mmap_mode="r")
 
 
 def cut() -> None:
-    """Its file is cut."""
+    """Truncate a mapped file."""
     array = mapped()
     os.truncate("x.npy", 500)
     MappedFile.of(array)
 
 
 def changed() -> None:
-    """Its file is gone in the middle of a run."""
+    """Delete a mapped file during a run."""
     found = MappedFile.of(mapped())
     assert found is not None
     Path("x.npy").unlink()
@@ -109,19 +109,19 @@ def changed() -> None:
 
 
 CASES = {
-    "a default device that is none of the run's": on_meta,
-    "a run inside of autocast": lambda: within(torch.autocast("cpu")),
-    "a hook of all modules": hooked,
-    "a function of torch's that the script replaces": replacing,
-    "an operator that the script registers": registering,
-    "a module that replaces torch's functions, and that a worker lacks": lambda: replaced_by("of_the_script"),
-    "a module that replaces torch's functions later than by its import": lambda: replaced_by("json"),
-    "a run inside of hooks for saved tensors": lambda: within(
+    "a default device of torch that the run does not use": on_meta,
+    "a run started inside autocast": lambda: within(torch.autocast("cpu")),
+    "a global module hook": hooked,
+    "a function of torch that the script replaces": replacing,
+    "an operator registered by the script": registering,
+    "a module that replaces functions of torch but is missing in a worker": lambda: replaced_by("of_the_script"),
+    "a module that replaces functions of torch only after its import": lambda: replaced_by("json"),
+    "a run started inside saved-tensor hooks": lambda: within(
         torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)
     ),
-    "a run inside of a mode of torch": lambda: within(Counting()),
+    "a run started inside a mode of torch": lambda: within(Counting()),
     "a member that changes a setting of its process": setting_up,
-    "a setting that another node cannot have": lambda: elsewhere("locale.setlocale", {"LC_NUMERIC": "tlh_QO"}),
-    "a file that was cut after it was mapped": cut,
-    "a mapped file that changes in the middle of a run": changed,
+    "a setting that another node does not support": lambda: elsewhere("locale.setlocale", {"LC_NUMERIC": "tlh_QO"}),
+    "a file that was truncated after it was mapped": cut,
+    "a mapped file that changes during a run": changed,
 }

@@ -1,4 +1,4 @@
-"""What is wrong with a run's directory, its files, its processes."""
+"""Errors of run directories, their files and processes."""
 
 import errno
 import fcntl
@@ -53,25 +53,25 @@ FAILING = studies.member("mlp", model=misspelt)
 
 
 def run(epochs: int = 1, *, fresh: Any = False, **rest: Any) -> argosy.Report:
-    """A small run, in this process."""
+    """Train a small run in this process."""
     asked = study(stop=argosy.MaxEpochs(epochs), **rest)
     return argosy.train(asked, directory=RUN, launcher="inline", devices="cpu:1", fresh=fresh)
 
 
 def asked(sql: str) -> querying.Answer:
-    """An answer of a small run."""
+    """Query a small run."""
     run()
     return querying.query(RUN, sql)
 
 
 def loaded(member: argosy.Member) -> None:
-    """The best network of a run, by a study with this member."""
+    """Load the best network of a run with a study of this member."""
     run()
     argosy.load(RUN, study=study(members=[member])).best().load()
 
 
 def journaled(*lines: str) -> Path:
-    """A run's directory with this journal."""
+    """Create a run directory with this journal."""
     RUN.mkdir(parents=True)
     (RUN / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return RUN
@@ -81,20 +81,20 @@ SECONDS = {"seconds_per_sample": 0.0, "opening_seconds": 0.0}
 
 
 def opened_elsewhere() -> None:
-    """The second node has other data."""
+    """Open different data on the second node."""
     there = Opened(lengths={"train": 21}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
     here = Opened(lengths={"train": 20}, fingerprints={}, block_size=64, keeping={}, **SECONDS)
     Driver._check_same_data(SimpleNamespace(run=SimpleNamespace(data=there)), SimpleNamespace(node="node1"), here)
 
 
 def ended() -> None:
-    """Something is said to a run that is over."""
+    """Send a request to a run that has ended."""
     run()
     tell(RUN, {"command": "stop", "member": "mlp"})
 
 
 def of_nobody() -> None:
-    """The driver went away while a command waited for its answer."""
+    """Let the driver end while a command waits for its answer."""
     (journaled() / "run.lock").touch()
     with pytest.MonkeyPatch.context() as patch:
         answers = iter([True, False])
@@ -103,13 +103,13 @@ def of_nobody() -> None:
 
 
 def copied(text: str = "study = 3\n") -> StudyCopy:
-    """A study file, as `argosy add` hands it in."""
+    """Copy a study file as `argosy add` does."""
     Path("more.py").write_text(text)
     return StudyCopy.take(Path("more.py"), Path("1-more.py"))
 
 
 def added(rehearsed: Rehearsed, seed: int = 0) -> None:
-    """An added file whose members are here already, as the driver of a run of this seed takes it up."""
+    """Add a file whose members are already in the run, as the driver of a run with this seed does."""
     study = SimpleNamespace(seed=seed)
     run = SimpleNamespace(positions=SimpleNamespace(newcomers=lambda _: ()), study=study, data=None)
     additions = Additions(
@@ -121,30 +121,30 @@ def added(rehearsed: Rehearsed, seed: int = 0) -> None:
 
 
 def another_module(patch: pytest.MonkeyPatch) -> None:
-    """A module beside an added file has the name of one that the run has."""
+    """Add a file beside a module whose name another module of the run has."""
     Path("beside.py").touch()
-    patch.setitem(sys.modules, "beside", sys)  # whatever another test has left
+    patch.setitem(sys.modules, "beside", sys)  # another test may have left one
     patch.delitem(sys.modules, "beside")
     sys.path.insert(0, str(Path.cwd()))
     added(Rehearsed(modules={"beside": "/home/me/beside.py"}))
 
 
 def changed_copy() -> None:
-    """A copy that somebody edited."""
+    """Edit a copy."""
     copy = copied()
     copy.path.write_text("study = 4\n")
     copy.check()
 
 
 def missing_copy() -> None:
-    """A copy that somebody deleted."""
+    """Delete a copy."""
     copy = copied()
     copy.path.unlink()
     copy.check()
 
 
 def in_use() -> None:
-    """Another process has the run."""
+    """Let another process use the run."""
     RUN.mkdir(parents=True)
     with Lock(RUN / "run.lock"):
         (RUN / "run.lock").write_text("4711 elsewhere 0")
@@ -153,7 +153,7 @@ def in_use() -> None:
 
 
 def refuses(number: int) -> Callable[..., NoReturn]:
-    """A call that the system refuses."""
+    """Return a function whose call the system refuses."""
 
     def call(*_: Any) -> NoReturn:
         raise OSError(number, os.strerror(number))
@@ -162,21 +162,21 @@ def refuses(number: int) -> Callable[..., NoReturn]:
 
 
 def somebody_elses(patch: pytest.MonkeyPatch) -> None:
-    """A directory that belongs to another user."""
+    """Use a directory of another user."""
     patch.setattr(os, "geteuid", lambda: 1000)
     patch.setattr(os, "fstat", lambda _: SimpleNamespace(st_uid=1001))
     own_directory(RUN)
 
 
 def open_to_others() -> None:
-    """A directory that others may write."""
+    """Use a directory that other users may write to."""
     RUN.mkdir(parents=True)
     RUN.chmod(0o775)
     own_directory(RUN)
 
 
 def of_somebody_else(patch: pytest.MonkeyPatch) -> None:
-    """A journal that belongs to another user."""
+    """Use a journal of another user."""
     journaled()
     patch.setattr(os, "geteuid", lambda: 1000)
     there = SimpleNamespace(st_uid=1001, st_mode=0o100644)
@@ -185,13 +185,13 @@ def of_somebody_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def long_line(patch: pytest.MonkeyPatch) -> None:
-    """A journal that never ends its line."""
+    """Read a journal without line breaks."""
     patch.setattr(files, "LONGEST_LINE", 2**20)
     read_journal(journaled("x" * 2**20))
 
 
 def other_lengths() -> None:
-    """study.json tells of other data than the journal."""
+    """Change the sample count in study.json."""
     run()
     found = json.loads((RUN / "study.json").read_text())
     (RUN / "study.json").write_text(json.dumps({**found, "lengths": {"train": 10**9}}))
@@ -199,38 +199,38 @@ def other_lengths() -> None:
 
 
 def unreadable_study() -> None:
-    """study.json is a folder."""
+    """Read a study.json that is a folder."""
     (journaled() / "study.json").mkdir()
     argosy.load(RUN)
 
 
 def in_the_place_of_a_file() -> None:
-    """A directory that is a file."""
+    """Train in a directory that is a file."""
     RUN.parent.mkdir()
     RUN.touch()
     run()
 
 
 def without_locks(patch: pytest.MonkeyPatch) -> None:
-    """A file system without locks."""
+    """Train on a file system without locks."""
     patch.setattr(fcntl, "flock", refuses(errno.ENOLCK))
     run()
 
 
 def without_memory_files(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Processes cannot share memory."""
+    """Refuse shared memory."""
     patch.setattr(os, "memfd_create", refuses(number))
     memory_file("ring")
 
 
 def small_memory_files(patch: pytest.MonkeyPatch) -> None:
-    """Processes cannot share so much memory."""
+    """Refuse that much shared memory."""
     patch.setattr(os, "ftruncate", refuses(errno.EFBIG))
     memory_file("ring", 10**9)
 
 
 def journal_on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
-    """No event can be written."""
+    """Write an event to a full disk."""
     RUN.mkdir(parents=True)
     patch.setattr(os, "fdatasync", refuses(errno.ENOSPC))
     with Journal(RUN / "journal.jsonl") as journal:
@@ -239,13 +239,13 @@ def journal_on_a_full_disk(patch: pytest.MonkeyPatch) -> None:
 
 
 def files_on_a_full_disk() -> None:
-    """Another file of the run cannot be written."""
+    """Write another file of the run to a full disk."""
     with refusals_told(RUN):
         refuses(errno.ENOSPC)()
 
 
 def warm_clone() -> None:
-    """What it went on from may be gone."""
+    """Start over with a warm clone, whose original weights may be gone."""
     state = RunState()
     state.member("late").source = "mlp"
     state.member("late").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
@@ -253,39 +253,39 @@ def warm_clone() -> None:
 
 
 def unmovable(patch: pytest.MonkeyPatch) -> None:
-    """A directory that is a mount."""
+    """Start over in a directory that is a mount."""
     run()
     patch.setattr(Path, "rename", refuses(errno.EBUSY))
     run(fresh=True)
 
 
 def left_out() -> None:
-    """A member that has trained before."""
+    """Reuse the name of a member that has trained before."""
     state = RunState()
     state.member("vit").assign(0, 0)
     Positions(Job(study=study(), settings=Settings(), directory=RUN, lock=-1), state).check_new("vit")
 
 
 def equal_failures() -> None:
-    """Three members fail for one reason."""
+    """Let three members fail for the same reason."""
     fleet = [studies.member(name, model=misspelt) for name in "abc"]
     run(members=fleet)
 
 
 def losses() -> None:
-    """A process that dies again and again."""
+    """Lose a process repeatedly."""
     tolerance = Tolerance(RUN / "workers", of_search=False)
     for _ in range(LOSSES + 1):
         tolerance.worker_lost("cpu:0", "killed by signal 9")
 
 
 def damaged(_: int) -> None:
-    """Nothing that can be read."""
+    """Fail to unpickle."""
     raise ValueError("no pickle")
 
 
 def unreadable(patch: pytest.MonkeyPatch) -> None:
-    """A worker that cannot read what it was given."""
+    """Start a worker that cannot read its input."""
     _driver, there = Peer.pair()
     patch.setattr(worker, "name_process", lambda _: None)
     patch.setattr(worker, "from_descriptor", damaged)
@@ -294,43 +294,43 @@ def unreadable(patch: pytest.MonkeyPatch) -> None:
 
 
 def without(patch: pytest.MonkeyPatch, package: str, ask: Callable[[argosy.Report], Any]) -> None:
-    """A result that an optional package makes."""
+    """Request a result that needs an optional package."""
     report = run()
     patch.setitem(sys.modules, package, None)
     ask(report)
 
 
 def without_digits(patch: pytest.MonkeyPatch) -> None:
-    """The extra of the demo is not installed."""
+    """Run the demo without its extra."""
     patch.setattr(cli, "find_spec", lambda name: None)
     cli.demo()
 
 
 def without_matplotlib(patch: pytest.MonkeyPatch) -> None:
-    """Another package of this kind; a module that another test has imported with it would be taken from its package."""
+    """Plot without matplotlib; a module that another test imported with it must be removed from its package."""
     patch.delitem(sys.modules, "argosy.results.figures", raising=False)
     patch.delattr(argosy.results, "figures", raising=False)
     without(patch, "matplotlib", argosy.Report.plot)
 
 
 def followed() -> None:
-    """A run that is to take choices of one with other threads."""
+    """Reuse the choices of a run with a different number of threads."""
     run()
     argosy.train(study(), directory=Path("runs/y"), launcher="inline", devices="cpu:1", like=str(RUN), threads=2)
 
 
 CASES = {
-    "a run that takes choices of one with other threads": followed,
-    "a launcher that there is not": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
+    "a run that reuses choices of a run with a different number of threads": followed,
+    "an unknown launcher": lambda: argosy.train(study(), directory=RUN, launcher="slurm"),
     "a table without pandas": lambda patch: without(patch, "pandas", argosy.Report.curves),
     "a figure without matplotlib": without_matplotlib,
     "a figure of a metric that no member reports": lambda: run().plot("val_los"),
-    "a file in the place of the folder of figures": lambda: run().write_figures(RUN / "journal.jsonl"),
+    "a file at the path of the figures folder": lambda: run().write_figures(RUN / "journal.jsonl"),
     "the demo without its extra": without_digits,
-    "a query of a table that there is not": lambda: asked("SELECT * FROM trials"),
+    "a query of an unknown table": lambda: asked("SELECT * FROM trials"),
     "a query that writes": lambda: asked("DELETE FROM members"),
-    "a query of nothing": lambda: asked("-- later"),
-    "a query that is never over": lambda patch: (
+    "an empty query": lambda: asked("-- later"),
+    "a query that does not end": lambda patch: (
         patch.setattr(querying, "SECONDS", 0.01),
         asked(f"{ENDLESS} max(i) FROM n"),
     ),
@@ -339,62 +339,62 @@ CASES = {
         asked(f"{ENDLESS} i FROM n"),
     ),
     "a command without its query": lambda: query(RUN),
-    "a part that the guide does not have": lambda: guide("compar"),
-    "a schema of a command without JSON": lambda: schema("statu"),
-    "a figure of groups that there are not": lambda: run().plot(by="configuratoin"),
-    "a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
-    "a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
-    "a report with a study that lacks the member": lambda: loaded(studies.member("vit")),
-    "a report with a study of another network": lambda: loaded(studies.member("mlp", hidden=9)),
+    "an unknown part of the guide": lambda: guide("compar"),
+    "the schema of a command without JSON output": lambda: schema("statu"),
+    "a figure by an unknown grouping": lambda: run().plot(by="configuratoin"),
+    "a network from a report without its study": lambda: (run(), argosy.load(RUN).best().load()),
+    "a network of a member that has saved nothing": lambda: run(members=[FAILING]).member("mlp").load(),
+    "a network from a study without the member": lambda: loaded(studies.member("vit")),
+    "a network from a study that builds a different network": lambda: loaded(studies.member("mlp", hidden=9)),
     "a damaged study.json": lambda: ((journaled() / "study.json").write_text("{}"), argosy.load(RUN)),
     "a journal that cannot be read": lambda: ((RUN / "journal.jsonl").mkdir(parents=True), argosy.load(RUN)),
     "a run that ended before its data was open": lambda: argosy.load(journaled()),
-    "an audit of such a run": lambda: audit(journaled()),
+    "an audit of a run that ended before its data was open": lambda: audit(journaled()),
     "a member that the run does not have": lambda: run().member("vit"),
-    "the best of a run that trained nothing": lambda: run(members=[FAILING]).best(),
-    "another study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
+    "the best member of a run that trained nothing": lambda: run(members=[FAILING]).best(),
+    "a different study in the same directory": lambda: (run(), run(epochs=2, seed=4)),
     "a changed member in the same directory": lambda: (run(), run(members=[studies.member("mlp", hidden=9)])),
-    "a member that is not there is to begin anew": lambda: (run(), run(fresh=["mpl"])),
-    "a clone that went on from weights is to begin anew": warm_clone,
-    "a directory that cannot be moved to begin anew": unmovable,
-    "a newcomer with the name of a member that was left out": left_out,
-    "a word to a run that has ended": ended,
-    "a run that ends before it hears": of_nobody,
-    "a command without a copy of its file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),
-    "an added file that is not there": lambda: StudyCopy.take(Path("more.py"), Path("1-more.py")),
-    "an added file that does not come to its end": lambda: added(
-        Rehearsed(problem="the study file did not come to its end; it must, and leave a variable `study`.")
+    "fresh= with an unknown member": lambda: (run(), run(fresh=["mpl"])),
+    "fresh= with a warm clone": warm_clone,
+    "fresh=True in a directory that cannot be moved": unmovable,
+    "a new member with the name of a removed member": left_out,
+    "a request to a run that has ended": ended,
+    "a run that ends before it receives a request": of_nobody,
+    "an add command without a copy of the study file": lambda: StudyCopy.of({"study": "more.py"}, RUN / "commands"),
+    "an added file that does not exist": lambda: StudyCopy.take(Path("more.py"), Path("1-more.py")),
+    "an added file that does not run to its end": lambda: added(
+        Rehearsed(problem="the study file did not run to its end. Let it run to its end and define a variable `study`.")
     ),
-    "an added file with another module of a name": another_module,
-    "an added file of another seed": lambda: added(Rehearsed(), seed=3),
+    "an added file with a module whose name is taken": another_module,
+    "an added file with a different seed": lambda: added(Rehearsed(), seed=3),
     "an added file without new members": lambda: added(Rehearsed()),
-    "a copy of an added file that is missing": missing_copy,
-    "a copy of an added file that was changed": changed_copy,
+    "a missing copy of an added file": missing_copy,
+    "a changed copy of an added file": changed_copy,
     "a directory without a run": lambda: argosy.load(RUN),
-    "a journal that was changed by hand": lambda: read_journal(journaled("done!")),
+    "a journal that was edited by hand": lambda: read_journal(journaled("done!")),
     "a directory that is in use": in_use,
-    "a file in the place of the directory": in_the_place_of_a_file,
+    "a file at the path of the run directory": in_the_place_of_a_file,
     "a directory of another user": somebody_elses,
-    "a directory that others may write": open_to_others,
+    "a directory that other users may write to": open_to_others,
     "a journal of another user": of_somebody_else,
-    "a journal that is a link": lambda: (
+    "a journal that is a symbolic link": lambda: (
         (RUN.mkdir(parents=True), (RUN / "journal.jsonl").symlink_to("/etc/passwd")),
         argosy.load(RUN),
     ),
-    "a journal without lines": long_line,
-    "a journal of other data than study.json": other_lengths,
+    "a journal without line breaks": long_line,
+    "a journal whose sample counts differ from study.json": other_lengths,
     "a study.json that cannot be read": unreadable_study,
     "a file system without locks": without_locks,
     "a sandbox without shared memory": lambda patch: without_memory_files(patch, errno.EPERM),
     "too many open files": lambda patch: without_memory_files(patch, errno.EMFILE),
-    "a limit on the size of files": small_memory_files,
+    "a limit on file sizes": small_memory_files,
     "a full disk under the journal": journal_on_a_full_disk,
     "a full disk under the run": files_on_a_full_disk,
     "nodes with different data": opened_elsewhere,
-    "three members that fail alike": equal_failures,
-    "a process that is lost again and again": losses,
-    "a worker that breaks": unreadable,
-    "a module that is another one in a worker": lambda: check_imported(
+    "three members that fail in the same way": equal_failures,
+    "a process that is lost repeatedly": losses,
+    "a worker that raises an error": unreadable,
+    "a module that differs in a worker": lambda: check_imported(
         [studies.member("mlp")], {**imported_by([studies.member("mlp")]), "studies.Mlp": ["another"]}
     ),
 }

@@ -134,7 +134,7 @@ CASES = {
         lambda trial: {"lr": trial.suggest_float("lr", 0.1, 0.2)}, enqueue=[{"depth": 2}]
     ),
     "more trials that are enqueued than are tried": lambda: tune(enqueue=[{"lr": 0.1}, {"lr": 0.1}]),
-    "a trial that is enqueued when all are there": enqueued_too_late,
+    "an enqueued trial when no trials remain": enqueued_too_late,
     "a trial that is enqueued beside a grid": lambda: tune(scheduler="grid", enqueue=[{"lr": 0.1}]),
     "a search without its extra": without_optuna,
     "plots without their extra": without_plotly,
@@ -148,8 +148,8 @@ CASES = {
     "build takes each parameter by its name": lambda: tune(build=lambda lr, width: "mlp"),
     "build raises": lambda: tune(build=lambda parameters: parameters["depth"]),
     "a space that raises": lambda: tune(lambda trial: trial.suggest_integer("depth", 1, 3)),
-    "build returns no member": lambda: tune(build=lambda parameters: "mlp"),
-    "build returns members that repeat no other": lambda: tune(build=lambda parameters: [build(parameters)]),
+    "build does not return a member": lambda: tune(build=lambda parameters: "mlp"),
+    "build returns members that are not repetitions of one": lambda: tune(build=lambda parameters: [build(parameters)]),
     "a population of means": lambda: tune(scheduler="pbt", build=lambda p: argosy.replicate(build(p), 2)),
     "the network of a mean": lambda: tune(build=lambda p: argosy.replicate(build(p), 2)).best(),
     "the best of a search whose trials all failed": failed,
@@ -181,7 +181,7 @@ CASES = {
     "a space of numbers": lambda: tune({"lr": (0.1, 0.01)}),
     "a space of networks": of_networks,
     "a population over a function": lambda: tune(lambda trial: None, scheduler="pbt"),
-    "a population that nothing can change in": lambda: tune(
+    "a population without a value that can change": lambda: tune(
         {"width": CategoricalDistribution([1, 2])}, scheduler="pbt"
     ),
     "generations where there are none": lambda: tune(epochs_per_generation=2),
@@ -193,7 +193,7 @@ CASES = {
     "a sampler instead of its class": lambda: tune(sampler=optuna.samplers.TPESampler()),
     "a scheduler without a number of trials": lambda: tune(n_trials=None),
     "a search in the directory of a run": beside_a_run,
-    "a search in the directory of another": in_another_search,
+    "a search in the directory of another search": in_another_search,
     "a search whose space has another parameter": lambda: in_another_space({"rate": FloatDistribution(0.01, 1.0)}),
     "a search whose space has another range": lambda: in_another_space({"lr": FloatDistribution(2.0, 3.0)}),
     "an unknown way of packing": lambda: tune(packs="knn"),

@@ -207,20 +207,20 @@ CASES = {
     "a setting below what is possible": lambda: Settings(threads=0),
     "more nodes than a run can have": lambda: Settings(nodes=200),
     "more preparing nodes than nodes": lambda: Settings(sharing="multi-broadcast", nodes=2, preparing_nodes=3),
-    "a study file that is not there": lambda: load_study(Path("study.py")),
+    "a study file that does not exist": lambda: load_study(Path("study.py")),
     "a study file that is not Python": lambda: study_file("study: 1\n", "study.yaml"),
     "a study file with the name of a module": lambda: study_file("study = 3\n", "random.py"),
-    "a study file that ends the program": lambda: study_file("import sys\nsys.exit('usage')\n"),
-    "a study file with a mistake": lambda: study_file("study = argosy.Study()\n"),
+    "a study file that exits": lambda: study_file("import sys\nsys.exit('usage')\n"),
+    "a study file with an error": lambda: study_file("study = argosy.Study()\n"),
     "a study file without a study": lambda: study_file("studie = 3\n"),
-    "a member that cannot be sent to a process": lambda: dump([locked()]),
-    "data that cannot be sent to a process": lambda: data_to_descriptor(
+    "a member that cannot be pickled": lambda: dump([locked()]),
+    "data that cannot be pickled": lambda: data_to_descriptor(
         argosy.Data(train=TensorDataset(torch.zeros(3)), val=Locked(9))
     ),
-    "terms that cannot be sent to a process": lambda: to_descriptor(threading.Lock(), "Data.on_device"),
+    "Data.on_device that cannot be pickled": lambda: to_descriptor(threading.Lock(), "Data.on_device"),
     "a subset beyond the data": lambda: trained(studies.member("mlp", subset=[3, 99])),
-    "a batch larger than the data": lambda: trained(studies.member("mlp", batch_size=64, drop_last=True)),
-    "BatchNorm and a last batch of one": lambda: trained(studies.member("mlp", batch_size=13)),
+    "a batch that is larger than the data": lambda: trained(studies.member("mlp", batch_size=64, drop_last=True)),
+    "BatchNorm with a last batch of one sample": lambda: trained(studies.member("mlp", batch_size=13)),
     "batches that the standard step cannot take": lambda: trained(
         studies.member("mlp", batch_size=20), data=argosy.Data(train=TensorDataset(torch.zeros(40, 12)))
     ),

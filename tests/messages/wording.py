@@ -9,8 +9,8 @@ FEWEST_WORDS = 7
 NAMED = re.compile(r"'[^']+'|`[^`]+`|\w\.\w|\w=|\d|--\w|\w/\w|\w_\w|[A-Z]\w+[A-Z]")
 """What a message is about: a name in quotes, a file, a field, a flag, a number."""
 VERBS = """
-add ask build change choose clone close convert copy delete draw encode fix flatten free give import install keep leave let lower make
-measure fix move open pad pip plan put read remove rename retry return run say see set shorten split start tell train try
+add ask bind build change check choose clone close convert copy create delete draw encode fix flatten free give import install keep leave let look lower make
+measure fix move omit open pad pass pip plan put raise read remove rename restore retry return run say see set shorten split start tell train try
 undo upgrade use wait wrap write
 call check fill log omit pass replace
 """

@@ -70,7 +70,7 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
     ("changes", "says"),
     [
         (["--devices", "6"], "do not fill nodes"),
-        (["--devices", "four"], "give numbers"),
+        (["--devices", "four"], "it must be a list of numbers"),
         (["--policy", "best"], "unknown policy"),
         (["--memory-gb", "0.5"], "without activations"),
         (["--memory-gb", "0"], "give it more than 0"),
@@ -101,7 +101,7 @@ def test_simulate_names_the_columns_that_every_row_needs(tables: Path, row: str)
 def test_curves_are_rates_above_zero(tables: Path, curve: str) -> None:
     (tables / "curves.csv").write_text(f"r1,r2\n{curve}\n")
     found = simulate(tables, "networks.csv", "--scaling", "curves.csv")
-    assert found.returncode == 2 and "each needs rates above 0" in found.stderr
+    assert found.returncode == 2 and "each must have rates greater than 0" in found.stderr
 
 
 def test_tables_of_other_programs_are_read(tables: Path) -> None:

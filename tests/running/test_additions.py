@@ -30,12 +30,12 @@ from argosy.running.watch.view import Silent
 HEAD = "import argosy, studies\n"
 FILES = {
     "syntax": ("def study(:\n", "SyntaxError: "),
-    "exit": ("import sys\nsys.exit(3)\n", "ended with sys.exit(3) while it was read; a study file has no arguments"),
+    "exit": ("import sys\nsys.exit(3)\n", "called sys.exit(3) while it was read. A study file gets no arguments"),
     "arguments": (
         "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('needed')\nparser.parse_args()\n",
-        "ended with sys.exit(2) while it was read",
+        "called sys.exit(2) while it was read",
     ),
-    "nothing": ("x = 3\n", "needs a variable `study` that is an argosy.Study; found none."),
+    "nothing": ("x = 3\n", "must define a variable `study` that is an argosy.Study; found none."),
     "raises": ("def f():\n    return 1 / 0\nf()\n", "line 2, in f\n    return 1 / 0"),
     "unpicklable": (
         HEAD + "lock = __import__('threading').Lock()\n"
@@ -48,7 +48,7 @@ FILES = {
         "",
     ),
     "beside": (HEAD + "import beside_it\nstudy = studies.study(fleet=[studies.member('m')])\n", ""),
-    "ends": ("import os\nos._exit(0)\n", "did not come to its end while it was read (exit status 0)"),
+    "ends": ("import os\nos._exit(0)\n", "did not run to its end (exit status 0)"),
     "behind": (HEAD + "study = studies.study(fleet=[studies.member('m')])\n", ""),
 }
 
@@ -80,7 +80,7 @@ def test_files_are_read_first_where_they_can_do_no_harm(tmp_path: Path, monkeypa
     monkeypatch.setattr(rehearsal, "LIMIT_SECONDS", 0.5)
     (tmp_path / "ever.py").write_text("while True: pass\n")
     copy = StudyCopy.take(tmp_path / "ever.py", folder / "ever.py")
-    assert "(nothing came of it in 0.5 s)" in rehearsed({"ever": copy})["ever"].problem
+    assert "(no result within 0.5 s)" in rehearsed({"ever": copy})["ever"].problem
 
 
 LATE = HEAD + "study = studies.study(90, fleet=[{fleet}], epochs=2)\n"
@@ -89,20 +89,20 @@ REFUSED = {
         "studies.member('large', batch_size=91, drop_last=True)",
         "batch_size 91 is larger than its 90 training samples",
     ),
-    "norm": ("studies.member('norm', batch_size=89)", "its last batch of each epoch would hold 1 sample"),
+    "norm": ("studies.member('norm', batch_size=89)", "the last batch of each epoch would hold 1 sample"),
     "factory": (
         "studies.member('factory', model=studies.partial(studies.Mlp, width=3))",
         "member 'factory' failed while it was measured: TypeError: ",
     ),
     "metric": ("studies.member('metric', metrics={})", "does not report the objective 'val_accuracy'"),
-    "here": ("studies.member('one')", "all members of the study are here already, or being added;"),
+    "here": ("studies.member('one')", "all members of the study are already in the run or being added."),
     "twice": (
         "*[studies.member(name, model=studies.partial(studies.Mlp, width=3)) for name in ('bad', 'worse')]",
         "failed while it was measured: TypeError: ",
     ),
     "half": (
         "studies.member('good'), studies.member('half', hidden=9, batch_size=89)",
-        "its last batch of each epoch would hold 1 sample",
+        "the last batch of each epoch would hold 1 sample",
     ),
 }
 
@@ -150,13 +150,13 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
         assert answer.startswith("refused: ")
         assert message in answer
     assert answers[str(tmp_path / "sub" / "good.py")] == "added late"
-    assert answers["stop"] == "refused: late is being added; stop it when that is answered."
-    assert answers["clone"] == "refused: member 'late' is being added; clone it when that is answered."
+    assert answers["stop"] == "refused: late is still being added. Stop it once that request is answered."
+    assert answers["clone"] == "refused: member 'late' is still being added. Clone it once that request is answered."
     assert answers["dance"].startswith(
-        "refused: 'dance' is no command; commands are stop, with or without a member, add and clone."
+        "refused: unknown command 'dance'; choose stop (with or without a member), add or clone."
     )
-    assert answers["/etc/passwd"].endswith("names no copy of a study file: use argosy add.")
-    assert any("is no command" in answer and "Expecting" in answer for answer in answers.values())
+    assert answers["/etc/passwd"].endswith("does not name a copy of a study file. Use argosy add.")
+    assert any("unknown command" in answer and "Expecting" in answer for answer in answers.values())
     assert "TypeError" in (run / "members" / "factory" / "log.txt").read_text()
     state, late = living.state_of(run), studies.member("late", batch_size=9, hidden=8)
     assert {name: member.status for name, member in state.members.items() if member.sections} == {
@@ -203,9 +203,9 @@ def test_members_of_another_seed_or_other_samples_are_not_trained_as_if_they_wer
         studies.study(data=arrays(40), fleet=[studies.member()]), directory=tmp_path / "run", launcher="inline"
     )
     answers = {Path(file).stem: answer for file, answer in answers_of(tmp_path / "run").items()}
-    ways = ". Members of a run have these in common: make it of the run's study, by dataclasses.replace(study, members=[...])."
-    assert answers["seed"] == f"refused: its study has seed 3, and the run 0{ways}"
-    assert answers["data"] == f"refused: its study has other samples in Data.train{ways}"
+    ways = ". All members of a run share seed and data. Create it from the run's study: dataclasses.replace(study, members=[...])."
+    assert answers["seed"] == f"refused: its study has seed 3 (the run: 0){ways}"
+    assert answers["data"] == f"refused: its study has different samples in Data.train{ways}"
     assert answers["same"] == "added late"
 
 
@@ -226,7 +226,7 @@ def test_a_module_of_another_folder_is_not_taken_for_ones_own(tmp_path: Path, mo
     living.run(studies.study(90, fleet=[studies.member()], epochs=1), run, view=Adding())
     (answer,) = answers_of(run).values()
     assert answer == (
-        f"refused: its module 'studies' is {tmp_path / 'studies.py'}; the run has another one of that name, "
+        f"refused: its module 'studies' is {tmp_path / 'studies.py'}, but in the run a module of that name is "
         f"{studies.__file__}. Rename it."
     )
 
@@ -268,7 +268,7 @@ def test_where_no_process_can_be_started_an_addition_is_refused(
     study = studies.study(90, fleet=[studies.member()], epochs=1)
     assert argosy.train(study, directory=tmp_path / "run", launcher="inline").status == "done"
     (answer,) = answers_of(tmp_path / "run").values()
-    assert answer.startswith("refused: no process can be started to read it ([Errno 11]")
+    assert answer.startswith("refused: no process could be started to read it ([Errno 11]")
 
 
 def test_commands_print_their_answers(tmp_path: Path) -> None:
@@ -300,18 +300,18 @@ def test_commands_print_their_answers(tmp_path: Path) -> None:
     assert sum(line["event"] == "SectionEnded" for line in run.lines()) > ended
     code, out, _ = argosy_command("stop", where, "nobody")
     assert code == 2
-    assert out.startswith("refused: no member 'nobody' is training; those are ")
+    assert out.startswith("refused: no member 'nobody' is training; members that can be stopped: ")
     code, out, _ = argosy_command("stop", where, "slow", "nobody", "--json")
     said = json.loads(out)
     assert (code, said["refused"]) == (2, True), "one of them was refused"
-    assert said["answer"].startswith("slow is saved and stops\nrefused: no member 'nobody' is training"), (
+    assert said["answer"].startswith("slow has been saved and stopped\nrefused: no member 'nobody' is training"), (
         "not the other"
     )
     run.process.terminate()
     assert run.end() in (0, 130, -15), run.errors
     code, _, errors = argosy_command("stop", where, "plain")
     assert code == 2
-    assert "start it again before you tell it something" in " ".join(errors.split())
+    assert "Start it again before you send it a request" in " ".join(errors.split())
     assert audit(run.directory) == []
     assert living.state_of(run.directory).member("late").stream_epoch(0), "it joined those that trained"
 
@@ -321,13 +321,13 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
 ) -> None:
     study = studies.study(90, fleet=[studies.member("m")], epochs=1)
     argosy.train(study, directory=tmp_path, launcher="inline")
-    with pytest.raises(RunError, match="has ended \\(done\\); start it again before you tell it something"):
+    with pytest.raises(RunError, match="has ended \\(done\\)\\. Start it again before you send it a request"):
         inbox.tell(tmp_path, {"command": "stop", "member": "m"})
     (tmp_path / "more.py").write_text("")
     works = iter([True, True, False])
     monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
     monkeypatch.setattr(
-        inbox, "_answers_in", lambda journal, start: {names[0]: "m is saved and stops"} if names else {}
+        inbox, "_answers_in", lambda journal, start: {names[0]: "m has been saved and stopped"} if names else {}
     )
     names, leave = list[str](), inbox.leave
 
@@ -336,15 +336,13 @@ def test_who_waits_for_a_run_that_ends_is_told_and_leaves_nothing(
         return names[-1]
 
     monkeypatch.setattr(inbox, "leave", noted)
-    with pytest.raises(
-        RunError, match="and of what was asked this alone was done: m is saved and stops; start it again"
-    ):
+    with pytest.raises(RunError, match=r"and only this was done: m has been saved and stopped\. Start it again"):
         inbox.tell(tmp_path, *({"command": "stop", "member": member} for member in "mn"))
     assert [path.name for path in (tmp_path / "commands").iterdir()] == names[:1], "who was not heard leaves nothing"
     (tmp_path / "commands" / names[0]).unlink()
     monkeypatch.undo()
     works = iter([True, True, False])
     monkeypatch.setattr(inbox, "at_work", lambda directory: next(works))
-    with pytest.raises(RunError, match="ended before it had heard this, and nothing was changed"):
+    with pytest.raises(RunError, match="ended before it received this request, and nothing was changed"):
         inbox.tell(tmp_path, {"command": "add", "study": str(tmp_path / "more.py")})
     assert not list((tmp_path / "commands").iterdir())

@@ -69,20 +69,20 @@ def test_a_refusal_names_what_changed_and_what_can_be_done(tmp_path: Path) -> No
     with pytest.raises(RunError) as told:
         train(asked(*CHANGED), run)
     assert str(told.value).splitlines() == [
-        f"{run} holds the run of another study:",
-        "  member 'two', batch_size: 33 there, 30 here",
-        "  member 'two', model.hidden: 8 there, 24 here",
+        f"{run} holds the run of a different study:",
+        "  member 'two', batch_size: was 33, is now 30",
+        "  member 'two', model.hidden: was 8, is now 24",
         "Undo the change, or choose another directory. Or keep the rest:",
-        "  fresh=['two'] (--fresh two) trains it anew, and keeps what was there in members.old",
-        "  under another name it is a new one, beside what is there",
-        "  fresh=True (--fresh) trains everything anew, and keeps what is there in run.old-1, or with the next number.",
+        "  fresh=['two'] (--fresh two) trains it again and keeps the old files in members.old",
+        "  under another name, it is a new member beside the existing ones",
+        "  fresh=True (--fresh) trains everything again and keeps the old files in run.old-1, or with the next number.",
     ]
     # Where the whole study is another one, members alone cannot begin anew.
     for other in (asked(*CHANGED, seed=3), asked(member("three"))):
         with pytest.raises(RunError) as told:
             train(other, run)
         assert "members.old" not in str(told.value)
-        assert "Or begin anew: fresh=True (--fresh)" in str(told.value)
+        assert "Or start over: fresh=True (--fresh)" in str(told.value)
     # Each way out is one.
     new = member("two-wide", hidden=24, batch_size=30)
     report = train(asked(*asked().members, new, epochs=1), run)
@@ -189,13 +189,13 @@ def test_names_that_cannot_begin_anew_are_refused(tmp_path: Path) -> None:
     train(asked(epochs=1), tmp_path)
     before = (tmp_path / "journal.jsonl").read_bytes()
     with pytest.raises(
-        RunError, match=r"no member 'tow' \(did you mean 'two'\?\) is there to begin anew; choose one of one, two\."
+        RunError, match=r"the run has no member 'tow' \(did you mean 'two'\?\) to start over; choose one of one, two\."
     ):
         train(asked(*CHANGED), tmp_path, fresh=["tow"])
     # What else has changed is refused as before.
-    with pytest.raises(RunError, match="seed: 0 there, 1 here"):
+    with pytest.raises(RunError, match="seed: was 0, is now 1"):
         train(asked(*CHANGED, seed=1), tmp_path, fresh=["two"])
-    with pytest.raises(RunError, match="member 'one', batch_size: 20 there, 10 here"):
+    with pytest.raises(RunError, match="member 'one', batch_size: was 20, is now 10"):
         train(asked(member("one", batch_size=10), CHANGED[1]), tmp_path, fresh=["two"])
     assert (tmp_path / "journal.jsonl").read_bytes() == before
     assert not (tmp_path / "members.old").exists()
@@ -249,7 +249,7 @@ def test_a_member_that_is_left_out_stays_in_the_report_and_goes_on_when_it_is_pu
     assert report.ensemble().names == ("one",)
     write_report(argosy.load(run), timeline(run))
     # Under its name another member would mix with it.
-    with pytest.raises(RunError, match=r"member 'two', model\.hidden: 8 there, 24 here"):
+    with pytest.raises(RunError, match=r"member 'two', model\.hidden: was 8, is now 24"):
         train(asked(*CHANGED), run)
     report = train(asked(), run)
     assert {row.status for row in report.rows} == {"done"}
@@ -276,7 +276,7 @@ def test_a_newcomer_cannot_have_the_name_of_a_member_that_is_left_out(
     train(asked(member("one")), run)
     for line in evidence.event_lines(run, "Answered"):
         assert line["answer"].startswith(
-            "refused: a member 'two' has trained in this run, and its study leaves it out; put"
+            "refused: a member 'two' has already trained in this run, but the run's study no longer"
         )
     assert len(evidence.event_lines(run, "Answered")) == 2
 
@@ -313,11 +313,11 @@ def test_a_metric_can_be_added_later_and_nothing_is_trained_again(tmp_path: Path
     write_report(argosy.load(run), timeline(run))
     # Its code may not change, nor may it come back as another one: values of two would have one name.
     other = [member("one", metrics={**MORE, "share": other_share}), fleet[1]]
-    with pytest.raises(RunError, match=r"member 'one', metrics\.share: .*share there, .*other_share here"):
+    with pytest.raises(RunError, match=r"member 'one', metrics\.share: was .*share, is now .*other_share"):
         train(asked(*other), run)
     assert train(asked(member("one"), fleet[1]), run).status == "done"
     train(asked(member("one"), fleet[1], epochs=EPOCHS + 1), run)
-    with pytest.raises(RunError, match=r"member 'one', metrics\.share: .*share there, .*other_share here"):
+    with pytest.raises(RunError, match=r"member 'one', metrics\.share: was .*share, is now .*other_share"):
         train(asked(*other), run)
 
 
@@ -355,6 +355,6 @@ def test_clones_that_went_on_from_weights_cannot_begin_anew() -> None:
     state.member("warm").inherited = Checkpoint(file="e0001.pt", sha256="", epoch=1, section=0, position=0)
     state.member("warm").source = "one"
     with pytest.raises(
-        RunError, match="'warm' is a clone that went on from the weights of 'one', so it cannot begin anew"
+        RunError, match="'warm' is a clone that continued from the weights of 'one', so it cannot start over"
     ):
         anew.begin_anew(["warm"], asked(), state, Path())

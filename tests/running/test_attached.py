@@ -54,7 +54,7 @@ def test_a_run_that_is_stopped_as_a_whole_goes_on_where_it_was(tmp_path: Path) -
     assert (stopped.status, stopped.reason) == ("paused", "by command; the same command resumes the run")
     assert [row.status for row in stopped.rows] == ["paused", "paused"]
     assert all(0 < row.epochs < 40 for row in stopped.rows)
-    with pytest.raises(RunError, match=r"has ended \(paused\); start it again"):
+    with pytest.raises(RunError, match=r"has ended \(paused\)\. Start it again"):
         run.stop()
     argosy.train(study(tmp_path / "hurry"), directory=tmp_path / "run", launcher="inline", devices="cpu:1", quiet=True)
     argosy.train(
@@ -75,16 +75,16 @@ def test_members_are_stopped_cloned_and_added_with_the_answers_of_the_commands(
         rate = np.float32(0.25)
         assert run.clone("one", "copy", {"optimizer.lr": rate}) == "added copy"
         assert run.add(tmp_path / "more.py") == "added three"
-        assert run.stop("two") == ["two is saved and stops"]
+        assert run.stop("two") == ["two has been saved and stopped"]
         with pytest.raises(
-            RefusedError, match=r"^no member 'too' is training; those are copy, one, three\.$"
+            RefusedError, match=r"^no member 'too' is training; members that can be stopped: copy, one, three\.$"
         ) as refusal:
             run.stop(["one", "too"])
         done, refused = refusal.value.answers
-        assert (done, refused.startswith("refused: ")) == ("one is saved and stops", True)
+        assert (done, refused.startswith("refused: ")) == ("one has been saved and stopped", True)
         with pytest.raises(RefusedError, match=r"no hyper-parameter 'optimizer.rate'"):
             run.clone("copy", "other", {"optimizer.rate": 0.1})
-        with pytest.raises(StudyError, match=r"clone 'other': optimizer.lr is None; give a finite number"):
+        with pytest.raises(StudyError, match=r"clone 'other': optimizer.lr is None; it must be a finite number"):
             run.clone("copy", "other", {"optimizer.lr": None})
         hurry.touch()
         report = run.wait()
@@ -99,7 +99,7 @@ def test_the_command_prints_what_the_function_answers(tmp_path: Path, capsys: py
     with at_work(tmp_path) as (run, _):
         for members, code, says in (
             (["too"], 2, "refused: no member 'too'"),
-            (["one"], 0, "one is saved and stops"),
+            (["one"], 0, "one has been saved and stopped"),
             (None, 0, "every member is saved, and the run ends; the same command resumes the run"),
         ):
             with pytest.raises(steer.typer.Exit) as end:

@@ -221,7 +221,7 @@ def test_a_clone_gets_its_file_however_often_its_source_is_saved_in_between(
 
 
 def refused(name: str) -> str:
-    return f"refused: a member {name!r} is here already, or asked for; give the clone another name."
+    return f"refused: a member {name!r} already exists or has been requested. Give the clone another name."
 
 
 def test_of_two_clones_of_one_name_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,13 +283,13 @@ def test_what_cannot_be_cloned_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     argosy.train(study(), directory=run, launcher="inline", devices="cpu:1")
     said = answers(run)
     for name, words in {
-        "a": "no member 'nobody' is here; clone one of one, two.",
-        "two": "a member 'two' is here already",
-        "b": "'b' would be 'one' once more; say with --set",
-        "c": "'c' would be 'one' once more: it has these values already",
+        "a": "the run has no member 'nobody'; clone one of one, two.",
+        "two": "a member 'two' already exists",
+        "b": "'b' would be identical to 'one'. Change a hyper-parameter with --set",
+        "c": "'c' would be identical to 'one', which already has these values",
         "d": "no hyper-parameter 'optimizer.rate' (did you mean 'optimizer.lr'?); set one of batch_size, model.hidden, optimizer.lr",
-        "e": "optimizer.lr is 0.05, and 'fast' is of another kind; give a float",
-        "f": "batch_size is part of what the member is built as",
+        "e": "optimizer.lr is 0.05 and cannot become 'fast'; it must be a float",
+        "f": "batch_size is fixed when a member is built",
         "h h": "name",
     }.items():
         assert said[name].startswith("refused: "), name
@@ -355,10 +355,10 @@ def test_what_the_table_shows_can_be_set(model: Any) -> None:
         ("hidden", 16, "(did you mean 'model.hidden'?)"),
         ("lr", 0.1, "(did you mean 'optimizer.lr'?)"),
         ("model.norm", "batch", "no hyper-parameter 'model.norm'"),
-        ("model.bias", 1, "model.bias is False, and 1 is of another kind; give a bool"),
-        ("model.act", 3, "model.act is 'gelu', and 3 is of another kind; give a str"),
-        ("model.hidden", None, "model.hidden is 128, and None is of another kind; give an int"),
-        ("batch_size", 2.5, "batch_size is 2.5; it must be an int"),
+        ("model.bias", 1, "model.bias is False and cannot become 1; it must be a bool"),
+        ("model.act", 3, "model.act is 'gelu' and cannot become 3; it must be a str"),
+        ("model.hidden", None, "model.hidden is 128 and cannot become None; it must be an int"),
+        ("batch_size", 2.5, "batch_size is 2.5; it must be a whole number"),
     ]:
         with pytest.raises(StudyError, match=re.escape(says)):
             cloned(source, **{name: value})
@@ -401,7 +401,7 @@ def test_members_that_would_be_the_same_bit_for_bit_are_refused(
     said = [line["answer"] for line in evidence.event_lines(run, "Answered")]
     assert (
         said[0]
-        == "refused: member 'same' is 'one' once more, with the same seed; give it another seed, or leave it out."
+        == "refused: member 'same' is identical to 'one', including the seed. Give it another seed, or remove it."
     )
     assert said[1] == "added other"
 
@@ -439,7 +439,7 @@ def test_a_source_whose_file_is_damaged_or_gone_is_not_cloned(tmp_path: Path, mo
 
 
 def test_a_clone_needs_a_file_and_a_whole_command() -> None:
-    with pytest.raises(RunError, match="the command to clone 'one' lacks something"):
+    with pytest.raises(RunError, match="the command to clone 'one' is incomplete"):
         Clone.of({"command": "clone", "member": "one"})
     with pytest.raises(StudyError, match=r"no hyper-parameter 'optimizer\.lr'; set one of"):
         Clone(source="one", name="two", changes={"optimizer.lr": 0.1}, warm=False).member(

@@ -73,7 +73,7 @@ def test_nodes_that_are_alike_are_well(tmp_path: Path, sealed: bool, monkeypatch
     code, checks = two_nodes(tmp_path)
     assert code == 0, checks
     assert list(checks) == ["nodes", "reachability", "equal versions", "clocks", "bandwidth", "equal data"]
-    assert checks["reachability"]["found"] == "2 calls went through"
+    assert checks["reachability"]["found"] == "2 calls succeeded"
     assert checks["equal data"]["found"] == "train: 40 samples, val: 41 samples"
     assert checks["bandwidth"]["found"].endswith("MB/s, the slowest")
     assert not any(check["fix"] for check in checks.values())
@@ -96,7 +96,7 @@ def test_nodes_that_are_unlike_are_told_what_makes_them_alike(tmp_path: Path) ->
     assert checks["equal versions"]["fix"].endswith(f": pip install 'torch=={wanted}'")
     assert "ahead of rank 0" in checks["clocks"]["found"]
     assert "chronyc makestep" in checks["clocks"]["fix"]
-    assert "41 samples of train, and not 40" in checks["equal data"]["found"]
+    assert "41 samples of train instead of 40" in checks["equal data"]["found"]
     assert "rsync" in checks["equal data"]["fix"]
 
 
@@ -119,7 +119,7 @@ def test_a_node_that_calls_and_cannot_be_called_is_found(tmp_path: Path) -> None
     assert code == 1
     assert [name for name, check in checks.items() if not check["ok"]] == ["reachability"]
     assert "rank 0 on" in checks["reachability"]["found"]
-    assert "does not reach rank 1" in checks["reachability"]["found"]
+    assert "cannot reach rank 1" in checks["reachability"]["found"]
     assert "iptables -I INPUT" in checks["reachability"]["fix"]
 
 
@@ -180,7 +180,7 @@ def test_data_that_cannot_be_opened_and_data_of_other_bytes_are_named() -> None:
     ]
     check = found("equal data", nodes, {rank: Findings(links=[], samples=one) for rank, one in enumerate(samples)})
     assert not check.ok
-    assert check.found.startswith("rank 1 on host-1: no such folder.; rank 2 on host-2 has as many samples, ")
+    assert check.found.startswith("rank 1 on host-1: no such folder.; rank 2 on host-2 differs from ")
 
 
 def test_another_python_wants_another_environment() -> None:

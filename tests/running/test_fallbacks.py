@@ -117,7 +117,7 @@ def test_an_error_of_argosys_own_ends_the_run_from_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_check, "_together", ours())
-    with pytest.raises(WorkerError, match=r"(?s)cannot go on.*AssertionError: a bug"):
+    with pytest.raises(WorkerError, match=r"(?s)cannot continue.*AssertionError: a bug"):
         train(tmp_path, study(), launcher="processes")
 
 

@@ -187,7 +187,7 @@ class Segfaulting(nn.Module):
 
 def test_a_member_that_always_kills_its_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
     study = studies.study(fleet=[studies.member(model=Segfaulting)])
-    with pytest.raises(argosy.ArgosyError, match=r"'cpu:0' is lost .*loss without one finished section"):
+    with pytest.raises(argosy.ArgosyError, match=r"'cpu:0' was lost .*loss without a finished section"):
         argosy.train(study, directory=tmp_path, devices="cpu:1")
 
 
@@ -327,7 +327,7 @@ def test_memory_that_the_system_refuses_with_exact_numerics_ends_the_member(tmp_
     with pytest.warns(MemberFailed, match="'wide' failed: "):
         report = argosy.train(studies.study(80, fleet=fleet), directory=tmp_path, numerics="exact")
     assert (report.member("wide").status, report.member("mlp").status) == ("failed", "done")
-    assert "out of memory alone on cpu:0: " in report.member("wide").reason
+    assert "out of memory even alone on cpu:0: " in report.member("wide").reason
 
 
 def test_out_of_memory_with_exact_numerics_ends_the_member_with_advice(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_members_can_be_stopped_and_added_while_a_run_goes_on(tmp_path: Path) ->
     answers = {
         line["command"].get("member", "late"): line["answer"] for line in run.lines() if line["event"] == "Answered"
     }
-    assert (answers["odd"], answers["late"]) == ("odd is saved and stops", "added late")
+    assert (answers["odd"], answers["late"]) == ("odd has been saved and stopped", "added late")
     assert answers["nobody"].startswith("refused: no member 'nobody'")
     found = evidence.results(directory)
     assert found["odd"]["decision"][0] == "stopped"

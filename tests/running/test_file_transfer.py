@@ -68,7 +68,7 @@ def test_what_never_became_whole_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"e0001\.pt is journaled and is to go to another node, and does not exist"
+        CheckpointError, match=r"e0001\.pt which another node needs, is in the journal but does not exist"
     ):
         next(pieces("e0001.pt", tmp_path / "e0001.pt"))
 
@@ -147,7 +147,7 @@ def test_a_node_that_says_nothing_for_long_is_gone(tmp_path: Path, monkeypatch: 
     while not (said := place.receive()):
         polls += 1
     assert abs(polls - remote_node.SILENCE_SECONDS) <= 2
-    assert "nothing was heard of it for 30 s" in said[0][1].detail
+    assert "nothing was heard from it for 30 s" in said[0][1].detail
     there.close()
 
 

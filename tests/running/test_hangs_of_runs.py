@@ -120,7 +120,7 @@ def test_who_does_not_let_its_members_go_is_ended(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, earlier)
     assert report.status == "paused"
     details = [line["detail"] for line in evidence.event_lines(run, "WorkerLost")]
-    assert "its members were not saved and let go within 3 s" in details
+    assert "its members were not saved and released within 3 s" in details
 
 
 class Slow(studies.Vectors):

@@ -113,7 +113,7 @@ CODE = {
     ),
     "a setting enclosed": (("step=5", "step=6"), "member 'b', schedule: stepped.<lambda> changed since the run began"),
     "an attribute": (("slope = 0.1", "slope = 0.2"), "members 'a', 'b', model: Net changed since the run began"),
-    "an instance": (("smoothing=0.1", "smoothing=0.2"), "member 'b', loss: what it holds changed since the run began"),
+    "an instance": (("smoothing=0.1", "smoothing=0.2"), "member 'b', loss: its content changed since the run began"),
     "an augmentation": (("[0] + 0.0", "[0] + 0.1"), "member 'b', augment: <lambda> changed since the run began"),
     "an optimizer": (("SGD(p, 0.1)", "SGD(p, 0.2)"), "member 'a', optimizer: <lambda> changed since the run began"),
     "a method": (
@@ -185,9 +185,9 @@ def refused(study: argosy.Study, directory: Path, **settings: Any) -> str:
     with pytest.raises(RunError) as error:
         train(study, directory, **settings)
     assert [file.read_bytes() for file in files] == before
-    assert str(error.value).startswith(f"{directory} holds the run of another study:\n")
+    assert str(error.value).startswith(f"{directory} holds the run of a different study:\n")
     assert "\nUndo the change, or choose another directory. Or " in str(error.value)
-    assert "fresh=True (--fresh) trains everything anew" in str(error.value)
+    assert "fresh=True (--fresh) trains everything again" in str(error.value)
     return str(error.value)
 
 
@@ -207,9 +207,9 @@ def test_digests_of_another_python_are_not_compared(finished: Path, load: Callab
     other = {**found, "code": {**found["code"], "version": "cpython-39"}}
     (finished / "study.json").write_text(json.dumps(other))
     assert train(load(*CODE["an augmentation"][0]), finished).status == "done"
-    assert "optimizer.lr: 0.1 there, 0.2 here" in refused(load("lr=0.1", "lr=0.2"), finished)
+    assert "optimizer.lr: was 0.1, is now 0.2" in refused(load("lr=0.1", "lr=0.2"), finished)
     message = refused(load("partial(torch.optim.SGD, lr=0.1)", "torch.optim.Adam"), finished)
-    assert "member 'b', optimizer: torch.optim.sgd:SGD(lr=0.1) there, torch.optim.adam:Adam here" in message
+    assert "member 'b', optimizer: was torch.optim.sgd:SGD(lr=0.1), is now torch.optim.adam:Adam" in message
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
@@ -269,33 +269,33 @@ def own_step(model: torch.nn.Module, batch: Any) -> Any:
 
 
 FIELDS: dict[str, tuple[Any, str]] = {
-    "batch_size": (21, "batch_size: 20 there, 21 here"),
-    "eval_batch_size": (7, "eval_batch_size: none there, 7 here"),
-    "drop_last": (True, "drop_last: False there, True here"),
-    "schedule_per": ("step", "schedule_per: epoch there, step here"),
-    "precision": ("bfloat16", "precision: float32 there, bfloat16 here"),
-    "average": (argosy.EMA(0.9), "average: none there, EMA(decay=0.9) here"),
-    "clip_grad_norm": (1.0, "clip_grad_norm: none there, 1.0 here"),
-    "accumulate": (2, "accumulate: 1 there, 2 here"),
-    "seed": (3, "seed: none there, 3 here"),
-    "subset": ([1, 2], "subset: none there, [1, 2] here"),
-    "val_subset": (range(3), "val_subset: none there, [0, 1, 2] here"),
-    "model": (partial(studies.Mlp, 24), "model.hidden: 16 there, 24 here"),
-    "loss": (scaled, "loss: none there, test_identity:scaled here"),
+    "batch_size": (21, "batch_size: was 20, is now 21"),
+    "eval_batch_size": (7, "eval_batch_size: was none, is now 7"),
+    "drop_last": (True, "drop_last: was False, is now True"),
+    "schedule_per": ("step", "schedule_per: was epoch, is now step"),
+    "precision": ("bfloat16", "precision: was float32, is now bfloat16"),
+    "average": (argosy.EMA(0.9), "average: was none, is now EMA(decay=0.9)"),
+    "clip_grad_norm": (1.0, "clip_grad_norm: was none, is now 1.0"),
+    "accumulate": (2, "accumulate: was 1, is now 2"),
+    "seed": (3, "seed: was none, is now 3"),
+    "subset": ([1, 2], "subset: was none, is now [1, 2]"),
+    "val_subset": (range(3), "val_subset: was none, is now [0, 1, 2]"),
+    "model": (partial(studies.Mlp, 24), "model.hidden: was 16, is now 24"),
+    "loss": (scaled, "loss: was none, is now test_identity:scaled"),
     "schedule": (
         partial(torch.optim.lr_scheduler.StepLR, step_size=1),
         "schedule: none there, torch.optim.lr_scheduler:",
     ),
-    "step": (own_step, "step: none there, test_identity:own_step here"),
-    "augment": (studies.dawdle, "augment: none there, studies:dawdle here"),
-    "metrics": ({"accuracy": scaled}, "metrics.accuracy: argosy.study:accuracy there, test_identity:scaled here"),
+    "step": (own_step, "step: was none, is now test_identity:own_step"),
+    "augment": (studies.dawdle, "augment: was none, is now studies:dawdle"),
+    "metrics": ({"accuracy": scaled}, "metrics.accuracy: was argosy.study:accuracy, is now test_identity:scaled"),
 }
 OF_STUDY = {
-    "seed": (1, "seed: 0 there, 1 here"),
-    "objective": ("train_loss", "objective: val_loss there, train_loss here"),
-    "mode": ("max", "mode: min there, max here"),
-    "validations_per_epoch": (2, "validations_per_epoch: 1 there, 2 here"),
-    "fleet": ([studies.member("other")], "members 'one', 'two': there, and not here"),
+    "seed": (1, "seed: was 0, is now 1"),
+    "objective": ("train_loss", "objective: was val_loss, is now train_loss"),
+    "mode": ("max", "mode: was min, is now max"),
+    "validations_per_epoch": (2, "validations_per_epoch: was 1, is now 2"),
+    "fleet": ([studies.member("other")], "members 'one', 'two': no longer in the study"),
 }
 
 
@@ -339,8 +339,8 @@ def test_other_samples_of_either_split_are_found_as_soon_as_the_data_is_open(tmp
         return studies.study(data=data, fleet=[studies.member()], epochs=epochs)
 
     train(asked(epochs=1), tmp_path)
-    assert "Data.train: its samples or labels are others than there" in refused(asked(train=1.0), tmp_path)
-    assert "Data.val: its samples or labels are others than there" in refused(asked(val=1.0), tmp_path)
+    assert "Data.train: its samples or labels have changed" in refused(asked(train=1.0), tmp_path)
+    assert "Data.val: its samples or labels have changed" in refused(asked(val=1.0), tmp_path)
 
 
 class Labelled(studies.Vectors):
@@ -380,10 +380,10 @@ def test_one_other_label_is_found(tmp_path: Path, kind: str) -> None:
         return studies.study(data=data, fleet=[studies.member()], epochs=epochs, objective="train_loss")
 
     train(asked(7, 1), tmp_path)
-    assert "Data.train: its samples or labels are others than there" in refused(asked(3, 2), tmp_path)
+    assert "Data.train: its samples or labels have changed" in refused(asked(3, 2), tmp_path)
     assert train(asked(7, 2), tmp_path).status == "done"
     if kind == "arrays":  # of a run with nothing to train others are not opened
-        assert "Data.train: its samples or labels are others than there" in refused(asked(3, 2), tmp_path)
+        assert "Data.train: its samples or labels have changed" in refused(asked(3, 2), tmp_path)
 
 
 @pytest.mark.parametrize("launcher", ["inline", "processes"])
@@ -486,7 +486,7 @@ def test_a_search_that_is_refused_journals_nothing_of_it(tmp_path: Path) -> None
     search = partial(search, directory=tmp_path, launcher="inline", devices="cpu:1")
     search(lambda parameters: studies.member(lr=parameters["lr"]), n_trials=1)
     begun = [event for event in read_journal(tmp_path) if isinstance(event, SearchBegan | Proposed)]
-    with pytest.raises(RunError, match="another study"):
+    with pytest.raises(RunError, match="a different study"):
         search(lambda parameters: studies.member(lr=parameters["lr"], hidden=9), n_trials=2)
     assert [event for event in read_journal(tmp_path) if isinstance(event, SearchBegan | Proposed)] == begun
     # To undo the change is what the message says.

@@ -113,7 +113,7 @@ def test_a_missing_newest_checkpoint_is_an_error_and_nobody_begins_anew(tmp_path
     content = last.read_bytes()
     last.unlink()
     journal = (tmp_path / "journal.jsonl").read_bytes()
-    with pytest.raises(CheckpointError, match=f"checkpoint {last} is journaled and does not exist"):
+    with pytest.raises(CheckpointError, match=f"checkpoint {last} is in the journal but does not exist"):
         argosy.train(studies.study(epochs=3), directory=tmp_path, launcher="inline")
     assert (tmp_path / "journal.jsonl").read_bytes().count(b"SectionEnded") == journal.count(b"SectionEnded")
     last.write_bytes(content)

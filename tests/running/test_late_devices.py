@@ -152,7 +152,7 @@ def test_a_member_whose_kernel_asserts_always_ends_alone(tmp_path: Path, after: 
         )
     statuses = {row.name: row.status for row in report.rows}
     assert statuses == {**dict.fromkeys(statuses, "done"), "asserts": "failed"}
-    assert report.member("asserts").reason.startswith("its kernel asserted on late:0, for the second time (")
+    assert report.member("asserts").reason.startswith("its kernel failed an assertion on late:0 for the second time (")
     lost = evidence.event_lines(tmp_path / "run", "WorkerLost")
     assert len(lost) <= 2
     assert lost[-1]["suspects"] == ["asserts"]

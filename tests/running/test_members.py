@@ -196,5 +196,8 @@ def test_a_clone_that_was_made_of_somebody_who_is_gone_is_named(tmp_path: Path) 
     command = {"command": "clone", "member": "gone", "name": "late", "set": {"optimizer.lr": 0.1}, "warm": False}
     state = RunState.of([Answered(file="1-clone.json", command=command, answer="added late")])
     job = Job(study=studies.study(fleet=[studies.member("a")]), settings=Settings(), directory=tmp_path, lock=-1)
-    with pytest.raises(RunError, match=r"^clone 'late' was made of 'gone', which is not in the study: put it back\.$"):
+    with pytest.raises(
+        RunError,
+        match=r"^clone 'late' was made from member 'gone', which is no longer in the study\. Restore that member\.$",
+    ):
         Positions(job, state).begin()

@@ -136,8 +136,8 @@ def test_where_one_that_stood_for_others_is_refused_they_are_measured_themselves
 
 
 ASSERTED = (
-    "its kernel asserted on {device}, for the second time (in a test). Look for labels and indices out of range, and for NaN in "
-    "probabilities (BCELoss, multinomial); with CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
+    "its kernel failed an assertion on {device} for the second time (in a test). Check for labels and indices out of range, and for NaN in "
+    "probabilities (BCELoss, multinomial). With CUDA_LAUNCH_BLOCKING=1, the traceback in its log shows the call."
 )
 
 
@@ -271,7 +271,7 @@ def test_a_trial_that_is_measured_beside_others_can_be_stopped(tmp_path: Path, m
     living.at_every_round(monkeypatch, act)
     asked, brings = replace(study, members=study.members[:1]), fakes.Brings(study.members[1:], after=first)
     _, state = fakes.drive_fakes(asked, tmp_path, monkeypatch, bringers=[brings])
-    assert [answered.answer for answered in state.answered] == [f"{late} is saved and stops"]
+    assert [answered.answer for answered in state.answered] == [f"{late} has been saved and stopped"]
     assert (state.member(late).status, state.member(first).status) == ("stopped", "done")
     assert {row.name for row in argosy.load(tmp_path).rows} == {first, late}
 

@@ -112,7 +112,8 @@ def broken(came: Path) -> Dataset[Any]:
 
 
 @pytest.mark.parametrize(
-    ("opened", "why"), [(unlike, "is not that of the others"), (broken, "FileNotFoundError: /data/vectors")]
+    ("opened", "why"),
+    [(unlike, "has different data than the other nodes"), (broken, "FileNotFoundError: /data/vectors")],
 )
 def test_a_node_without_the_studys_data_is_given_up_and_nobody_else_stops(
     tmp_path: Path, opened: Callable[[Path], Any], why: str

@@ -51,7 +51,7 @@ def test_an_agent_takes_no_directory_of_another_user(public: Path) -> None:  # n
 
     as_stranger(invite)
     listener.settimeout(0)
-    with pytest.raises(RunError, match=f"run belongs to user {STRANGER}, who could let the run execute any code"):
+    with pytest.raises(RunError, match=f"run belongs to user {STRANGER}, who could make the run execute any code"):
         serve(jobs.place(1), Settings(), theirs)
     with pytest.raises(BlockingIOError):
         listener.accept()
@@ -80,7 +80,9 @@ def test_a_directory_that_others_may_write_is_refused_with_how_to_mend_it(tmp_pa
     directory = tmp_path / "it's"
     directory.mkdir()
     directory.chmod(mode)
-    with pytest.raises(RunError, match=r"other users may write .*Take the right away, `chmod go-w '/") as refused:
+    with pytest.raises(
+        RunError, match=r"other users may write to .*Remove the permission with `chmod go-w '/"
+    ) as refused:
         train(directory)
     assert list(directory.iterdir()) == []
     assert os.system(str(refused.value).split("`")[1]) == 0
@@ -208,7 +210,7 @@ def test_what_is_no_plain_file_of_this_user_is_no_command(tmp_path: Path) -> Non
         "a pipe",
         "a symbolic link",
         "Is a directory",
-        "more than 64 deep",
+        "more than 64 levels deep",
         "no finite number",
         "twice",
         "utf-8",

@@ -141,9 +141,9 @@ def test_members_that_failed_alike_are_tried_again_when_they_are_mended(tmp_path
 
     with pytest.raises(MemberError) as failed:
         train(tmp_path, fleet=fleet(width=8), packing="auto")
-    assert "the first 3 members failed alike, so the study stops" in str(failed.value)
+    assert "the first 3 members failed in the same way, so the study stops" in str(failed.value)
     assert "unexpected keyword argument 'width'" in str(failed.value)
-    assert "Fix the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True)" in str(failed.value)
+    assert "Fix the study. Then `argosy run --retry-failed` or argosy.train(retry_failed=True)" in str(failed.value)
     assert evidence.event_lines(tmp_path, "RunEnded")[-1]["status"] == "failed"
     with pytest.warns(MemberFailed, match="train with retry_failed=True") as told:
         assert {row.status for row in train(tmp_path, fleet=fleet(hidden=8)).rows} == {"failed", "done"}

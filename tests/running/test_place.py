@@ -155,16 +155,16 @@ def test_a_batch_script_that_uses_one_of_several_nodes_is_warned(how: str) -> No
     said = [str(one.message) for one in caught]
     assert len(said) == (how != "a step of one task")
     assert not said or said[0].startswith(
-        "this job of Slurm has 4 nodes, and the run uses one of them alone. Start it as in srun"
+        "this Slurm job has 4 nodes, but the run uses only one of them. Start it with srun"
     )
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"srun says SLURM_PROCID='two', which is no number"):
+    with pytest.raises(PlanError, match=r"srun reports SLURM_PROCID='two', which is not a number"):
         place_of(SLURM | {"SLURM_PROCID": "two"})
-    with pytest.raises(PlanError, match="mpirun has started 5 processes, 2 of them on this node"):
+    with pytest.raises(PlanError, match="mpirun started 5 processes, 2 of them on this node"):
         place_of(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "5"})
-    with pytest.raises(PlanError, match="srun says rank 3 of 3"):
+    with pytest.raises(PlanError, match="srun reports rank 3 of 3"):
         place_of(SLURM | {"SLURM_PROCID": "3"})
 
 

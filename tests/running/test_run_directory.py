@@ -51,7 +51,9 @@ def test_that_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
     directory = tmp_path / "theirs"
     directory.mkdir()
     os.chown(directory, 12345, -1)
-    with pytest.raises(RunError, match=r"theirs belongs to user 12345, who could .*; this is user 0\. Choose another"):
+    with pytest.raises(
+        RunError, match=r"theirs belongs to user 12345, who could .*; this process runs as user 0\. Choose another"
+    ):
         argosy.train(studies.study(), directory=directory, launcher="inline")
     assert list(directory.iterdir()) == []
 
@@ -59,7 +61,7 @@ def test_that_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["file", "file/below", "n" * 300, "/proc/runs"])
 def test_where_none_can_be_made_a_sentence_says_so(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match=r"cannot be the directory of a run: .*\. Choose another one\."):
+    with pytest.raises(RunError, match=r"cannot be used as a run directory: .*\. Choose another one\."):
         argosy.train(studies.study(), directory=tmp_path / where, launcher="inline")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -97,7 +99,9 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunError, match=rf"no lock can be taken \(\[Errno {number}\].*mount this one with locks"):
+    with pytest.raises(
+        RunError, match=rf"on a file system that refuses locks \(\[Errno {number}\].*mount this one with locks"
+    ):
         argosy.train(studies.study(), directory=tmp_path, launcher="inline")
 
 

@@ -121,7 +121,7 @@ def test_members_end_by_sections_of_no_use_and_all_by_twice_as_many_without_a_be
         )
         assert standing.over == (8 if section >= 8 else None)
         assert standing.last("a") >= section
-    assert standing.reason("a") == "no better ensemble for 6 sections"
+    assert standing.reason("a") == "the ensemble has not improved for 6 sections"
     assert standing.reason("b") == "no use to the ensemble for 3 sections"
 
 
@@ -223,7 +223,7 @@ def test_a_member_that_answers_another_question_is_not_added(tmp_path: Path) -> 
     rule, member = EnsemblePlateau(), studies.member("a")
     steering = Steering(argosy.Study(data=studies.data("drawn", 40), members=[member], ensemble=rule), rule, tmp_path)
     steering.check([studies.member("b")])
-    with pytest.raises(StudyError, match=r"'c'.*of all members alike"):
+    with pytest.raises(StudyError, match=r"'c'.*all predict numbers"):
         steering.check([studies.member("c", loss=nn.MSELoss(), metrics={})])
     steering.close()
 
@@ -252,7 +252,7 @@ def test_a_record_that_a_crash_has_torn_is_cut_off_and_another_file_is_refused(t
     run(study(epochs=2), tmp_path)
     assert file.read_bytes() == whole
     file.write_bytes(b"{}\n" + whole)
-    with pytest.raises(argosy.ArgosyError, match="is not the file of answers"):
+    with pytest.raises(argosy.ArgosyError, match="is not the answer file"):
         run(study(epochs=3), tmp_path)
 
 

@@ -143,7 +143,7 @@ class Ending(studies.Vectors):
 
 
 def test_a_dataset_that_ends_its_process_while_it_is_probed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"'feeder-10' is lost \(.* while preparing sample 0 of train\)"):
+    with pytest.raises(WorkerError, match=r"'feeder-10' was lost \(.* while preparing sample 0 of train\)"):
         train(argosy.Data(train=Ending(30)), tmp_path / "run", loader_workers=1)
 
 

@@ -123,7 +123,7 @@ def test_all_end_when_one_fails_or_ends_by_its_own_rule(tmp_path: Path) -> None:
     for number, why in (
         (1, "net-1-fold=1 failed"),
         (2, "net-2-fold=1 diverged"),
-        (3, "net-3-fold=1 ended with section 2"),
+        (3, "net-3-fold=1 ended after section 2"),
     ):
         other = report.run.member(f"net-{number}-fold=0")
         assert (other.status, other.reason) == ("done", why)

@@ -238,9 +238,9 @@ def test_a_search_goes_on_with_the_sampler_that_it_began_with() -> None:
 def test_other_waves_are_another_search_where_the_sampler_learns(tmp_path: Path) -> None:
     terms = {"scheduler": "random", "n_trials": 6, "max_epochs": 1}
     tune(tmp_path / "learns", sampler=Watching, at_once=2, **terms)
-    with pytest.raises(RunError, match="at_once: 2 there, 3 here"):
+    with pytest.raises(RunError, match="at_once: was 2, is now 3"):
         tune(tmp_path / "learns", sampler=Watching, at_once=3, **terms)
-    with pytest.raises(RunError, match="at_once: 2 there, None here"):
+    with pytest.raises(RunError, match="at_once: was 2, is now None"):
         tune(tmp_path / "learns", sampler=Watching, **terms)
     tune(tmp_path / "draws", sampler=RandomSampler, at_once=2, **terms)
     assert tune(tmp_path / "draws", sampler=RandomSampler, at_once=3, **terms).run.status == "done"

@@ -58,7 +58,7 @@ def test_keywords_beside_a_search_replace_its_own(tmp_path: Path) -> None:
 
 def test_of_another_search_nothing_is_loaded(tmp_path: Path) -> None:
     argosy.tune(SEARCH, directory=tmp_path, n_trials=1, scheduler="random", max_epochs=1, **HERE)
-    with pytest.raises(RunError, match="the directory holds another search"):
+    with pytest.raises(RunError, match="the directory holds a different search"):
         argosy.load(tmp_path, study=replace(SEARCH, seed=5))
 
 

@@ -221,7 +221,7 @@ def test_totals_grow_where_trials_begin_anew(tmp_path: Path) -> None:
         assert once.parameters[member] == report.parameters[f"net-{number}"]
         mine = [row.epochs for row in report.run.rows if report.trials[row.name] == number]
         assert max(mine) >= once.run.member(member).epochs
-    with pytest.raises(argosy.ArgosyError, match="warm: False there, True here"):
+    with pytest.raises(argosy.ArgosyError, match="warm: was False, is now True"):
         search(tmp_path / "run", n_trials=8, max_epochs=4, eta=2)
 
 

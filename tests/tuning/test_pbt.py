@@ -294,7 +294,7 @@ def test_faults_change_nothing_and_more_epochs_are_more_generations(
         grown = search(tmp_path / "run", max_epochs=3, **terms)
     kept = [{name: row[:2] + row[3:] for name, row in outcome(found).items()} for found in (grown, whole)]
     assert kept[0] == kept[1]
-    with pytest.raises(RunError, match=r"n_trials: 6 there, 8 here\n.*; max_epochs may grow"):
+    with pytest.raises(RunError, match=r"n_trials: was 6, is now 8\n.*Only max_epochs may grow"):
         search(tmp_path / "run", max_epochs=3, n_trials=8, **terms)
 
 

@@ -230,7 +230,9 @@ def test_a_killed_search_ends_with_the_same_trials_and_goes_on_with_more(
 def test_other_objectives_or_constraints_are_another_search(tmp_path: Path, change: dict[str, Any]) -> None:
     terms: dict[str, Any] = {"scheduler": "random", "n_trials": 2, "max_epochs": 1}
     search(tmp_path, **terms)
-    with pytest.raises(argosy.errors.RunError, match=r"the directory holds another search:\n  (others|constraints): "):
+    with pytest.raises(
+        argosy.errors.RunError, match=r"the directory holds a different search:\n  (others|constraints): "
+    ):
         search(tmp_path, **{**terms, **change})
 
 

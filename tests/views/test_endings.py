@@ -209,7 +209,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     runs()
-    assert capsys.readouterr().out == "There is no run in runs. Begin one:  argosy run study.py\n"
+    assert capsys.readouterr().out == "No run found in runs. Start one:  argosy run study.py\n"
     study = voyages.asked(2, epochs=2)
     for number, (name, end) in enumerate({"whole": True, "killed": False}.items()):
         voyages.leave(Path("runs", name), study, voyages.scheduler(study, epochs=2, end=end))

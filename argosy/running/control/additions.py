@@ -65,7 +65,7 @@ class Additions:
             self._rehearsal = Rehearsal.start(copies)
         except OSError as error:
             refused = Rehearsed(
-                problem=f"no process can be started to read it ({error}); add it again when there is room."
+                problem=f"no process could be started to read it ({error}). Add it again when the machine has room for one."
             )
             self._rehearsed |= dict.fromkeys(copies, refused)
 
@@ -81,7 +81,8 @@ class Additions:
             members = run.positions.newcomers(study)
             if not members:
                 raise StudyError(
-                    "all members of the study are here already, or being added; give `study` members of other names."
+                    "all members of the study are already in the run or being added. Give the new members in "
+                    "`study` other names."
                 )
             check_imported(members, rehearsed.imported)
             check_batches(members, run.lengths)
@@ -103,14 +104,14 @@ class Additions:
         seed, data = self.run.study.seed, self.run.data
         known = {} if data is None else data.fingerprints
         found = [
-            f"other samples in Data.{split}" for split, digest in fingerprints.items() if known.get(split) != digest
+            f"different samples in Data.{split}" for split, digest in fingerprints.items() if known.get(split) != digest
         ]
         if study.seed != seed:
-            found.insert(0, f"seed {study.seed}, and the run {seed}")
+            found.insert(0, f"seed {study.seed} (the run: {seed})")
         if found:
             raise StudyError(
-                f"its study has {'; '.join(found)}. Members of a run have these in common: make it of the run's study, by "
-                "dataclasses.replace(study, members=[...])."
+                f"its study has {'; '.join(found)}. All members of a run share seed and data. Create it from the "
+                "run's study: dataclasses.replace(study, members=[...])."
             )
 
     def _check_alike(self, members: Sequence[Member]) -> None:
@@ -118,7 +119,8 @@ class Additions:
             equal = self.run.identity.equal_member(member, self.run.study)
             if equal is not None:
                 raise StudyError(
-                    f"member {member.name!r} is {equal!r} once more, with the same seed; give it another seed, or leave it out."
+                    f"member {member.name!r} is identical to {equal!r}, including the seed. Give it another seed, "
+                    "or remove it."
                 )
 
     def close(self) -> None:
@@ -135,7 +137,7 @@ def _check_modules(folder: Path, modules: Mapping[str, str]) -> None:
         found = _file_of(name, path)
         if found != file:
             raise StudyError(
-                f"its module {name!r} is {file}; the run has another one of that name, {found}. Rename it."
+                f"its module {name!r} is {file}, but in the run a module of that name is {found}. Rename it."
             )
 
 

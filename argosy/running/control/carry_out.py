@@ -383,7 +383,7 @@ class CarryOut(DriverPart):
         run = self.run
         run.cluster = run.cluster.without(node)
         left = ", ".join(other.name for other in run.cluster.nodes)
-        self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run goes on with {left}"))
+        self.record(WorkerLost(worker=node, detail=f"given up, {why}; the run continues with {left}"))
         return self.pool.abandon(node, answers=answers)
 
     def take_off(self, device: str) -> list[str]:

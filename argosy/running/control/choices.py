@@ -80,8 +80,8 @@ class Choices:
             wanted, found = there.get(name), getattr(settings, name)
             if name in there and wanted != found:
                 raise StudyError(
-                    f"{name} is {found!r}, and the run {settings.like}, whose choices are to be taken, had {wanted!r}: its "
-                    f"steps round otherwise. Give {name}={wanted!r}, or leave out like."
+                    f"{name} is {found!r}, but the run {settings.like}, whose choices like= reuses, had "
+                    f"{wanted!r}, and its steps round differently. Set {name}={wanted!r}, or omit like=."
                 )
         return cls(settings, cluster, own, like, work_of)
 
@@ -90,7 +90,7 @@ class Choices:
         missing = [] if self._like is None else [name for name in names if name not in self._like.members]
         if not missing:
             return ()
-        return (f"{', '.join(missing)}: not in {self._like_name}, so their programs are chosen as ever",)
+        return (f"{', '.join(missing)}: not in {self._like_name}, so their programs are chosen as usual",)
 
     # ---- programs
 

@@ -42,14 +42,14 @@ class Clone:
         match command:
             case {"member": str(source), "name": str(name), "set": dict(changes), "warm": bool(warm)}:
                 return cls(source=source, name=name, changes=changes, warm=warm)
-        raise RunError(f"the command to clone {command.get('member')!r} lacks something: use argosy clone.")
+        raise RunError(f"the command to clone {command.get('member')!r} is incomplete. Use argosy clone.")
 
     def member(self, source: Member) -> Member:
         """Return the clone as a member; raises StudyError for impossible changes."""
         if not self.changes:
             raise StudyError(
-                f"{self.name!r} would be {source.name!r} once more; say with --set what is to differ, as "
-                "--set optimizer.lr=0.01."
+                f"{self.name!r} would be identical to {source.name!r}. Change a hyper-parameter with --set, for "
+                "example --set optimizer.lr=0.01."
             )
         known, changed = source.hyperparameters, source
         for name, value in self.changes.items():
@@ -63,7 +63,8 @@ class Clone:
             changed = replace(changed, **cast(Any, {part: new}))
         if changed.hyperparameters == source.hyperparameters:
             raise StudyError(
-                f"{self.name!r} would be {source.name!r} once more: it has these values already; give it another one."
+                f"{self.name!r} would be identical to {source.name!r}, which already has these values. Set a "
+                "different value."
             )
         return replace(changed, name=self.name, repetition=None)
 
@@ -73,11 +74,11 @@ def _check(name: str, before: Any, value: Any, *, warm: bool) -> None:
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
     if not numbers and type(value) is not type(before):
         kind = "an int" if isinstance(before, int) and not isinstance(before, bool) else f"a {type(before).__name__}"
-        raise StudyError(f"{name} is {before!r}, and {value!r} is of another kind; give {kind}.")
+        raise StudyError(f"{name} is {before!r} and cannot become {value!r}; it must be {kind}.")
     if warm and name.partition(".")[0] not in LOADED:
         raise StudyError(
-            f"{name} is part of what the member is built as, and with --warm the clone goes on with that; clone it without "
-            f"--warm, or change what belongs to {', '.join(LOADED)}."
+            f"{name} is fixed when a member is built, and a --warm clone continues with the built member. Clone "
+            f"it without --warm, or change only hyper-parameters of {', '.join(LOADED)}."
         )
 
 

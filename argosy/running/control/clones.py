@@ -48,10 +48,11 @@ class Clones:
         clone, study = Clone.of(command), self.run.study
         if clone.source not in study.names:
             raise RunError(
-                f"no member {clone.source!r}{meant(clone.source, study.names)} is here; clone one of {listed(study.names)}."
+                f"the run has no member {clone.source!r}{meant(clone.source, study.names)}; clone one of "
+                f"{listed(study.names)}."
             )
         if self.run.members.addition(clone.source):
-            raise RunError(f"member {clone.source!r} is being added; clone it when that is answered.")
+            raise RunError(f"member {clone.source!r} is still being added. Clone it once that request is answered.")
         self._check_name(clone.name)
         clone.member(study.member(clone.source))
         self._waiting[file] = Waiting(clone=clone, older=self._newest(clone))
@@ -79,8 +80,8 @@ class Clones:
         self._check_name(clone.name)  # another member of this name may have joined meanwhile
         if clone.warm and checkpoint is None:
             raise RunError(
-                f"member {clone.source!r} has no file of an epoch's end, which a clone could begin with; clone it when it has "
-                "ended an epoch, or without --warm."
+                f"member {clone.source!r} has no checkpoint of a finished epoch for a clone to start from. Clone "
+                "it once it has finished an epoch, or without --warm."
             )
         source = run.study.member(clone.source)
         member, before = clone.member(source), source.hyperparameters
@@ -95,7 +96,7 @@ class Clones:
     def _check_name(self, name: str) -> None:
         repeated = (member.repetition.of for member in self.run.study.members if member.repetition is not None)
         if name in (*self.run.study.names, *repeated, *(waiting.clone.name for waiting in self._waiting.values())):
-            raise StudyError(f"a member {name!r} is here already, or asked for; give the clone another name.")
+            raise StudyError(f"a member {name!r} already exists or has been requested. Give the clone another name.")
         self.run.positions.check_new(name)
 
     def _device(self, member: str) -> str | None:

@@ -334,8 +334,8 @@ class Driver(DriverPart):
             here, there = getattr(opened, what), getattr(known, what)
             if here != there:
                 raise StudyError(
-                    f"the data of node {feeder.node!r} is not that of the others: {what} {here}, elsewhere {there}. Every "
-                    "node opens the data itself; let all of them see the same files."
+                    f"node {feeder.node!r} has different data than the other nodes: {what} {here}, elsewhere "
+                    f"{there}. Every node opens the data itself; make the same files visible to all of them."
                 )
 
 

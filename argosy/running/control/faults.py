@@ -79,7 +79,9 @@ class Faults(DriverPart):
         else:
             allow = " or allow numerics='equivalent'" if exact and now < member.batch_size else ""
             advice = f"Lower its batch_size{allow}."
-            self.carry_out.end(member.name, "failed", f"out of memory alone on {worker}: {message.detail}. {advice}")
+            self.carry_out.end(
+                member.name, "failed", f"out of memory even alone on {worker}: {message.detail}. {advice}"
+            )
             return
         if self.run.phase is Phase.MEASURING:
             self.measurements.measure()
@@ -126,7 +128,7 @@ class Faults(DriverPart):
         if not given_up or len(self.run.cluster.nodes) == 1:
             return False
         unused = node in self.starts.unopened
-        self._give_up(node, lost.detail if lost.node_gone else "its feeders do not live")
+        self._give_up(node, lost.detail if lost.node_gone else "its feeders keep dying")
         return not unused
 
     def _note_poison(self, trainer: str, poisoned: DevicePoisoned) -> None:
@@ -141,10 +143,10 @@ class Faults(DriverPart):
         self.carry_out.lose(trainer, poisoned.detail, suspects=certain or self.legs.members_on(trainer))
         if guilty:
             advice = (
-                "Look for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial); with "
-                "CUDA_LAUNCH_BLOCKING=1 the traceback in its log shows the call."
+                "Check for labels and indices out of range, and for NaN in probabilities (BCELoss, multinomial). "
+                "With CUDA_LAUNCH_BLOCKING=1, the traceback in its log shows the call."
             )
-            again = f"its kernel asserted on {trainer}, for the second time ({poisoned.detail})"
+            again = f"its kernel failed an assertion on {trainer} for the second time ({poisoned.detail})"
             self.carry_out.end(certain[0], "failed", f"{again}. {advice}")
 
     def _suspect_new(self, trainer: str, detail: str) -> None:
@@ -256,7 +258,7 @@ class Faults(DriverPart):
         self._check_groups()
         self._check_sums(shown)
         for trainer in self.regrouping.late(time.monotonic()):
-            self._end(trainer, f"its members were not saved and let go within {self._patience:g} s")
+            self._end(trainer, f"its members were not saved and released within {self._patience:g} s")
 
     def _end(self, worker: str, why: str) -> None:
         self._hung[worker] = why

@@ -19,9 +19,9 @@ __all__ = ["Assignment", "Change", "Gate", "Legs", "LiveLeg", "Starting", "diffe
 class Gate(Enum):
     """What happens to a leg next."""
 
-    OPEN = "goes on as far as nothing can change"
-    HOLDING = "stands at the next barrier, for a change"
-    REGROUPING = "its trainers save their members and let them go"
+    OPEN = "continues as far as nothing can change"
+    HOLDING = "holds at the next barrier, for a change"
+    REGROUPING = "its trainers save and release their members"
 
 
 @dataclass(slots=True)

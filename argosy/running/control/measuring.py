@@ -276,7 +276,7 @@ class Measuring:
     def notes(self) -> tuple[str, ...]:
         """Notes on unusual members."""
         unusual = [f"{name}: {note}" for name, measured in self.measured.items() for note in measured.notes]
-        whole = [f"{name}: not split, as {m.whole}" for name, m in self.measured.items() if m.whole]
+        whole = [f"{name}: not split, because {m.whole}" for name, m in self.measured.items() if m.whole]
         return (*unusual, *whole, *([f"no member is split: {self.unsplit}"] if self.unsplit else []))
 
     @property

@@ -78,7 +78,8 @@ class Positions:
                 clone = Clone.of(command)
                 if clone.source not in self.study.names:
                     raise RunError(
-                        f"clone {clone.name!r} was made of {clone.source!r}, which is not in the study: put it back."
+                        f"clone {clone.name!r} was made from member {clone.source!r}, which is no longer in the "
+                        "study. Restore that member."
                     )
                 return [clone.member(self.study.member(clone.source))]
         return []
@@ -92,8 +93,8 @@ class Positions:
         known = self.state.members.get(name)
         if known is not None and known.begun and name not in self.study.names:
             raise StudyError(
-                f"a member {name!r} has trained in this run, and its study leaves it out; put that one back into the study, or "
-                "give the new one another name."
+                f"a member {name!r} has already trained in this run, but the run's study no longer contains it. "
+                "Restore it in the study, or give the new member another name."
             )
 
     def extend(self, members: Sequence[Member]) -> None:

@@ -56,7 +56,7 @@ def _measured(job: Job, cluster: Cluster, workers: Workers, journal: Journal, me
     if ended:
         reasons = ", ".join(f"{member.name!r} ({last_line(member.reason)})" for member in ended)
         raise PlanError(
-            f"{len(ended)} of {len(run.study.members)} members could not be measured: {reasons}. Fix what they raised, or leave "
-            "them out of the study."
+            f"{len(ended)} of {len(run.study.members)} members could not be measured: {reasons}. Fix these "
+            "errors, or remove the members from the study."
         )
     return driver

@@ -21,19 +21,19 @@ def check_batches(members: Iterable[Member], lengths: Mapping[str, int]) -> None
         samples = Selection.of(member.subset, lengths["train"]).length
         if member.drop_last and member.batch_size > samples:
             raise StudyError(
-                f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training samples, and "
-                "drop_last leaves out a batch that is not full. Lower it, or do without drop_last."
+                f"member {member.name!r}: batch_size {member.batch_size} is larger than its {samples} training "
+                "samples, so drop_last leaves no batch at all. Lower batch_size, or omit drop_last."
             )
 
 
 def _check_subset(what: str, subset: Indices, length: int) -> None:
     least, most = int(subset.min()), int(subset.max())
     if not 0 <= least <= most < length:
-        raise StudyError(f"{what} has indices {least} to {most}; give indices from 0 to {length - 1}.")
+        raise StudyError(f"{what} has indices {least} to {most}; they must be between 0 and {length - 1}.")
     if most <= 1 and len(subset) == length > 2:
         raise StudyError(
-            f"{what} has the value 0 or 1 for each of the {length} samples, as a mask has it, and indices are wanted: give "
-            "mask.nonzero()[0] of an array, mask.nonzero().flatten() of a tensor."
+            f"{what} has a value of 0 or 1 for each of the {length} samples, like a mask, but it must hold "
+            "indices. Pass mask.nonzero()[0] of an array, or mask.nonzero().flatten() of a tensor."
         )
 
 
@@ -45,15 +45,15 @@ def check_batch_norm(members: Iterable[Member], lengths: Mapping[str, int], meas
         batches = batches_of(member, lengths["train"])
         if batches[-1] == 1 < member.batch_size:
             raise PlanError(
-                f"member {member.name!r} has BatchNorm, and its last batch of each epoch would hold 1 sample, which "
-                "BatchNorm cannot train on. Set drop_last=True or another batch_size."
+                f"member {member.name!r} has BatchNorm, but the last batch of each epoch would hold 1 sample, on "
+                "which BatchNorm cannot train. Set drop_last=True or another batch_size."
             )
         for rows in batches:
             if member.accumulate > 1 and least_part(rows, member.accumulate) == 1:
                 raise PlanError(
-                    f"member {member.name!r} has BatchNorm, and of {member.accumulate} micro-batches of a batch of {rows} one "
-                    "would hold 1 sample, which BatchNorm cannot train on. Choose another accumulate or batch_size, or leave "
-                    "the last batch out with drop_last=True."
+                    f"member {member.name!r} has BatchNorm, but some of the {member.accumulate} micro-batches of "
+                    f"a batch of {rows} would hold 1 sample, on which BatchNorm cannot train. Choose another "
+                    "accumulate or batch_size, or drop the last batch with drop_last=True."
                 )
 
 

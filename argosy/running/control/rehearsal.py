@@ -93,8 +93,10 @@ class Rehearsal:
         self.close()
         found = [Rehearsed(**json.loads(line)) for line in lines]
         if len(found) < len(self._files):
-            how = f"exit status {self._process.returncode}" if over else f"nothing came of it in {LIMIT_SECONDS:g} s"
-            problem = f"the study file did not come to its end while it was read ({how}); it must, and leave a variable `study`."
+            how = f"exit status {self._process.returncode}" if over else f"no result within {LIMIT_SECONDS:g} s"
+            problem = (
+                f"the study file did not run to its end ({how}). Let it run to its end and define a variable `study`."
+            )
             found.append(Rehearsed(problem=problem))
         return dict(zip(self._files, found, strict=False))
 

@@ -59,7 +59,7 @@ class Requests:
         for member in list(self._stopping):
             status = run.state.member(member).status
             if status not in ("waiting", "training", "resting", "paused"):
-                how = "is saved and stops" if status == "stopped" else f"had ended: {status}"
+                how = "has been saved and stopped" if status == "stopped" else f"had already ended: {status}"
                 for file in self._stopping.pop(member):
                     self.carry_out.answer(file, f"{member} {how}")
 
@@ -82,16 +82,16 @@ class Requests:
             case {"command": "clone"}:
                 self.clones.ask(file, command)
                 return None
-        return f"{REFUSED}{command.get('command')!r} is no command; commands are stop, with or without a member, add and clone."
+        return f"{REFUSED}unknown command {command.get('command')!r}; choose stop (with or without a member), add or clone."
 
     def _stop(self, name: str, file: str) -> str | None:
         members = self.run.members
         if members.addition(name):
-            return f"{REFUSED}{name} is being added; stop it when that is answered."
+            return f"{REFUSED}{name} is still being added. Stop it once that request is answered."
         known = members.having(*(state for state in State if state is not State.ENDED))
         there = [one for one in known if not members.addition(one)]
         if name not in there:
-            return f"{REFUSED}no member {name!r}{meant(name, there)} is training; those are {listed(sorted(there)) or 'none'}."
+            return f"{REFUSED}no member {name!r}{meant(name, there)} is training; members that can be stopped: {listed(sorted(there)) or 'none'}."
         self._stopping.setdefault(name, []).append(file)
         members.stop(name)
         if members.state(name) in (State.JOINING, State.WAITING, State.RECOVERING, State.RESTING):

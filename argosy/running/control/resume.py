@@ -67,13 +67,14 @@ def resume_point(state: MemberState, directory: Path, *, proved: bool = False) -
         if not path.exists():
             if age < STAY:
                 raise CheckpointError(
-                    f"checkpoint {path} is journaled and does not exist: it was moved or deleted, or was written where this "
-                    f"node does not see it. Put it back, or train in another directory: {state.name} would begin anew."
+                    f"checkpoint {path} is in the journal but does not exist: it was moved or deleted, or written "
+                    f"where this node cannot see it. Without it, {state.name} would start over. Restore it, or "
+                    "train in another directory."
                 )
             continue
         if proved or sum_of(path) == saved.sha256:
             return _point(state, saved, notes)
-        notes.append(f"checkpoint {saved.file} is damaged and was passed over")
+        notes.append(f"checkpoint {saved.file} is damaged and was skipped")
     return _point(state, None, notes)
 
 

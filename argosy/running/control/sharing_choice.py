@@ -65,9 +65,7 @@ class SharingChoice:
             sharing=self.chosen.sharing,
             preparing=self.chosen.preparing,
             loader_workers=choice.loader_workers,
-            reason="nodes may come and go: none is waited for, as --nodes would have it"
-            if unasked
-            else self.chosen.reason,
+            reason="nodes may come and go; without --nodes, the run waits for none" if unasked else self.chosen.reason,
         )
 
 
@@ -76,9 +74,9 @@ def _told(settings: Settings) -> Choice | None:
     if settings.sharing == "auto" and settings.nodes > 1:
         return None
     if settings.sharing == "none":
-        reason = "every member has a pipeline of its own: policy solo"
+        reason = "every member has its own pipeline: policy solo"
     else:
-        reason = "one node" if settings.nodes == 1 else f"as told by sharing={settings.sharing!r}"
+        reason = "one node" if settings.nodes == 1 else f"set by sharing={settings.sharing!r}"
     preparing = 1 if settings.sharing == "single-broadcast" else settings.nodes
     return Choice(
         sharing="local" if settings.sharing == "auto" else settings.sharing,

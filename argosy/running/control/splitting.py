@@ -27,7 +27,7 @@ def measuring_of_run(settings: Settings, cluster: Cluster, *, side_by_side: bool
 def _why_unsplit(settings: Settings, *, side_by_side: bool) -> str:
     """Return why no member is split, whatever the number of devices; empty if members may be split."""
     if settings.numerics == "exact":
-        return "numerics is 'exact', and sums over devices round otherwise"
+        return "numerics is 'exact', and sums over devices round differently"
     if not side_by_side:
         return "this launcher steps its devices one after another"
     return ""

@@ -75,8 +75,8 @@ class Standing:
     def reason(self, member: str) -> str:
         """Return why a member ends with `last`."""
         if self.over is not None and self.over <= self.dropped.get(member, self.over):
-            return f"no better ensemble for {self.all_end} sections"
-        return f"no use to the ensemble for {self.rule.patience} sections"
+            return f"the ensemble has not improved for {self.all_end} sections"
+        return f"of no use to the ensemble for {self.rule.patience} sections"
 
     def ends(self, member: str) -> bool:
         """Return whether a known decision ends the member."""
@@ -108,8 +108,9 @@ class Steering:
         for member in members:
             if self._kind is None or kind_of(member) != self._kind:
                 raise StudyError(
-                    f"member {member.name!r}: Study.ensemble is made of classes, under cross-entropy, or of numbers, under a loss as "
-                    "nn.MSELoss(), of all members alike. Give the members such losses, or leave out ensemble."
+                    f"member {member.name!r}: Study.ensemble combines members that all predict classes, under "
+                    "cross-entropy, or all predict numbers, under a loss such as nn.MSELoss(). Give all members "
+                    "such losses, or omit ensemble."
                 )
 
     # ---- outputs of members

@@ -15,8 +15,8 @@ LOSSES = 10
 NODE_LOSSES = 3
 """The run continues without a node after this many losses of its feeders without a finished section."""
 
-FIXED = "Fix the study; then `argosy run --retry-failed`, or argosy.train(retry_failed=True), tries them again where they were."
-FIXED_SEARCH = "Fix it; then fresh=True (--fresh) begins the search anew, and the same command continues with the remaining trials."
+FIXED = "Fix the study. Then `argosy run --retry-failed` or argosy.train(retry_failed=True) retries them from where they stopped."
+FIXED_SEARCH = "Fix it. Then fresh=True (--fresh) starts the search over, and the same command continues with the remaining trials."
 
 
 class Tolerance:
@@ -41,7 +41,8 @@ class Tolerance:
         alike = len({*self._reasons.values()}) == 1
         if not any_section and len(self._reasons) >= EQUAL_FAILURES and alike:
             raise MemberError(
-                f"the first {EQUAL_FAILURES} members failed alike, so the study stops:\n{reason.rstrip()}\n{self.fixed}"
+                f"the first {EQUAL_FAILURES} members failed in the same way, so the study "
+                f"stops:\n{reason.rstrip()}\n{self.fixed}"
             )
 
     def worker_lost(self, worker: str, detail: str) -> None:
@@ -49,8 +50,8 @@ class Tolerance:
         self._losses += 1
         if self._losses > LOSSES:
             raise WorkerError(
-                f"worker {worker!r} is lost ({detail}), the {self._losses}th loss without one finished section; see "
-                f"{self.logs}. The same command resumes from the checkpoints."
+                f"worker {worker!r} was lost ({detail}), the {self._losses}th loss without a finished section. "
+                f"See {self.logs}. The same command resumes from the checkpoints."
             )
 
     def gives_up(self, node: str) -> bool:

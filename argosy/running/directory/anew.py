@@ -36,8 +36,8 @@ def set_aside(directory: Path) -> Path | None:
                 directory.rename(place)
             except OSError as error:
                 raise RunError(
-                    f"{directory} cannot be moved to {place.name} to begin anew: {error.strerror}. Move it yourself, or choose "
-                    "another directory."
+                    f"{directory} cannot be moved to {place.name} to start over: {error.strerror}. Move it "
+                    "yourself, or choose another directory."
                 ) from error
             return place
     return None
@@ -49,12 +49,12 @@ def begin_anew(names: Sequence[str], study: Study, state: RunState, directory: P
     for name in names:
         if name not in known:
             raise RunError(
-                f"no member {name!r}{meant(name, known)} is there to begin anew; choose one of {listed(known)}."
+                f"the run has no member {name!r}{meant(name, known)} to start over; choose one of {listed(known)}."
             )
         if name in state.members and state.members[name].inherited is not None:
             raise RunError(
-                f"member {name!r} is a clone that went on from the weights of {state.members[name].source!r}, so it cannot begin "
-                "anew; clone that one once more, under another name."
+                f"member {name!r} is a clone that continued from the weights of {state.members[name].source!r}, "
+                "so it cannot start over. Clone the original again, under another name."
             )
     begun = [name for name in dict.fromkeys(names) if name in state.members]
     places = {name: str(_free(directory / "members.old" / name, old="").relative_to(directory)) for name in begun}

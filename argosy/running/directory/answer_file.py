@@ -68,12 +68,13 @@ class AnswerFile:
 
     def _head(self, line: bytes) -> Record:
         try:
-            head: Record = conforming(parsed(line.decode()), Record, "the answers of a section", set())
+            head: Record = conforming(parsed(line.decode()), Record, "the header of a section's answers", set())
             if head.bytes % (4 * head.each):
-                raise ValueError(f"{head.bytes} bytes are no rows of {head.each} float32")
+                raise ValueError(f"{head.bytes} bytes do not divide into rows of {head.each} float32")
         except ValueError as error:
             raise RunError(
-                f"{self.path} is not the file of answers that the run wrote: {error}. Put that back, or begin anew with --fresh."
+                f"{self.path} is not the answer file that the run wrote: {error}. Restore that file, or start "
+                "over with --fresh."
             ) from error
         return head
 

@@ -63,7 +63,7 @@ class AttachedRun:
         for key, value in values.items():
             if not isinstance(value, bool | int | float | str) or value in (math.inf, -math.inf) or value != value:
                 raise StudyError(
-                    f"clone {name!r}: {key} is {shown(value)}; give a finite number, a word, True or False."
+                    f"clone {name!r}: {key} is {shown(value)}; it must be a finite number, a string, True or False."
                 )
         (answer,) = self._ask({"command": "clone", "member": member, "name": name, "set": values, "warm": warm})
         return answer

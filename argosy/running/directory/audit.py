@@ -27,7 +27,7 @@ def audit(directory: Path) -> list[str]:
     summary = found_study(directory)
     if summary is None:
         raise RunError(
-            f"{directory} holds no study.json: its run ended before anything was trained. Run the same command again."
+            f"{directory} has no study.json: the run ended before anything was trained. Run the same command again."
         )
     _check_lengths(directory, state, summary)
     found, shards, known = [], state.shards.get("train", ()), dict[tuple[str, int, int], Digest]()
@@ -43,8 +43,8 @@ def _check_lengths(directory: Path, state: RunState, summary: dict[str, Any]) ->
     counted = {split: sum(shards) for split, shards in state.shards.items()}
     if state.started is not None and lengths != (journaled := {**state.started.lengths, **counted}):
         raise RunError(
-            f"{directory / 'study.json'} tells of {lengths} samples, and the journal beside it of {journaled}: one of them was "
-            "changed. Put back a copy of it."
+            f"{directory / 'study.json'} has {lengths} samples, but the journal beside it has {journaled}, so one "
+            "of them was changed. Restore a copy of it."
         )
 
 
@@ -60,16 +60,16 @@ def _audit_member(
     found, per_epoch = [], summary["validations_per_epoch"]
     numbers = [row.epoch * per_epoch + row.section for row in member.sections]
     if numbers != list(range(len(numbers))):
-        found.append(f"{member.name}: sections {numbers} are journaled, some are missing")
+        found.append(f"{member.name}: the journal has sections {numbers}; some are missing")
     stream_epochs = [row.stream_epoch for row in member.sections if row.section == 0]
     if any(later <= earlier for earlier, later in itertools.pairwise(stream_epochs)):
-        found.append(f"{member.name}: its stream epochs {stream_epochs} do not ascend")
+        found.append(f"{member.name}: its stream epochs {stream_epochs} are not in ascending order")
     for ended in member.sections:
         assigned = member.stream_epoch(ended.epoch)
         if assigned != ended.stream_epoch:
             found.append(
-                f"{member.name}: epoch {ended.epoch + 1} was trained on stream epoch {ended.stream_epoch}; it was assigned "
-                f"{assigned}"
+                f"{member.name}: epoch {ended.epoch + 1} was trained on stream epoch {ended.stream_epoch}, but "
+                f"was assigned {assigned}"
             )
         for split, words in (("train", ended.digest), ("val", ended.val_digest)):
             if words is None:
@@ -78,8 +78,8 @@ def _audit_member(
             subset = described["subset" if split == "train" else "val_subset"]
             if (subset and max(subset) >= length) or ended.stream_epoch >= EPOCHS:
                 found.append(
-                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has samples or a stream epoch ({ended.stream_epoch}) that the "
-                    f"{length} samples of the study do not have"
+                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has samples beyond the study's {length}, "
+                    f"or an impossible stream epoch ({ended.stream_epoch})"
                 )
                 continue
             selection = Selection.of(subset, length)
@@ -97,8 +97,8 @@ def _audit_member(
                     known[at] = expected
             if tuple(words) != expected:
                 found.append(
-                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has digest {tuple(words)}; the order of stream epoch "
-                    f"{ended.stream_epoch} gives {tuple(expected)}"
+                    f"{member.name}: epoch {ended.epoch + 1} ({split}) has digest {tuple(words)}, but the order "
+                    f"of stream epoch {ended.stream_epoch} gives {tuple(expected)}"
                 )
     return found
 

@@ -146,7 +146,7 @@ class Identity:
             names = dict.fromkeys(itertools.chain.from_iterable(changed.values()))
             anew = not of_study and not self._of_search and names.keys() <= here["members"].keys()
             raise RunError(
-                f"{self.directory} holds the run of another study:\n  " + "\n  ".join(lines) + "\n"
+                f"{self.directory} holds the run of a different study:\n  " + "\n  ".join(lines) + "\n"
                 f"Undo the change, or choose another directory. {_ways_on(list(names) if anew else [], self.directory)}"
             )
 
@@ -177,7 +177,7 @@ class Identity:
         yield from _other_values(found["process"], here["process"], here["process"])
         for key, split in SAMPLES.items():
             if _differ(found, here, key):
-                yield f"{split}: its samples or labels are others than there"
+                yield f"{split}: its samples or labels have changed"
         yield from (f"Data.{change}" for change in self._other_code("", found, here, ("on_device", "then")))
 
     def _changed_members(self, found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -187,7 +187,7 @@ class Identity:
         """
         begun = {name: there for name, there in found["members"].items() if name in self._begun}
         if begun and not begun.keys() & here["members"].keys():
-            return {": there, and not here": list(begun)}
+            return {": no longer in the study": list(begun)}
         changed: dict[str, list[str]] = {}
         for name, there in begun.items():
             if name in here["members"]:
@@ -213,7 +213,7 @@ class Identity:
             bound = list(_other_bindings(field, there, here))
             if _bare(before) != _bare(now):
                 # The file's name does not matter: it may be run as a script.
-                yield f"{field}: {_short(before)} there, {_short(now)} here"
+                yield f"{field}: was {_short(before)}, is now {_short(now)}"
             elif bound:
                 yield from bound
             elif now is not None and owner not in self._failed and there["code"].get(field):
@@ -224,22 +224,22 @@ class Identity:
         found = self.found["code"]
         if before != now.digest and found["version"] == Code.VERSION:
             changed = dict.fromkeys(name for name, digest in now.parts if digest not in found["parts"].get(name, ()))
-            what = ", ".join(list(changed)[:MOST_NAMED]) or "what it holds"
+            what = ", ".join(list(changed)[:MOST_NAMED]) or "its content"
             yield f"{field}: {what} changed since the run began"
 
 
 def _ways_on(changed: Sequence[str], directory: Path) -> str:
     """Return how the user can still train in the directory, given the members that have changed."""
-    everything = f"fresh=True (--fresh) trains everything anew, and keeps what is there in {directory.name}.old-1, or with the next number."
+    everything = f"fresh=True (--fresh) trains everything again and keeps the old files in {directory.name}.old-1, or with the next number."
     if not changed:
-        return f"Or begin anew: {everything}"
+        return f"Or start over: {everything}"
     flags = " ".join(f"--fresh {name}" for name in changed[:MOST_NAMED])
     more = "" if len(changed) <= MOST_NAMED else " and so on"
-    them, are, ones = ("it", "is", "a new one") if len(changed) == 1 else ("them", "are", "new ones")
+    them, are, ones = ("it", "is", "a new member") if len(changed) == 1 else ("them", "are", "new members")
     they = "they" if len(changed) > 1 else "it"
     return (
-        f"Or keep the rest:\n  fresh={list(changed[:MOST_NAMED])}{more} ({flags}{more}) trains {them} anew, and keeps what was there "
-        f"in members.old\n  under another name {they} {are} {ones}, beside what is there\n  {everything}"
+        f"Or keep the rest:\n  fresh={list(changed[:MOST_NAMED])}{more} ({flags}{more}) trains {them} again and keeps the old files "
+        f"in members.old\n  under another name, {they} {are} {ones} beside the existing ones\n  {everything}"
     )
 
 
@@ -254,7 +254,7 @@ def _left_out(described: Mapping[str, Any]) -> bool:
 def _other_values(there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         if _differ(there, here, key):
-            yield f"{key}: {_short(there[key])} there, {_short(here[key])} here"
+            yield f"{key}: was {_short(there[key])}, is now {_short(here[key])}"
 
 
 def _differ(there: Mapping[str, Any], here: Mapping[str, Any], key: str) -> bool:
@@ -268,7 +268,7 @@ def _other_bindings(field: str, there: Mapping[str, Any], here: Mapping[str, Any
     before, now = there.get("hyperparameters", {}), here.get("hyperparameters", {})
     for key in dict.fromkeys([*before, *now]):
         if key.startswith(f"{field}.") and (key in before, before.get(key)) != (key in now, now.get(key)):
-            yield f"{_short(key)}: {_short(before.get(key))} there, {_short(now.get(key))} here"
+            yield f"{_short(key)}: was {_short(before.get(key))}, is now {_short(now.get(key))}"
 
 
 def _named(names: Collection[str]) -> str:

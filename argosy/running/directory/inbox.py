@@ -73,8 +73,8 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
     """
     ended = RunState.of(read_journal(directory)).ended
     if not at_work(directory):
-        how = f"has ended ({ended.status})" if ended is not None else "has no driver: it was interrupted"
-        raise RunError(f"the run in {directory} {how}; start it again before you tell it something.")
+        how = f"has ended ({ended.status})" if ended is not None else "was interrupted and has no driver"
+        raise RunError(f"the run in {directory} {how}. Start it again before you send it a request.")
     check_directory(directory)  # otherwise its driver ignores the commands
     journal = directory / "journal.jsonl"
     start = journal.stat().st_size
@@ -91,8 +91,10 @@ def tell(directory: Path, *commands: dict[str, Any]) -> list[str]:
                 for file in (directory / "commands").glob(f"{name.partition('-')[0]}-*"):
                     file.unlink(missing_ok=True)
             done = "; ".join(answers[name] for name in names if name in answers)
-            changed = f"of what was asked this alone was done: {done}" if done else "nothing was changed"
-            raise RunError(f"the run in {directory} ended before it had heard this, and {changed}; start it again.")
+            changed = f"only this was done: {done}" if done else "nothing was changed"
+            raise RunError(
+                f"the run in {directory} ended before it received this request, and {changed}. Start it again."
+            )
         time.sleep(ANSWER_SECONDS)
 
 

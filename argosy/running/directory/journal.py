@@ -113,7 +113,7 @@ def own_directory(directory: Path) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise disk_refused(error, f"cannot make {directory}") from error
-        raise RunError(f"{directory} cannot be the directory of a run: {error}. Choose another one.") from error
+        raise RunError(f"{directory} cannot be used as a run directory: {error}. Choose another one.") from error
     check_directory(directory)
 
 
@@ -130,19 +130,19 @@ def _moments(directory: Path) -> list[tuple[float, Event]]:
         advice = (
             f"runs below it: {below}."
             if below
-            else "give the directory of `argosy run --dir`; a run writes it in its first seconds."
+            else "pass the directory of `argosy run --dir`; a run creates the journal in its first seconds."
         )
-        raise RunError(f"{directory} holds no run (no journal.jsonl there); {advice}")
+        raise RunError(f"{directory} holds no run (it has no journal.jsonl); {advice}")
     strange: set[str] = set()
     try:
         moments = list(_moments_of(path, strange))
     except OSError as error:
         raise RunError(
-            f"cannot read {path}: {error.strerror}. Give the directory of a run that you may read."
+            f"cannot read {path}: {error.strerror}. Pass the directory of a run that you are allowed to read."
         ) from error
     if strange:
         _say_once(
-            f"{path} was written by a later argosy; what this one does not know is left out: "
+            f"{path} was written by a later version of argosy. This version ignores what it does not know: "
             f"{', '.join(sorted(strange)[:MOST_NAMED])}{' and more' if len(strange) > MOST_NAMED else ''}."
         )
     return [(at, event) for at, event in moments if event is not None]
@@ -157,11 +157,11 @@ def _moments_of(path: Path, strange: set[str]) -> Iterator[tuple[float, Event | 
             event = from_line(value, strange)
             started = started or isinstance(event, RunStarted)
             if isinstance(event, OF_DRIVERS) and not started:
-                raise ValueError(f"{value['event']} comes before any driver")
+                raise ValueError(f"{value['event']} comes before the start of a driver")
         except ValueError as error:
             raise RunError(
-                f"{path}, line {number} is no event: {error}. The journal was damaged or changed by hand: put back a copy of it, "
-                "or choose another directory; the members' files are as they were."
+                f"{path}, line {number} is not an event: {error}. The journal was damaged or edited. Restore a "
+                "copy of it, or choose another directory. The members' files are unchanged."
             ) from error
         yield at, event
 
@@ -172,7 +172,7 @@ def _time_of(line: Any) -> float:
     Its other fields are checked with it.
     """
     if not isinstance(line, dict) or not isinstance(line.get("event"), str):
-        raise ValueError("an object with the name of an event is wanted")
+        raise ValueError("it must be an object with the name of an event")
     at: float = conforming(line.get("at", 0.0), float, "at")
     return at
 
@@ -290,7 +290,8 @@ class Lock:
             another = pid != str(os.getpid()) and _lives(pid, host, begun)
             if another or time.monotonic() > deadline:
                 raise RunError(
-                    f"{self.path.parent} is in use by process {pid} on {host}; wait for it or choose another directory."
+                    f"{self.path.parent} is in use by process {pid} on {host}. Wait for it, or choose another "
+                    "directory."
                 )
             time.sleep(0.05)
 
@@ -312,8 +313,8 @@ class Lock:
             return False
         except OSError as error:
             raise RunError(
-                f"{self.path.parent} is on a file system where no lock can be taken ({error}), so nothing would keep two "
-                "runs from writing there at once. Choose a directory on another disk, or mount this one with locks."
+                f"{self.path.parent} is on a file system that refuses locks ({error}), so two runs could write "
+                "there at once. Choose a directory on another disk, or mount this one with locks."
             ) from error
         return True
 

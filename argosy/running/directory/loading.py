@@ -27,11 +27,11 @@ def load(directory: str | Path, *, study: Study | None = None, compares: bool = 
         summary = summarize(study)
     if summary is None:
         how = (
-            "is not open yet; ask again in a moment"
+            "is not open yet. Try again in a moment"
             if working
-            else "was not open when its run ended; run the same command again"
+            else "was not open when the run ended. Run the same command again"
         )
-        raise RunError(f"{directory} holds no study.json: the data {how}.")
+        raise RunError(f"{directory} has no study.json: the data {how}.")
 
     networks = partial(
         _networks, study, state, directory, _changed(study, directory) if study is not None and compares else {}

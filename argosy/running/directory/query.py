@@ -82,9 +82,9 @@ def _asked(database: sqlite3.Connection, sql: str) -> Answer:
             ) from error
         raise _refused(f"{error}".removesuffix(".")) from error
     if found.description is None:
-        raise _refused("it asks for nothing")
+        raise _refused("it selects nothing")
     if len(rows) > MOST_ROWS:
-        raise RunError(f"the query gives more than {MOST_ROWS:,} rows; add a LIMIT, or let SQL count or average them.")
+        raise RunError(f"the query returns more than {MOST_ROWS:,} rows; add a LIMIT, or count or average them in SQL.")
     return Answer(columns=tuple(column for column, *_ in found.description), rows=tuple(map(_printable, rows)))
 
 
@@ -95,8 +95,8 @@ def _as_name(part: re.Match[str]) -> str:
 
 def _refused(why: str) -> RunError:
     return RunError(
-        f"the query cannot be answered: {why}. Give one SELECT over the tables {', '.join(TABLES)}, with texts in single quotes; "
-        "`argosy query DIR --schema` lists their columns."
+        f"the query failed: {why}. Pass one SELECT over the tables {', '.join(TABLES)}, with strings in single "
+        "quotes; `argosy query DIR --schema` lists their columns."
     )
 
 

@@ -25,7 +25,7 @@ class StudyCopy:
     def take(cls, file: Path, path: Path) -> "StudyCopy":
         """Copy a file; raises StudyError if there is none."""
         if not file.is_file():
-            raise StudyError(f"{file} is not a file; give a Python file with a variable `study`.")
+            raise StudyError(f"{file} is not a file. Pass a Python file with a variable `study`.")
         with replacing(path, durable=True) as copy:  # once its members are journaled, no run can resume without it
             copy.write(file.read_bytes())
         return cls(path=path, folder=file.resolve().parent, sha256=sum_of(path))
@@ -39,7 +39,8 @@ class StudyCopy:
             ):
                 return cls(path=folder / copy, folder=Path(file).parent, sha256=sha256)
         raise RunError(
-            f"the command to add {command.get('study', 'members')} names no copy of a study file: use argosy add."
+            f"the command to add {command.get('study', 'members')} does not name a copy of a study file. Use "
+            "argosy add."
         )
 
     def to_command(self, file: Path) -> dict[str, Any]:
@@ -51,6 +52,6 @@ class StudyCopy:
         try:
             found = sum_of(self.path)
         except (OSError, ValueError) as error:  # a name that no file can have counts as missing
-            raise RunError(f"{self.path}, from which members were added, is missing; put it back.") from error
+            raise RunError(f"{self.path}, from which members were added, is missing. Restore it.") from error
         if found != self.sha256:
-            raise RunError(f"{self.path}, from which members were added, was changed since; put it back as it was.")
+            raise RunError(f"{self.path}, from which members were added, has changed since. Restore the original file.")

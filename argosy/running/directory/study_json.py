@@ -117,7 +117,7 @@ def found_study(directory: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise RunError(
-            f"cannot read {error.filename}: {error.strerror}. Give the directory of a run that you may read."
+            f"cannot read {error.filename}: {error.strerror}. Pass the directory of a run that you are allowed to read."
         ) from error
 
 
@@ -128,8 +128,8 @@ def _checked(text: bytes, kind: Any, path: Path) -> dict[str, Any]:
         conforming(found, kind, "it")
     except ValueError as error:
         raise RunError(
-            f"{path} is damaged: {error}. Put back a copy of it, or delete it and give the run's command with the same study, "
-            "which writes it again."
+            f"{path} is damaged: {error}. Restore a copy of it, or delete it and repeat the run's command with "
+            "the same study, which writes it again."
         ) from error
     return found
 

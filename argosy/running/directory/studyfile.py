@@ -43,14 +43,14 @@ def load_search(path: Path) -> Search:
 
 def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     if not path.is_file():
-        raise StudyError(f"{path} is not a file; give a Python file with a variable `{name}`.")
+        raise StudyError(f"{path} is not a file. Pass a Python file with a variable `{name}`.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise StudyError(f"{path} is not a Python file; give one with a variable `{name}`.")
+        raise StudyError(f"{path} is not a Python file. Pass one with a variable `{name}`.")
     if _is_taken(path.stem):
         raise StudyError(
-            f"{path} has the name of the module {path.stem!r}, and an import of that would get this file. Rename it, for "
-            f"example {path.stem}_study.py."
+            f"{path} has the same name as the module {path.stem!r}, so an import of that module would load this "
+            f"file. Rename it, for example to {path.stem}_study.py."
         )
     if folder is None:
         sys.path.insert(0, str(path.resolve().parent))
@@ -66,7 +66,7 @@ def _variable(path: Path, name: str, kind: type, folder: Path | None) -> Any:
     if not isinstance(value, kind):
         found = "none" if value is None else type(value).__name__
         raise StudyError(
-            f"{path} needs a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
+            f"{path} must define a variable `{name}` that is an argosy.{kind.__name__}; found {found}. Set it: "
             f"{name} = argosy.{kind.__name__}(...)."
         )
     return value
@@ -88,14 +88,14 @@ def _as_a_script(path: Path) -> Iterator[None]:
         raise
     except SystemExit as error:
         raise StudyError(
-            f"{path} ended with sys.exit({error.code!r}) while it was read; a study file has no arguments: let it run to "
-            "its end and leave a variable `study`."
+            f"{path} called sys.exit({error.code!r}) while it was read. A study file gets no arguments; let it "
+            "run to its end and define a variable `study`."
         ) from error
     except Exception as error:  # any error of the user's file
-        fix = "Fix it there."
+        fix = "Fix the error there."
         if isinstance(error, ImportError) and "relative import" in str(error):
             module = f"{path.resolve().parent.name}.{path.stem}"
-            fix = f"It is run as a script. Give a file beside its package instead, in which stands from {module} import study."
+            fix = f"The file is run as a script. Instead, pass a file beside its package that contains: from {module} import study."
         raise StudyError(f"{path} cannot be read:\n{_own_traceback(error, path)}\n{fix}") from error
     finally:
         sys.argv = arguments

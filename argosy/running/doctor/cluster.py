@@ -55,8 +55,8 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
     place = place_of(environment)
     if place is None:
         raise PlanError(
-            "doctor --cluster looks at the nodes of a job of several processes, and no variable of srun, mpirun or torchrun says "
-            "that this is one. Start it as in srun argosy doctor --cluster."
+            "doctor --cluster checks the nodes of a job of several processes, but no variable of srun, mpirun or "
+            "torchrun shows that this is one. Start it with a launcher, for example srun argosy doctor --cluster."
         )
     return place
 
@@ -150,7 +150,7 @@ class _Desk:
                 within, ahead = min((_compare_clocks(peer) for _ in range(ASKS)), key=itemgetter(0))
                 rate = _flood(peer) if floods else None
         except (WorkerError, OSError, EOFError) as error:
-            return MeasuredLink(to=there.rank, problem=str(error.__cause__ or error) or "it hung up")
+            return MeasuredLink(to=there.rank, problem=str(error.__cause__ or error) or "the connection was closed")
         return MeasuredLink(to=there.rank, ahead_seconds=ahead, within_seconds=within, bytes_per_second=rate)
 
     def _serve(self) -> None:
@@ -181,7 +181,7 @@ def _ask(peer: Peer) -> float:
     peer.send(CLOCK)
     for time_there in peer.wait(ANSWER_SECONDS):
         return float(time_there)
-    raise TimeoutError(f"it let the call in, and did not answer within {ANSWER_SECONDS:g} s")
+    raise TimeoutError(f"it accepted the call, but did not answer within {ANSWER_SECONDS:g} s")
 
 
 def _flood(peer: Peer) -> float:

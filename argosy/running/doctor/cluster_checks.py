@@ -88,22 +88,22 @@ def judge_nodes(nodes: Sequence[Here], size: int, refusals: Sequence[str]) -> Ch
     named = ", ".join(node.name for node in nodes[:MOST_NAMED])
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
     fix = (
-        f"--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; where there is a firewall, "
-        f"on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of them"
+        "--dir DIR that all nodes see, or export ARGOSY_KEY=$(openssl rand -hex 32) before torchrun; if there is "
+        f"a firewall, on {nodes[0].host}: iptables -I INPUT -p tcp -s ADDRESS -j ACCEPT for each of the others"
     )
     found = "; ".join([f"{len(nodes)} of {size}: {named}{more}", *dict.fromkeys(refusals[:MOST_NAMED])])
-    return judged("nodes", found, f"{size}, which find rank 0 and prove its key", "" if len(nodes) == size else fix)
+    return judged("nodes", found, f"{size} that find rank 0 and prove its key", "" if len(nodes) == size else fix)
 
 
 def judge_calls(links: Sequence[tuple[Here, Here, MeasuredLink]], silent: Sequence[Here]) -> Check:
     """Check that every node reaches every other one."""
     broken = [(here, there, link.problem) for here, there, link in links if link.problem]
-    said = [f"{here.name} does not reach {there.name}: {problem}" for here, there, problem in broken]
+    said = [f"{here.name} cannot reach {there.name}: {problem}" for here, there, problem in broken]
     said += [f"{node.name} has not reported which nodes it reaches" for node in silent]
     fixes = [f"on {there.host}: iptables -I INPUT -p tcp -s {here.address} -j ACCEPT" for here, there, _ in broken]
     fixes += [f"on {node.host}: argosy doctor" for node in silent]
-    wanted = "every node reaches every other one, at ports that the kernel chooses"
-    return judged("reachability", _first(said) or f"{len(links)} calls went through", wanted, _first(fixes))
+    wanted = "every node reaches every other node, on ports that the kernel chooses"
+    return judged("reachability", _first(said) or f"{len(links)} calls succeeded", wanted, _first(fixes))
 
 
 def judge_equal_versions(nodes: Sequence[Here]) -> Check:
@@ -113,7 +113,7 @@ def judge_equal_versions(nodes: Sequence[Here]) -> Check:
     return judged(
         "equal versions",
         _first(f"{node.name} has {_spelled(found)}" for node, found in unlike) or _spelled(wanted),
-        f"on all nodes {_spelled(wanted)}",
+        f"{_spelled(wanted)} on all nodes",
         _first(f"on {node.host}: {_installing(found, wanted)}" for node, found in unlike),
     )
 
@@ -138,8 +138,8 @@ def judge_bandwidth(links: Sequence[tuple[Here, Here, MeasuredLink]]) -> Check:
     shown = slow or sorted(measured, key=lambda one: one[0])[:1]
     said = [f"{here.name} to {there.name} {rate / 1e6:,.0f} MB/s" for rate, here, there in shown]
     fix = (
-        "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') says what its link has agreed on; "
-        "GLOO_SOCKET_IFNAME=INTERFACE takes another one"
+        "on {0}: ethtool $(ip -o route get {1} | grep -oP 'dev \\K\\S+') shows the speed of its link; "
+        "GLOO_SOCKET_IFNAME=INTERFACE selects another one"
     )
     return judged(
         "bandwidth",
@@ -155,14 +155,17 @@ def judge_data(samples: Sequence[tuple[Here, Samples]]) -> Check:
     broken = [(node, found.problem) for node, found in samples if found.problem]
     unlike = [(node, found) for node, found in others if not (found.problem or wanted.problem) and found != wanted]
     said = [f"{node.name}: {problem}" for node, problem in broken]
-    said += [f"{node.name} has {_difference(found, wanted)} as {first.name}" for node, found in unlike]
-    fixes = [f"on {node.host}: let the study open its data there as on the others" for node, _ in broken]
+    said += [f"{node.name} differs from {first.name}: {_difference(found, wanted)}" for node, found in unlike]
+    fixes = [f"on {node.host}: make the study open its data there as it does on the others" for node, _ in broken]
     fixes += [
         f"on {node.host}: rsync -a {first.host}:DATA/ DATA/, the folder that the study reads" for node, _ in unlike
     ]
     lengths = ", ".join(f"{split}: {length:,} samples" for split, length in wanted.lengths.items())
     return judged(
-        "equal data", _first(said) or lengths, "as many samples on all nodes, of the same bytes", _first(fixes)
+        "equal data",
+        _first(said) or lengths,
+        "the same number of samples on all nodes, with the same bytes",
+        _first(fixes),
     )
 
 
@@ -192,8 +195,8 @@ def _difference(found: Samples, wanted: Samples) -> str:
     for split in {**wanted.lengths, **found.lengths}:
         there, here = found.lengths.get(split, 0), wanted.lengths.get(split, 0)
         if there != here:
-            return f"{there:,} samples of {split}, and not {here:,}"
-    return "as many samples, and not the same bytes"
+            return f"{there:,} samples of {split} instead of {here:,}"
+    return "the same number of samples, but different bytes"
 
 
 def _first(said: Iterable[str]) -> str:

@@ -165,7 +165,7 @@ def _start_server() -> tuple[ForkServer | None, str]:
 def _check_server(server: ForkServer | None, problem: str) -> Check:
     """Check that the server can fork a worker that answers, as every worker of a run does."""
     wanted = f"a worker that answers within {FORK_SECONDS:.0f} s"
-    fix = "python -c 'import argosy.running.launch.worker' says what is missing; a sandbox must allow fork and AF_UNIX sockets"
+    fix = "run python -c 'import argosy.running.launch.worker' to see what is missing; a sandbox must allow fork and AF_UNIX sockets"
     started = time.monotonic()
     if server is not None:
         with tempfile.TemporaryDirectory(prefix="argosy-doctor-") as folder, contextlib.ExitStack() as last:

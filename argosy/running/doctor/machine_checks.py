@@ -115,7 +115,7 @@ def judge_memory(available: int, limit: int | None, *, devices: int) -> Check:
     """Check for enough memory for a run of small members on every core."""
     room = available if limit is None else min(available, limit)
     wanted = SERVICE_BYTES + devices * DEVICE_BYTES
-    bounded = "" if limit is None else f", a control group's limit of {sized(limit)}"
+    bounded = "" if limit is None else f", limited to {sized(limit)} by a control group"
     return judged(
         "memory",
         f"{sized(available)} available{bounded}",
@@ -142,7 +142,7 @@ def judge_files(limits: tuple[int, int], *, workers: int) -> Check:
         fix = f"ulimit -n {ample if hard == resource.RLIM_INFINITY else min(ample, hard)}"
     else:
         fix = f"raise the hard limit first: '* hard nofile {ample}' in /etc/security/limits.conf"
-    found = f"{_number(soft)} a process (up to {_number(hard)} on request)"
+    found = f"{_number(soft)} per process (up to {_number(hard)} on request)"
     return judged("open files", found, f"{wanted}", fix)
 
 
@@ -150,21 +150,21 @@ def judge_processes(limit: int | None, there: int, *, workers: int) -> Check:
     """Check for room for more processes and threads of this user, given the limit (None if there is none) and the present number."""
     wanted = SERVICE_TASKS + WORKER_TASKS * workers
     ok = limit is None or limit - there >= wanted
-    fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or a larger pids limit of the container"
+    fix = "" if ok else f"ulimit -u {there + max(wanted, 256)}, or raise the container's pids limit"
     return judged("processes", f"{there} of {'any number' if limit is None else limit}", f"{wanted} more", fix)
 
 
 def judge_disk(folder: Path, free: int, writable: bool) -> Check:
     """Check the disk of the runs folder."""
-    found = f"{sized(free)} free in {folder}" if writable else f"{folder} cannot be written to"
-    fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with room that you may write to"
+    found = f"{sized(free)} free in {folder}" if writable else f"{folder} is not writable"
+    fix = "" if writable and free >= DISK_BYTES else "--dir DIR on a disk with space that you may write to"
     return judged("disk", found, f"{sized(DISK_BYTES)} free, writable", fix)
 
 
 def judge_gpus(gpus: Gpus) -> Check:
     """Check that every GPU of the machine can be used, unless some are hidden on purpose."""
     if gpus.in_machine == 0 and not gpus.names:
-        found = "none of NVIDIA's: members train on CPU devices, or on what torch finds of AMD's or Intel's"
+        found = "no NVIDIA GPU: members train on CPU devices, or on AMD or Intel GPUs that torch finds"
         return judged("gpus", found, "optional")
     wanted = f"{gpus.in_machine}, or those that CUDA_VISIBLE_DEVICES names"
     if gpus.names:
@@ -173,13 +173,13 @@ def judge_gpus(gpus: Gpus) -> Check:
     if gpus.visible is not None and gpus.visible in ("", "-1"):
         found, fix = f"all hidden by CUDA_VISIBLE_DEVICES={gpus.visible!r}", "unset CUDA_VISIBLE_DEVICES"
     elif gpus.torch_cuda is None:
-        found = "torch is a build without CUDA"
+        found = "torch was built without CUDA"
         fix = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128"
     else:
         found = f"torch, built for CUDA {gpus.torch_cuda}, sees none. {gpus.complaint}".strip()
         fix = (
-            f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the driver that is "
-            "there (nvidia-smi names its CUDA version); check CUDA_VISIBLE_DEVICES"
+            f"update the NVIDIA driver to one for CUDA {gpus.torch_cuda}, or install a torch for the present "
+            "driver (nvidia-smi shows its CUDA version); check CUDA_VISIBLE_DEVICES"
         )
     return judged("gpus", f"0 of {gpus.in_machine}: {found}", wanted, fix)
 

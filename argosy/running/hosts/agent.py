@@ -135,7 +135,7 @@ def serve(place: JobPlace, settings: Settings, directory: Path) -> int:
     """Run a process of a job that is not its driver; returns the exit code."""
     if place.local_rank:
         print(
-            f"rank {place.rank}: another process of this node is its agent; one on each node is enough.",
+            f"rank {place.rank}: another process on this node is already its agent; one per node is enough.",
             file=sys.stderr,
         )
         return 0

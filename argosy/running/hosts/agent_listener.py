@@ -96,6 +96,6 @@ def check_versions(joined: Joined) -> None:
     if unlike:
         there, here = (", ".join(f"{n} {v.get(n)}" for n in unlike) for v in (joined.versions, own))
         raise PlanError(
-            f"the agent on {joined.host} has {there}, and the driver on {socket.gethostname()} has {here}; results would "
-            "depend on which node trains which member. Let all nodes use the same environment."
+            f"the agent on {joined.host} has {there}, but the driver on {socket.gethostname()} has {here}, so "
+            "results would depend on which node trains which member. Use the same environment on all nodes."
         )

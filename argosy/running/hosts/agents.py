@@ -62,7 +62,8 @@ class Agents:
         """Implement `Launcher.discover`: wait until the agents of all nodes have called."""
         if settings.nodes != self.place.nodes:
             raise PlanError(
-                f"nodes is {settings.nodes}, and {self.place.launcher} has started this job on {self.place.nodes}. Leave --nodes out."
+                f"nodes is {settings.nodes}, but {self.place.launcher} started this job on {self.place.nodes}. "
+                "Omit --nodes."
             )
         (mine,) = self.here.discover(replace(settings, nodes=1, preparing_nodes=None)).nodes
         listener = self._listener or self._open_listener()
@@ -108,14 +109,14 @@ class Agents:
         ranks = ", ".join(str(rank) for rank in sorted({0, *listener.joined}))
         if waited > GATHER_SECONDS:
             raise WorkerError(
-                f"{there} were there after {GATHER_SECONDS:g} s (ranks {ranks}); "
-                f"what kept the others is in their own output, and {self.directory / 'workers' / 'listener.log'} names refused callers. "
-                "Start the job again."
+                f"{there} had joined after {GATHER_SECONDS:g} s (ranks {ranks}). Look for the cause in the output "
+                f"of the others; {self.directory / 'workers' / 'listener.log'} lists refused callers. Then start "
+                "the job again."
             )
         if waited > QUIET_SECONDS and not self._told:
             self._told = True
             print(
-                f"{there} are there (ranks {ranks}); the run waits {GATHER_SECONDS:g} s at most for the others.",
+                f"{there} have joined (ranks {ranks}); the run waits at most {GATHER_SECONDS:g} s for the others.",
                 file=sys.stderr,
             )
         listener.gather(POLL_SECONDS)

@@ -37,8 +37,8 @@ def pieces(name: str, path: Path) -> Iterator[FilePiece]:
         file = path.open("rb")
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"checkpoint {path} is journaled and is to go to another node, and does not exist: it was moved or deleted. Put it "
-            "back as it was written, or train in another directory."
+            f"checkpoint {path}, which another node needs, is in the journal but does not exist: it was moved or "
+            "deleted. Restore the original file, or train in another directory."
         ) from error
     with file:
         left = os.fstat(file.fileno()).st_size

@@ -66,7 +66,7 @@ POLL_SECONDS = 0.2
 
 def _port(number: int) -> None:
     if not 0 < number < 2**16:
-        raise ValueError(f"{number} is no port")
+        raise ValueError(f"{number} is not a port")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,15 +102,15 @@ def read(text: str, key: bytes | None, where: str = "") -> Notice:
         text, _, mac = text.rpartition("\n")
         if not hmac.compare_digest(mac.encode(), _mac(text, key).encode()):
             raise WorkerError(
-                f"the notice of the job's driver{where} was not written with this process's {KEY}: another one left it, or changed "
-                f"it. Set the same {KEY} on all nodes."
+                f"the notice of the job's driver{where} was not written with this process's {KEY}: another "
+                f"process wrote or changed it. Set the same {KEY} on all nodes."
             )
     try:
         return _notice(text[:LONGEST_NOTICE])
     except ValueError as error:
         raise WorkerError(
-            f"the notice of the job's driver{where} cannot be read: {str(error)[:200]}. Start the job again, with one version of "
-            "argosy on all nodes."
+            f"the notice of the job's driver{where} cannot be read: {str(error)[:200]}. Start the job again, with "
+            "the same version of argosy on all nodes."
         ) from error
 
 
@@ -119,7 +119,7 @@ def _notice(text: str) -> Notice:
     strange = set[str]()
     notice: Notice = conforming(parsed(text), Notice, "it", strange)
     if strange:
-        raise ValueError(f"it has {', '.join(sorted(strange))}, which no notice has")
+        raise ValueError(f"it has the unknown fields {', '.join(sorted(strange))}")
     return notice
 
 
@@ -164,7 +164,7 @@ class FileBoard:
             return None
         except ValueError as error:
             raise RunError(
-                f"{self.path} is no notice of a job's driver: {error}. Delete it, and start the job again."
+                f"{self.path} is not the notice of a job's driver: {error}. Delete it, and start the job again."
             ) from error
         return read(text, self._key, f" in {self.path}")
 
@@ -213,8 +213,9 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
         return None
     if len(text) < SHORTEST_KEY or len(set(text)) < FEWEST_LETTERS:
         raise PlanError(
-            f"{KEY} has {len(text)} characters, {len(set(text))} of them different; anyone who guesses it can run code on every node. "
-            f"Give it at least {SHORTEST_KEY} and {FEWEST_LETTERS}, as in ARGOSY_KEY=$(openssl rand -hex 32)."
+            f"{KEY} has {len(text)} characters, {len(set(text))} of them distinct. Anyone who guesses it can run "
+            f"code on every node. Use at least {SHORTEST_KEY} characters, {FEWEST_LETTERS} of them distinct, for "
+            "example ARGOSY_KEY=$(openssl rand -hex 32)."
         )
     return _stretched(text.encode(errors="surrogateescape"))
 
@@ -292,8 +293,9 @@ def call_driver(
             last = str(error)
         if time.monotonic() > deadline:
             raise WorkerError(
-                f"rank {place.rank} on {socket.gethostname()} has not found the job's driver within {seconds:g} s: {last} Fix "
-                f"what rank 0 says, if it has ended; else give a --dir that all nodes see, or export the same {KEY} on all of them and start with torchrun."
+                f"rank {place.rank} on {socket.gethostname()} did not find the job's driver within {seconds:g} s: "
+                f"{last} If rank 0 has ended, fix its error. If not, pass a --dir that all nodes see, or export "
+                f"the same {KEY} on all of them and start with torchrun."
             )
         time.sleep(POLL_SECONDS)
 
@@ -319,8 +321,8 @@ def _check_certificate(name: str, notice: Notice, certificate: Certificate | Non
     if own != notice.certificate:
         mine, its = "another certificate" if own else "no certificate", "one" if notice.certificate else "none"
         raise PlanError(
-            f"{name} on {socket.gethostname()} has {mine}, and the job's driver has {its}; nodes call each other inside "
-            f"TLS only where all have the same. Set the same {CERTIFICATE} on all of them, or on none."
+            f"{name} on {socket.gethostname()} has {mine}, and the job's driver has {its}. For TLS between nodes, "
+            f"all need the same one. Set the same {CERTIFICATE} on all of them, or on none."
         )
 
 

@@ -36,8 +36,9 @@ class JobPlace:
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank <= self.rank and 1 <= self.nodes <= self.size):
             raise PlanError(
-                f"{self.launcher} says rank {self.rank} of {self.size}, local rank {self.local_rank}, {self.nodes} nodes, "
-                "which cannot be. Start one process on each node, and leave the launcher's variables as they are."
+                f"{self.launcher} reports rank {self.rank} of {self.size}, local rank {self.local_rank}, "
+                f"{self.nodes} nodes, which is impossible. Start one process on each node, and do not change the "
+                "launcher's variables."
             )
 
 
@@ -127,13 +128,14 @@ def place_asked(launcher: str, environment: Mapping[str, str]) -> JobPlace | Non
         and int(nodes) > 1
     ):
         warn_caller(
-            f"this job of Slurm has {nodes} nodes, and the run uses one of them alone. Start it as in srun argosy run study.py to use all, or ask "
-            "Slurm for one."
+            f"this Slurm job has {nodes} nodes, but the run uses only one of them. Start it with srun argosy run "
+            "study.py to use all, or ask Slurm for one node."
         )
     if place is None and launcher == "agents":
         raise PlanError(
-            "launcher agents needs a job of several processes, and no variable of srun, mpirun or torchrun says that this is "
-            "one. Start it as in srun argosy run study.py, or use --launcher processes."
+            "launcher agents needs a job of several processes, but no variable of srun, mpirun or torchrun shows "
+            "that this is one. Start it with a launcher, for example srun argosy run study.py, or use --launcher "
+            "processes."
         )
     return place
 
@@ -159,8 +161,8 @@ def _nodes(names: _Names, size: int, environment: Mapping[str, str]) -> int:
     each = _number(names, names.local_size, environment)
     if each < 1 or size % each:
         raise PlanError(
-            f"{names.launcher} has started {size} processes, {each} of them on this node, so the nodes do not have as many "
-            "each. Start one process on each node."
+            f"{names.launcher} started {size} processes, {each} of them on this node, so the nodes have different "
+            "numbers of processes. Start one process on each node."
         )
     return size // each
 
@@ -169,6 +171,7 @@ def _number(names: _Names, name: str, environment: Mapping[str, str]) -> int:
     text = environment.get(name, "")
     if not text.isdecimal():
         raise PlanError(
-            f"{names.launcher} says {name}={text!r}, which is no number. Unset it, or start with --launcher processes."
+            f"{names.launcher} reports {name}={text!r}, which is not a number. Unset it, or start with --launcher "
+            "processes."
         )
     return int(text)

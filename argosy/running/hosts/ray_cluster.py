@@ -106,7 +106,7 @@ class Ray:
             self._place()
             listener.gather(POLL_SECONDS)
             for number, why in self._ended().items():
-                failures = f"; the last agent that ended said: {why}"
+                failures = f"; the last agent to end reported: {why}"
                 if number in joined:
                     joined.pop(number)[1].close()
             if time.monotonic() - began > GATHER_SECONDS or (failures and not self._placed):
@@ -162,8 +162,8 @@ class Ray:
                 ray.init(address=self.address, runtime_env=dict(self.runtime_env or {}), log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise PlanError(
-                f"Ray has no cluster at {self.address or 'its default address'}: {error}. Start one with ray start --head or ray up, "
-                "or give the address of one that there is."
+                f"Ray has no cluster at {self.address or 'its default address'}: {error}. Start one with ray "
+                "start --head or ray up, or pass the address of a running one."
             ) from error
         self._connected = True
 
@@ -207,9 +207,10 @@ class Ray:
     def _lonely(self, joined: Collection[int], failures: str) -> WorkerError:
         waited = ", ".join(placed.host for number, placed in self._placed.items() if number not in joined)
         return WorkerError(
-            f"{len(joined)} nodes of the Ray cluster have an agent that called, and {max(self.settings.nodes, 1)} are wanted "
-            f"(waited for: {waited or 'none'}){failures}. Let nodes have the devices free that --devices asks for, argosy installed "
-            "or in the runtime_env, and a way to this host; ray status and ray list actors tell more."
+            f"agents on {len(joined)} nodes of the Ray cluster have called, but {max(self.settings.nodes, 1)} are "
+            f"needed (waited for: {waited or 'none'}){failures}. Each node needs the free devices that --devices "
+            "asks for, argosy installed or in the runtime_env, and a route to this host. Run ray status and ray "
+            "list actors for details."
         )
 
 

@@ -148,7 +148,7 @@ class RemoteNode:
         for message in received:
             self._handle(message)
         if self._silent > SILENCE_SECONDS:
-            self.is_gone(f"nothing was heard of it for {SILENCE_SECONDS:g} s")
+            self.is_gone(f"nothing was heard from it for {SILENCE_SECONDS:g} s")
 
     def _handle(self, message: Any) -> None:
         match message:

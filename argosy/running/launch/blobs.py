@@ -36,8 +36,8 @@ from argosy.study import Data, Member
 __all__ = ["ADVICE", "blobs_of", "data_to_descriptor", "dump", "enlisting", "from_descriptor", "to_descriptor"]
 
 ADVICE = (
-    "Give a factory that opens files, locks and connections itself (a module-level function, a class, a partial), "
-    "instead of an object that holds them."
+    "Pass a factory that opens files, locks and connections itself (a module-level function, a class, a "
+    "partial), instead of an object that holds them."
 )
 
 
@@ -153,11 +153,11 @@ def blobs_of(job: Job) -> dict[str, int]:
         sent = replace(study.data, on_device=None)
         data, files = data_to_descriptor(sent)
         undone.callback(os.close, data)
-        feeder = to_descriptor((*told, files, imported_by([sent])), "what a feeder is told")
+        feeder = to_descriptor((*told, files, imported_by([sent])), "the input of a feeder")
         undone.callback(os.close, feeder)
         trainer = to_descriptor((study.terms, job.settings, imported_by([study.data.on_device])), "Data.on_device")
         undone.callback(os.close, trainer)
-        state = to_descriptor(job.process_state, "a filter of warnings")
+        state = to_descriptor(job.process_state, "a warnings filter")
         undone.pop_all()
     return {"data": data, "feeder": feeder, "trainer": trainer, "state": state}
 
@@ -189,9 +189,9 @@ def data_to_descriptor(data: Data) -> tuple[int, tuple[MappedFile, ...]]:
         split = "val" if _is_picklable(data.train) else "train"
         name = type(getattr(data, split)).__name__
         raise StudyError(
-            f"Data.{split} ({name}) cannot be sent to another process: {error!r}. Each process that reads needs files and "
-            f"connections of its own: give a function that opens them, Data({split}=lambda: {name}(...)), or open them "
-            "with the first sample."
+            f"Data.{split} ({name}) cannot be sent to another process: {error!r}. Each process that reads data "
+            f"needs its own files and connections. Pass a function that opens them, Data({split}=lambda: "
+            f"{name}(...)), or open them with the first sample."
         ) from error
 
 

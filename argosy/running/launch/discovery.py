@@ -48,14 +48,17 @@ def _dealt(devices: tuple[Device, ...], nodes: int) -> list[tuple[Device, ...]]:
     share, rest = divmod(len(devices), nodes)
     if rest:
         raise PlanError(
-            f"{len(devices)} devices cannot be dealt to {nodes} nodes evenly; choose others with --devices."
+            f"{len(devices)} devices cannot be distributed evenly over {nodes} nodes; choose another number with "
+            "--devices."
         )
     return [devices[number * share : (number + 1) * share] for number in range(nodes)]
 
 
 def _cpu_slots(count: int, *, nodes: int) -> tuple[Device, ...]:
     if count < 1:
-        raise PlanError(f"--devices cpu:{count} is no device to train on; give at least one slot, as in cpu:1.")
+        raise PlanError(
+            f"--devices cpu:{count} has no device to train on; choose at least one slot, for example cpu:1."
+        )
     share = psutil.virtual_memory().total // (count * nodes)
     return tuple(Device(name=f"cpu:{i}", node="local", kind="cpu", memory_bytes=share) for i in range(count))
 
@@ -74,8 +77,8 @@ def _accelerators(kind: str, asked: tuple[int, ...]) -> tuple[Device, ...]:
     missing = [number for number in numbers if number >= len(there)]
     if missing or not numbers:
         raise PlanError(
-            f"--devices {kind}:{','.join(map(str, missing)) or '0'} cannot be had: this machine shows {len(there)} of them to "
-            "this process. Choose others."
+            f"--devices {kind}:{','.join(map(str, missing)) or '0'} is not available: this machine shows "
+            f"{len(there)} such devices to this process. Choose others."
         )
     return tuple(
         Device(name=f"{kind}:{i}", node="local", kind=there[i].name, memory_bytes=there[i].memory_bytes)

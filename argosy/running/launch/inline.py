@@ -42,7 +42,8 @@ class Inline:
         """Return this machine as a cluster; raises PlanError if the settings ask for several nodes."""
         if settings.nodes > 1:
             raise PlanError(
-                f"nodes is {settings.nodes}; launcher inline has one process and one node. Use launcher 'processes'."
+                f"nodes is {settings.nodes}, but launcher inline has one process and one node. Use launcher "
+                "'processes'."
             )
         return discover(settings)
 

@@ -54,7 +54,7 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", arguments["interface"])
     driver, heartbeat = Peer(socket.socket(fileno=descriptors[0])), Heartbeat.open(descriptors[2])
     try:
-        heartbeat.start("unpacking what it was given", opaque=True)
+        heartbeat.start("unpacking its input", opaque=True)
         _unpacked(descriptors[4]).apply()  # before any of the user's code runs
         given = _unpacked(descriptors[1])
         heartbeat.rest()
@@ -73,7 +73,8 @@ def work(arguments: dict[str, Any], descriptors: list[int]) -> int:
     except Exception as error:  # process boundary: the driver learns what happened
         told = error if isinstance(error, ArgosyError) else means_refused(error, name)
         known = told or WorkerError(
-            f"worker {name!r} cannot go on:\n{trace_of(error).strip()}\nFix what raised; the same command resumes the run."
+            f"worker {name!r} cannot continue:\n{trace_of(error).strip()}\nFix the error; the same command "
+            "resumes the run."
         )
         driver.send(Failed(error=known))
         return 1

@@ -58,8 +58,9 @@ class Population:
         found = [name for name, other in others.items() if changes(here, other)]
         if not found:
             raise StudyError(
-                "scheduler 'pbt' changes numbers of optimizer, loss or augment while trials train, and of "
-                f"{dict(parameters)} none is bound there by name; give the member one, as partial(SGD, lr=parameters['lr'])."
+                "scheduler 'pbt' changes numbers of optimizer, loss or augment while trials train, but none of "
+                f"{dict(parameters)} is bound there by name. Bind one in the member, for example partial(SGD, "
+                "lr=parameters['lr'])."
             )
         return found
 

@@ -56,13 +56,13 @@ def check_terms(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> Non
     # In a larger population the first clones would be different.
     totals = [name for name in TOTALS if name != "n_trials" or here["scheduler"] != "pbt"]
     differences = [
-        f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+        f"{key}: was {there.get(key)!r}, is now {here.get(key)!r}"
         for key in {**there, **here}
         if (here[key] < there[key] if key in totals else here.get(key) != there.get(key))
     ]
     if differences:
         raise RunError(
-            "the directory holds another search:\n  " + "\n  ".join(differences) + "\n"
-            f"Undo the change, choose another directory, or begin anew with fresh=True (--fresh), which keeps what is there; "
-            f"{' and '.join(totals)} may grow."
+            "the directory holds a different search:\n  " + "\n  ".join(differences) + "\n"
+            f"Undo the change, choose another directory, or start over with fresh=True (--fresh), which keeps the old files. "
+            f"Only {' and '.join(totals)} may grow."
         )

@@ -97,7 +97,7 @@ class Trial:
         first = self.ends_with(self.here(state))
         if first is None or first.name == one.name or len(one.history) < len(first.history):
             return None
-        return f"{first.name} ended with section {len(first.history)}"
+        return f"{first.name} ended after section {len(first.history)}"
 
     def ends_with(self, here: Sequence[MemberState]) -> MemberState | None:
         """Return the first member that ended by its own stopping rule; the others end after the same section."""
@@ -118,8 +118,9 @@ def members_of(built: Any, parameters: Mapping[str, Any], suffix: str, limit: St
     repeated = {one.repetition.of for one in several if isinstance(one, Member) and one.repetition is not None}
     if len(repeated) != 1 or not all(isinstance(one, Member) and one.repetition is not None for one in several):
         raise StudyError(
-            f"build({dict(parameters)}) returned {type(built).__name__}; it must return an argosy.Member, or the list that "
-            "argosy.kfold, argosy.bootstrap or argosy.replicate makes of one: the trial is their mean then."
+            f"build({dict(parameters)}) returned {type(built).__name__}; it must return an argosy.Member, or the "
+            "list that argosy.kfold, argosy.bootstrap or argosy.replicate returns for one. The trial is then the "
+            "mean of that list."
         )
     name = f"{repeated.pop()}-{suffix}"
     renamed = tuple(_renamed(one, name, limit) for one in several)

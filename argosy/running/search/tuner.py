@@ -216,8 +216,8 @@ class Tuner:
         waiting, room = len(self.sampling.waiting), max(self.total - len(self.trials), 0)
         if waiting > room:
             raise StudyError(
-                f"of what is in enqueue the directory lacks {waiting}, and {room} trials are to come; give more n_trials, or leave out "
-                "what would never be tried."
+                f"enqueue has {waiting} trials that this directory has not started, but the search has room for {room} more. "
+                "Raise n_trials, or remove the trials that would never run."
             )
 
     def show(self, directory: Path, store: Store) -> None:
@@ -255,7 +255,7 @@ class Tuner:
             return self._on(trial, left)
         reason = self.scheduler.out(trial.number)
         if reason is None:
-            return Verdict(Fate.REST, f"waits after section {len(here.history)} for others")
+            return Verdict(Fate.REST, f"waits for others after section {len(here.history)}")
         return Verdict(Fate.END, reason)
 
     def _on(self, trial: Trial, left: int) -> Verdict:
@@ -422,8 +422,8 @@ class Tuner:
         name, members = members_of(built, parameters, f"{suffix}", MaxEpochs(epochs))
         if len(members) > 1 and self.search.scheduler == "pbt":
             raise StudyError(
-                f"build({dict(parameters)}) returned {len(members)} members, and scheduler 'pbt' clones trials of one. Return one "
-                "member, or choose another scheduler."
+                f"build({dict(parameters)}) returned {len(members)} members, but scheduler 'pbt' clones trials of "
+                "one member. Return one member, or choose another scheduler."
             )
         for one in members:
             self.search.check_reported(one)

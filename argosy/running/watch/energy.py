@@ -104,5 +104,5 @@ def _gpu_joules(library: ctypes.CDLL, device: ctypes.c_void_p) -> float:
     millijoules = ctypes.c_ulonglong()
     code = library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules))
     if code:
-        raise OSError(code, "NVML does not tell the energy of this device")
+        raise OSError(code, "NVML does not report the energy of this device")
     return millijoules.value / 1e3

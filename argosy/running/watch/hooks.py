@@ -115,7 +115,7 @@ class Hooked:
             try:
                 wrong = self._run(event, facts)
             except (OSError, RunError) as error:
-                wrong = f"cannot be started ({error})"
+                wrong = f"could not be started ({error})"
             if wrong:
                 self._wrong.append(f"on_{event}: the command {self._commands[event]!r} {wrong}.")
 
@@ -150,5 +150,5 @@ class Hooked:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return f"took longer than {SECONDS:g} s and was ended"
+            return f"took longer than {SECONDS:g} s and was killed"
         return f"ended with exit code {code} (see {workers / 'hooks.log'})" if code else ""

@@ -13,5 +13,5 @@ class Phase(Enum):
     TRAINING = "training"
     REGROUPING = "saving members after a loss"
     """Shown to users; other legs train meanwhile."""
-    ENDING = "saving members, to end"
+    ENDING = "saving members before ending"
     OVER = "ending"
