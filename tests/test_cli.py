@@ -605,13 +605,13 @@ def test_a_run_or_a_member_begins_anew_in_the_directory_of_the_studys_name(folde
     (folder / "study.py").write_text(STUDY.replace("hidden=8", "hidden=9"))
     refused = " ".join(argosy(folder, *INLINE, code=2).stderr.split())
     assert "member 'b', model.hidden: was 8, is now 9" in refused
-    assert "fresh=['b'] (--fresh b) trains it anew" in refused
+    assert "fresh=['b'] (--fresh b) trains it again" in refused
     one = argosy(folder, *INLINE, "--fresh", "b")
     assert (folder / "runs" / "study" / "members.old" / "b-1").is_dir()
     assert (folder / "runs" / "study" / "journal.jsonl").read_bytes().startswith(first)
     # The study file behind --fresh is not taken for a member's name.
     everything = argosy(folder, "run", "--fresh", *INLINE[1:])
-    assert f"is kept in {folder / 'runs' / 'study.old-1'}" in " ".join(everything.stdout.split())
+    assert f"are kept in {folder / 'runs' / 'study.old-1'}" in " ".join(everything.stdout.split())
     assert "--fresh" not in one.stdout + everything.stdout
     assert not (folder / "runs" / "study" / "members.old").exists()
 

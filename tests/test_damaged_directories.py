@@ -152,7 +152,7 @@ def test_what_a_later_version_wrote_is_left_out_and_said_once(
         }
     said = capsys.readouterr().err
     assert said.count("was written by a later version of argosy") == 1
-    assert "left out: Checkpoint.tier, SectionEnded.weather, TideTurned." in said
+    assert "does not know: Checkpoint.tier, SectionEnded.weather, TideTurned." in said
 
 
 @pytest.mark.tampers

@@ -231,7 +231,7 @@ def test_a_metric_of_the_wrong_shape_is_named(tmp_path: Path, launcher: str) -> 
 
 def test_three_equal_failures_stop_the_study(tmp_path: Path, launcher: str) -> None:
     fleet = [studies.member(f"bad-{number}", model=no_model) for number in range(3)] + [studies.member()]
-    with pytest.raises(MemberError, match=r"first 3 members failed alike(.|\n)*no such width"):
+    with pytest.raises(MemberError, match=r"first 3 members failed in the same way(.|\n)*no such width"):
         argosy.train(studies.study(fleet=fleet), directory=tmp_path, launcher=launcher)
 
 

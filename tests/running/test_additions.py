@@ -170,7 +170,7 @@ def test_what_cannot_join_is_refused_in_the_answer_and_what_can_is_read_from_its
     # The same command knows them from what was handed in; the copy is what its sum says, or nothing.
     (copy,) = (run / "commands").glob("*-good.py")
     text = copy.read_text()
-    for change, found in ((lambda: copy.write_text(text + "\n"), "was changed since"), (copy.unlink, "is missing")):
+    for change, found in ((lambda: copy.write_text(text + "\n"), "has changed since"), (copy.unlink, "is missing")):
         change()
         before = (run / "journal.jsonl").read_bytes()
         with pytest.raises(RunError, match=f"{copy.name}, from which members were added, {found}"):

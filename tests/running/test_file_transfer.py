@@ -68,7 +68,7 @@ def test_what_never_became_whole_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"e0001\.pt which another node needs, is in the journal but does not exist"
+        CheckpointError, match=r"e0001\.pt, which another node needs, is in the journal but does not exist"
     ):
         next(pieces("e0001.pt", tmp_path / "e0001.pt"))
 

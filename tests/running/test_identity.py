@@ -284,7 +284,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "loss": (scaled, "loss: was none, is now test_identity:scaled"),
     "schedule": (
         partial(torch.optim.lr_scheduler.StepLR, step_size=1),
-        "schedule: none there, torch.optim.lr_scheduler:",
+        "schedule: was none, is now torch.optim.lr_scheduler:",
     ),
     "step": (own_step, "step: was none, is now test_identity:own_step"),
     "augment": (studies.dawdle, "augment: was none, is now studies:dawdle"),
@@ -324,7 +324,7 @@ def test_a_field_that_decides_a_result_is_found_and_said(
     for field, (value, message) in OF_STUDY.items():
         assert message in refused(asked(**{field: value}), tmp_path), field
     long = asked({"subset": [*range(59)]})
-    assert "… 59 in all here" in refused(long, tmp_path)
+    assert "… (59 in all)" in refused(long, tmp_path)
     # What may change: rules, devices, and members that are added.
     new = studies.member("new")
     more = [new, studies.member("one", stop=argosy.MaxSteps(3)), studies.member("two", augment=interrupting)]

@@ -211,7 +211,7 @@ def test_what_is_no_plain_file_of_this_user_is_no_command(tmp_path: Path) -> Non
         "a symbolic link",
         "Is a directory",
         "more than 64 levels deep",
-        "no finite number",
+        "not a finite number",
         "twice",
         "utf-8",
         "more than",

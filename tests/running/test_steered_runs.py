@@ -122,7 +122,7 @@ def test_members_end_by_sections_of_no_use_and_all_by_twice_as_many_without_a_be
         assert standing.over == (8 if section >= 8 else None)
         assert standing.last("a") >= section
     assert standing.reason("a") == "the ensemble has not improved for 6 sections"
-    assert standing.reason("b") == "no use to the ensemble for 3 sections"
+    assert standing.reason("b") == "of no use to the ensemble for 3 sections"
 
 
 def test_what_is_decided_follows_from_the_answers_in_the_file(tmp_path: Path) -> None:

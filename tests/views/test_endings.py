@@ -224,7 +224,7 @@ def test_the_runs_of_a_folder_are_listed_with_their_states_and_their_best(
         ["killed", "interrupted"],
         ["whole", "done"],
     ]
-    assert "line 1 is no event" in said[1]
+    assert "line 1 is not an event" in said[1]
     assert said[3].endswith("  residual-network-depth=2-hidden=9-lr=0.0500, val_loss 0.3333 at epoch 2 of 2")
     runs(Path("runs/whole"))
     said = capsys.readouterr().out.splitlines()

@@ -278,7 +278,7 @@ def _named(names: Collection[str]) -> str:
 
 def _short(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else repr(value)
-    count = f" {len(value)} in all" if isinstance(value, list) else ""
+    count = f" ({len(value)} in all)" if isinstance(value, list) else ""
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…{count}"
 
 
