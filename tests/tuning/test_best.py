@@ -1,4 +1,4 @@
-"""Which trial is best: one rule, for the report, its table, and Optuna's study of the search."""
+"""Tests that the report, its table and Optuna's study of a search choose the best trial by one rule."""
 
 import math
 from collections.abc import Callable
@@ -23,18 +23,18 @@ from argosy.running.control.driver import Driver
 from argosy.running.directory import inbox
 from argosy.tuning.scheduler import is_out
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
 
 
 def wild(parameters: dict[str, Any]) -> argosy.Member:
-    """It learns fast for an epoch, and diverges in the next where that is its kind."""
+    """Return a member that learns well; kind "wild" diverges in its second epoch, and "bad" in its first."""
     rates = {"good": [0.01] * 9, "wild": [2.0, math.inf], "bad": [math.inf]}[parameters["kind"]]
     schedule = partial(LambdaLR, lr_lambda=lambda epoch: rates[min(epoch, len(rates) - 1)])
     return replace(build({"lr": 1.0}), schedule=schedule)
 
 
 def agreed(report: Any) -> None:
-    """What the report calls best is what Optuna does, where that has a trial that is complete."""
+    """Assert that the report's best trial is Optuna's best, if Optuna has a complete trial."""
     complete = [trial for trial in report.study.trials if trial.state == TrialState.COMPLETE]
     if complete:
         assert report.trials[report.best_trial.name] == report.study.best_trial.number
@@ -76,7 +76,7 @@ def test_where_all_have_failed_no_trial_is_best(tmp_path: Path) -> None:
 
 
 class Foretold(nn.Module):
-    """Its outputs are one score, whatever it is trained on; from so many steps on they are no numbers, and it diverges."""
+    """A network whose outputs are one score whatever it is trained on, and NaN after a given number of steps, so that it diverges."""
 
     def __init__(self, score: float, steps: float) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Foretold(nn.Module):
 
 
 def foretold(parameters: dict[str, Any], doomed: int, steps: int) -> argosy.Member:
-    """The lower its number the better it is; so many of the best diverge after these steps, of two an epoch."""
+    """Return a member that scores better the lower its number is; those below `doomed` diverge after `steps` steps (an epoch has two)."""
     number = parameters["number"]
     model = partial(Foretold, 0.9 - number / 100, steps if number < doomed else math.inf)
     metrics: dict[str, Callable[..., Any]] = {
@@ -102,12 +102,12 @@ def foretold(parameters: dict[str, Any], doomed: int, steps: int) -> argosy.Memb
 
 
 def numbered(trial: Any) -> None:
-    """Parameters of a trial: its number."""
+    """A space whose only parameter is the trial's number."""
     trial.suggest_int("number", trial.number, trial.number)
 
 
 def rows_of(report: Any) -> dict[int, list[Any]]:
-    """Rows by the number of their trial: one that begins anew at each rung has several."""
+    """Return the rows of each trial by its number: a trial that begins anew at each rung has several."""
     return {n: [row for row in report.rows if report.trials[row.name] == n] for n in report.trials.values()}
 
 
@@ -127,7 +127,7 @@ def rows_of(report: Any) -> dict[int, list[Any]]:
 def test_the_best_trained_to_its_end(
     tmp_path: Path, terms: dict[str, Any], best: int, objective: str, mode: str
 ) -> None:
-    """The one trial that is better than all others diverges, when those that it was compared with are out."""
+    """The best trial never is one that diverged, even if it beat all trials it was compared with and these are out."""
     report = tune(
         tmp_path,
         space=numbered,
@@ -141,16 +141,16 @@ def test_the_best_trained_to_its_end(
         assert states[number] == (TrialState.FAIL if number == 0 else ended)
         statuses = [row.status for row in sorted(rows, key=lambda row: row.epochs)]
         over = {TrialState.FAIL: "diverged", TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
-        assert statuses == [*["done"] * (len(rows) - 1), over[states[number]]]  # of several rungs, the last
+        assert statuses == [*["done"] * (len(rows) - 1), over[states[number]]]  # only the last of several rungs
     assert report.trials[report.best_trial.name] == best
     assert report.best_trial.epochs == 4
-    if best == 4:  # of another bracket: those that are out had come to more
+    if best == 4:  # it is from another bracket, although pruned trials had reached better values
         assert {states[number] for number in (1, 2, 3)} == {TrialState.PRUNED}
     agreed(report)
 
 
 def test_a_trial_that_ends_by_its_own_rule_is_complete(tmp_path: Path) -> None:
-    """All three that go on from the first bracket diverge; of the second one trial comes to the end of its rule."""
+    """All three trials that the first bracket promotes diverge; one trial of the second bracket ends by its member's rule."""
 
     def short(parameters: dict[str, Any]) -> argosy.Member:
         return replace(foretold(parameters, doomed=3, steps=2), stop=argosy.MaxEpochs(2))

@@ -1,4 +1,4 @@
-"""What `argosy status` and `argosy report` say of the directory of a search, and how its progress is shown."""
+"""Tests what `argosy status` and `argosy report` print about the directory of a search, and how its progress is shown."""
 
 import json
 import shutil
@@ -24,12 +24,12 @@ from argosy.settings import Settings
 from argosy.views.html.report import values_of
 from argosy.views.watch import Watching
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
 
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What a command prints of a directory: as text, or the value that it writes as JSON."""
+    """Return a function that runs a command on a directory and returns what it prints: the text, or the value written as JSON."""
 
     def say(command: Any, directory: Path, *, as_json: bool = False) -> Any:
         names = {status: ("wait",), report: ("html", "open_", "live")}[command]

@@ -1,4 +1,4 @@
-"""Trials that are the mean of several members: these go on, rest and end together, and each is what it is alone."""
+"""Tests that the members of a trial that is a mean continue, rest and end together, and that each trains as it would alone."""
 
 import math
 import shutil
@@ -26,7 +26,7 @@ MOST, ETA = 4, 2
 
 
 def folded(parameters: dict[str, Any]) -> list[argosy.Member]:
-    """Two folds of one layer."""
+    """Return a one-layer member for each of two folds."""
     return argosy.kfold(build(parameters), 2, samples=40)
 
 
@@ -35,13 +35,13 @@ def search(directory: Path, **rest: Any) -> Any:
 
 
 def means(run: Path, names: Sequence[str]) -> list[float]:
-    """The mean of these members after each section that all of them have ended."""
+    """Return the mean validation loss of these members after each section that all of them have ended."""
     histories = [living.state_of(run).members[name].history for name in names]
     return [sum(row["val_loss"] for row in rows) / len(names) for rows in zip(*histories, strict=True)]
 
 
 def by_definition(run: Path, *, anew: bool) -> dict[str, tuple[float, float]]:
-    """(epochs, value) of each row of one round of Hyperband, by the means of its folds."""
+    """Return (epochs, value) of each row of one round of Hyperband, computed from the means of its folds."""
     found, start = {}, 0
     for size, budgets in brackets(MOST, ETA):
         racing = list(range(start, start + size))
@@ -92,7 +92,7 @@ def test_the_best_means_go_on_and_a_killed_search_ends_like_any_other(
 
 
 def folds(line: dict[str, Any]) -> list[argosy.Member]:
-    """What a trial was built from."""
+    """Return the members that a trial was built from."""
     return folded(line["parameters"])
 
 
@@ -100,7 +100,7 @@ GRID = {"kind": CategoricalDistribution(["good", "bad", "wild", "short"])}
 
 
 def mixed(parameters: dict[str, Any]) -> list[argosy.Member]:
-    """Of some the second fold comes to nothing, or ends by its own rule."""
+    """Return two folds, the second of which fails ("bad"), diverges ("wild") or ends by its own rule ("short"), as the parameter says."""
     first, second = folded({})
     changes: dict[str, dict[str, Any]] = {
         "good": {},

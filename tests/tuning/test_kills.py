@@ -1,4 +1,4 @@
-"""Searches of which a trainer is killed, and then the driver: they end like any other."""
+"""Tests that a search whose trainer and then driver are killed ends like one that ran undisturbed."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_whatever_is_killed_the_same_command_ends_with_the_same_table(tmp_path: 
         tables.append(json.loads(found.stdout)["trials"])
     assert tables[0] == tables[1]
     assert len(tables[0]) == (6 if scheduler == "asha" else 6 + 5 * 3)
-    # A population's generation waits for all its clones, and nothing is prepared beyond its end to be thrown away.
+    # All clones of a generation are begun before it trains, so that nothing is prepared beyond its end and thrown away.
     assert argosy.load(tmp_path / "whole").preparations == 1.0
     assert '"WorkerLost"' in (tmp_path / "killed" / "journal.jsonl").read_text()
 

@@ -1,4 +1,4 @@
-"""Samplers that learn: asked in waves, told what all trials before have reached, and the same whenever a search was killed."""
+"""Tests samplers that learn: they are asked in waves, see the results of all earlier trials, and propose the same after any kill."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from argosy.running.search.terms import check_terms
 from argosy.running.search.tuner import Tuner
 from argosy.tuning.search import Search
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
 
 TPE = partial(TPESampler, n_startup_trials=2)
 SETTINGS: list[dict[str, Any]] = [
@@ -38,7 +38,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 class Watching(BaseSampler):
-    """Notes what it is shown, and keeps with each trial what the next ones follow from, as CMA-ES does."""
+    """A sampler that records what it is shown, and stores in each trial the state from which the next ones follow, as CMA-ES does."""
 
     seen: list[dict[int, tuple[str, dict[int, float]]]]
 
@@ -62,7 +62,7 @@ class Watching(BaseSampler):
 
 @pytest.fixture(autouse=True)
 def _afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Rates that a busy machine shows would move members.
+    # Otherwise members would move after the rates that a busy machine measures.
     monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
     Watching.seen = []
 
@@ -73,13 +73,13 @@ def test_a_sampler_is_told_what_all_trials_before_its_wave_have_reached(tmp_path
     assert len(Watching.seen) == len(set(report.trials.values()))
     last, members = Watching.seen[-1], living.state_of(tmp_path).members
     known = {number: reached for number, (state, reached) in last.items() if state != "RUNNING"}
-    assert [*known] == [*range(len(known))], "all before its wave"
+    assert [*known] == [*range(len(known))], "the sampler sees all trials of earlier waves"
     assert len(known) >= len(last) / 2
     together = terms.get("brackets") == "together"
     for number, reached in known.items():
         assert len(reached) >= 1
         if not terms.get("scheduler") and not together:
-            # Brackets before are over: what was told is all that there is.
+            # The brackets before this one are over, so what the sampler was shown is everything.
             best = [min(row["val_loss"] for row in members[f"net-{number}"].history[:k]) for k in reached]
             assert [*reached.values()] == best
     assert {state for state, _ in last.values()} <= {"RUNNING", "PRUNED", "COMPLETE"}
@@ -111,7 +111,7 @@ def test_a_killed_search_that_learns_ends_like_any_other(
 def test_a_search_that_learns_goes_on_with_more_epochs_and_stays_as_it_ended(
     tmp_path: Path, terms: dict[str, Any]
 ) -> None:
-    """Trials that ended when there were fewer epochs, and those that others wait for at a rung, go on."""
+    """With more epochs, trials that had ended, and those that others wait for at a rung, continue."""
     run, terms = tmp_path / "run", {"n_trials": 12, "eta": 2, "sampler": TPE, **terms}
     tune(run, max_epochs=4, **terms)
     report = tune(run, max_epochs=8, **terms)
@@ -132,7 +132,7 @@ def test_a_search_that_learns_goes_on_with_more_epochs_and_stays_as_it_ended(
 def test_a_wave_waits_for_a_trial_that_trains_its_last_section_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of which the driver that was killed knew the value, and no file is there."""
+    """The killed driver knew the value of that section, but the trial's checkpoint was not written."""
     terms = {"scheduler": "random", "n_trials": 6, "at_once": 2, "max_epochs": 2, "numerics": "exact", "sampler": TPE}
     with monkeypatch.context() as patched:
         living.keep_all_files(patched)
@@ -168,7 +168,7 @@ def test_a_trial_that_failed_is_the_worst_that_a_sampler_sees(tmp_path: Path) ->
 
 
 def said(**terms: Any) -> list[str]:
-    """What a search warns of before it begins."""
+    """Return the warnings that a search gives before it begins."""
     settings: dict[str, Any] = {"build": build, "space": SPACE, "data": DATA, "max_epochs": 9, "sampler": TPESampler}
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -226,7 +226,7 @@ def test_by_default_a_search_learns_where_there_is_enough_to_learn_from() -> Non
 
 
 def test_a_search_goes_on_with_the_sampler_that_it_began_with() -> None:
-    """With more trials than before, or from a version that drew at random by default."""
+    """It keeps the sampler when the number of trials changes, also in directories of versions that drew at random by default."""
     settings: dict[str, Any] = {"build": build, "space": SPACE, "data": DATA, "max_epochs": 9, "scheduler": "asha"}
     few, many = (Search(**settings, n_trials=trials) for trials in (8, 40))
     for began, goes_on in ((Tuner.of(few, []), many), (Tuner.of(many, []), few)):
@@ -247,7 +247,7 @@ def test_other_waves_are_another_search_where_the_sampler_learns(tmp_path: Path)
 
 
 def test_a_directory_that_does_not_say_its_waves_goes_on(tmp_path: Path) -> None:
-    """As those of before."""
+    """Directories of earlier versions lack `at_once`; they continue."""
     search = Search(build=build, space=SPACE, data=DATA, max_epochs=1, sampler=Watching, at_once=2)
     terms = Tuner(search).terms
     check_terms({name: value for name, value in terms.items() if name != "at_once"}, terms)
@@ -263,7 +263,7 @@ def test_a_sampler_whose_package_is_missing_is_one_sentence(tmp_path: Path) -> N
 
 
 def searched(seed: int, sampler: Any, scheduler: str = "hyperband", **terms: Any) -> float:
-    """The least cost that a search finds whose trials are as good as they are near one point, and show it late."""
+    """Return the least cost that a simulated search finds; a trial costs the more the farther it is from one point, which shows only late."""
     settings = {"build": build, "space": QUALITY, "data": DATA, "max_epochs": 27, "scheduler": scheduler, "seed": seed}
     tuner = Tuner(Search(**{**settings, "sampler": sampler, **terms}))
     machine, sampling, costs = tuner.scheduler, tuner.sampling, list[float]()
@@ -276,7 +276,7 @@ def searched(seed: int, sampler: Any, scheduler: str = "hyperband", **terms: Any
         while movable := [t for t, sections in enumerate(reached) if sections < machine.budget(t)]:
             for trial in movable:
                 reached[trial] += 1
-                # At first what learns fast is ahead of what is better.
+                # In early sections, trials that learn fast are ahead of better ones.
                 cost = costs[trial] + (1 + abs(hash((seed, trial)) % 100) / 100) / reached[trial]
                 machine.tell(trial, reached[trial], cost)
                 sampling.report(trial, reached[trial], cost)
@@ -296,6 +296,6 @@ QUALITY = {name: FloatDistribution(0.0, 1.0) for name in "abcd"}
 )
 def test_tpe_is_better_than_random_search_by_a_paired_test(terms: dict[str, Any]) -> None:
     differences = [searched(seed, TPESampler, **terms) - searched(seed, None, **terms) for seed in range(10)]
-    # Eight or more of ten pairs are better by chance once in twenty times.
+    # By chance, at least eight of ten pairs are better in one of twenty runs.
     assert sum(difference < 0 for difference in differences) >= 8, differences
     assert sum(differences) < 0

@@ -1,4 +1,4 @@
-"""A search in another process: its directory and its `argosy.Search` give what `argosy.tune` returned, to load, export and go on with."""
+"""Tests that another process can load, export and continue a search from its directory and its `argosy.Search`."""
 
 import re
 from dataclasses import replace
@@ -21,9 +21,9 @@ X = torch.stack([row[0] for row in ROWS])
 
 
 def pasted(report: Any, search: argosy.Search) -> Any:
-    """What the line of a report that begins with ``Load it`` gives, where there is the search alone."""
+    """Evaluate the report's line ``Load it: …`` with nothing but the search at hand."""
     (line,) = re.findall(r"(?m)^Load it: (.*)$", f"{report}")
-    return eval(line, {"argosy": argosy, "search": search})  # the line is made here
+    return eval(line, {"argosy": argosy, "search": search})  # the line was printed by this process
 
 
 @pytest.mark.parametrize("space", [SPACE, lambda trial: {"lr": 10 ** trial.suggest_float("digits", -3, 0)}])

@@ -1,4 +1,4 @@
-"""Levels and the order within them, against brute force, Optuna's ranks, and the order of one objective."""
+"""Tests Pareto levels and the order within them against brute force, Optuna's ranks, and the order by one objective."""
 
 import math
 from itertools import pairwise
@@ -23,14 +23,14 @@ COSTS = st.integers(1, 4).flatmap(
 
 
 def dominates(one: Cost, other: Cost) -> bool:
-    """By the definition: constraints first, then nowhere worse and somewhere better."""
+    """Return whether one cost dominates another by the definition: less excess first, then nowhere worse and somewhere better."""
     if one.excess or other.excess:
         return one.excess < other.excess
     return all(a <= b for a, b in zip(one.values, other.values, strict=True)) and one.values != other.values
 
 
 def peeled(costs: list[Cost]) -> list[int]:
-    """Levels by taking away, again and again, what nothing that is left dominates."""
+    """Compute levels by repeatedly removing the costs that no remaining cost dominates."""
     found, left, level = [0] * len(costs), set(range(len(costs))), 0
     while left:
         front = {n for n in left if not any(dominates(costs[other], costs[n]) for other in left)}
@@ -82,7 +82,7 @@ def test_within_a_level_the_ends_and_the_lonely_are_first() -> None:
 def test_a_rung_lets_the_best_level_go_on_before_those_that_break_a_constraint() -> None:
     machine = Hyperband(most=9, eta=3, trials=9)
     for trial in range(9):
-        # The first three are better than all others, and break a constraint; the last three dominate those between.
+        # Trials 0 to 2 are the best but break a constraint; trials 6 to 8 dominate trials 3 to 5.
         machine.tell(trial, 1, float(trial < 6), 9.0 - trial, excess=float(trial < 3))
     assert [trial for trial in range(9) if machine.budget(trial) > 1] == [6, 7, 8]
 

@@ -1,4 +1,4 @@
-"""Packs of a rung as the paper has them, without the mistakes of its code; and trials that begin anew at each rung."""
+"""Tests that packs are chosen as in the paper, without the mistakes of its code, and trials that begin anew at each rung."""
 
 import math
 import random
@@ -38,7 +38,7 @@ PACKS = ["none", "batch-size", "random(3)", "knn(3)", "planned"]
 
 
 def build(parameters: dict[str, Any]) -> argosy.Member:
-    """Two hidden layers, and a norm."""
+    """Return a member with two hidden layers and a batch norm."""
     return argosy.Member(
         "net",
         model=partial(_network, 10),
@@ -49,12 +49,12 @@ def build(parameters: dict[str, Any]) -> argosy.Member:
 
 
 def scheduled(parameters: dict[str, Any], epochs: float) -> argosy.Member:
-    """Its learning rate is 0 when it has trained for so many epochs."""
+    """Return a member whose learning rate has decayed to 0 after that many epochs."""
     return replace(build(parameters), schedule=partial(CosineAnnealingLR, T_max=int(epochs)))
 
 
 def _network(classes: int) -> nn.Module:
-    """Of layers that are wide enough that members have the bits of alone in any program."""
+    """Return a network whose layers are wide enough that every program gives its members the bits they get alone."""
     hidden = nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
     return nn.Sequential(*hidden, nn.Linear(64, classes))
 
@@ -71,7 +71,7 @@ def candidates(*points: dict[str, Any]) -> list[Candidate]:
 
 
 def packed(packing: Packing, waiting: Sequence[Candidate]) -> list[list[str]]:
-    """All of a rung, pack by pack."""
+    """Return the packs of a whole rung, as names."""
     left, packs = list(waiting), []
     while left:
         pack = packing.next(left)
@@ -112,14 +112,14 @@ def test_the_nearest_are_so_by_places_in_lists_of_values_and_k_are_k() -> None:
 
     distances = sorted(apart(first[0], one) for one in waiting if one is not first[0])
     assert sorted(apart(first[0], one) for one in first[1:]) == distances[:2] == [1, 1]
-    # A value that is in no list counts by its place among those at hand; one that is not there at all differs.
+    # A value outside the list counts by its rank among the values at hand; a missing one counts as different.
     free = candidates({"rate": 0.1}, {"rate": 0.2}, {"rate": 0.9}, {})
     centre = make_packing("knn(2)", seed=3, choices={})
     assert {one.name for one in centre.next([free[0], free[2], free[1]])} != {"m-0", "m-2"}
 
 
 def by_definition(directory: Path, *, anew: bool, most: int = 9, eta: int = 3) -> dict[str, float]:
-    """How far each member trains, by what members reached: at each rung the best third."""
+    """Return how far each member trains if each rung promotes the best third, judged by what the members reached."""
     members, reached, start = living.state_of(directory).members, {}, 0
     for size, budgets in brackets(most, eta):
         racing = list(range(start, start + size))
@@ -156,7 +156,7 @@ def test_whoever_is_packed_with_whom_the_best_third_goes_on_and_is_what_it_is_al
 
 
 def report_members(run: Path, warm: bool) -> list[argosy.Member]:
-    """The members of a search, built by hand."""
+    """Build the members of a search by hand from its journal."""
     found = []
     for line in evidence.event_lines(run, "Proposed"):
         assert (line["sections"] is None) == warm
@@ -165,7 +165,7 @@ def report_members(run: Path, warm: bool) -> list[argosy.Member]:
 
 
 def validated_as_it_is_used(run: Path, member: argosy.Member) -> bool:
-    """Whether the validation loss is that of the network in ``eval()``."""
+    """Return whether the validation loss is that of the network in ``eval()``."""
     report = argosy.load(run, study=argosy.Study(data=DATA, members=[member]))
     x, y = DATA.val.tensors
     network = report.member(member.name).load()
@@ -196,7 +196,7 @@ def test_a_search_whose_trials_begin_anew_ends_like_any_other_after_a_kill(
     assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
     assert report.trials_per_hour == pytest.approx(17 / report.seconds * 3600)
     assert len(report.run.rows) == 9 + 3 + 1 + 5 + 1 + 3
-    assert ": 17 trials, 12 pruned, 5 done; " in report.ending().state, "each counts once, whatever its rows"
+    assert ": 17 trials, 12 pruned, 5 done; " in report.ending().state, "a trial counts once, however many rows it has"
     card = values_of(report.run, timeline(run))["cards"][1]
     assert (card["title"], card["value"], card["counts"]) == ("Trials", "17", [["pruned", 12], ["done", 5]])
     if packs != "planned":

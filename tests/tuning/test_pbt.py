@@ -1,4 +1,4 @@
-"""Populations: who takes whose place is the definition's answer, and a clone is what a plain loop makes of its line of sources."""
+"""Tests that a population replaces trials as its definition says, and that a clone equals a plain loop over its line of sources."""
 
 import itertools
 import math
@@ -39,17 +39,17 @@ SPACE = {
 
 
 class World:
-    """A population with fixed costs; trials train in whatever order, and clones come when they come."""
+    """A population with fixed costs, whose trials train and whose clones begin in any order."""
 
     def __init__(self, pbt: Pbt, costs: Costs, fails: dict[int, int]) -> None:
         self.pbt, self.costs, self.fails = pbt, {trial: list(row) for trial, row in costs.items()}, fails
         self.reached: dict[int, int] = {}
         self.failed: set[int] = set()
         self.trained = 0
-        """Sections of all trials together."""
+        """The sections that all trials have trained together."""
 
     def begin(self) -> bool:
-        """One more, if there is to be one; a clone has reached what its source had."""
+        """Begin one more trial if one is wanted; a clone starts with what its source has reached."""
         trial = len(self.reached)
         if not self.pbt.wanted(trial):
             return False
@@ -90,7 +90,7 @@ class World:
 def by_definition(
     trials: int, terms: dict[str, int], costs: Costs, fails: dict[int, int]
 ) -> dict[int, tuple[int, bool, int | None]]:
-    """Generation by generation, all of a population at once."""
+    """Return where each trial ends, computed one generation after the other, for the whole population at once."""
     most, every, eta, seed = (terms[key] for key in ("most", "every", "eta", "seed"))
     costs = {trial: list(row) for trial, row in costs.items()}
     born, racing, found = dict.fromkeys(range(trials), 0), list(range(trials)), {}
@@ -129,7 +129,7 @@ def test_a_population_is_decided_the_same_whatever_the_order(seed: int) -> None:
     for world in worlds:
         world.play(draw)
     assert worlds[0].table == worlds[1].table == by_definition(trials, terms, costs, fails)
-    # A later driver tells all at once, trial by trial, and who has failed after that.
+    # A later driver reports all results at once, trial by trial, and the failures after them.
     again = Pbt(trials=trials, **terms)
     for trial, reached in worlds[0].reached.items():
         for section in range(1, reached + 1):
@@ -162,7 +162,7 @@ def test_parameters_go_on_to_values_beside_them() -> None:
 
 
 def build(parameters: dict[str, Any]) -> argosy.Member:
-    """One layer with dropout, so that random states matter."""
+    """Return a member of one layer with dropout, so that random states matter."""
     return argosy.Member(
         "net",
         model=partial(_network, 6),
@@ -181,7 +181,7 @@ def search(directory: Path, **rest: Any) -> Any:
 
 
 def line_of(run: Path, name: str) -> tuple[str, list[tuple[int, dict[str, Any]]]]:
-    """The first of a clone's sources, and what changed in it at which epoch on the way to the clone."""
+    """Return the first of a clone's sources, and the changes, with their epochs, on the way to the clone."""
     cloned = {line["member"]: line for line in evidence.event_lines(run, "Cloned")}
     changed: list[tuple[int, dict[str, Any]]] = []
     while name in cloned:
@@ -207,7 +207,7 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
     assert [row["trial"] for row in report.table()] == sorted(
         report.trials, key=lambda name: (report.run.member(name).metrics["val_loss"], report.trials[name])
     )
-    # What is behind a source was not trained again.
+    # The sections that a clone inherits from its source were not trained again.
     assert report.epochs == 6 * 6
     assert report.sources.keys() == {f"net-{number}" for number in range(6, 10)}
     for name in report.trials:
@@ -231,7 +231,7 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
         assert evidence.results_of(run, name)["weights"] == weights
     trials = stored(run).trials
     assert [trial.params for trial in trials] == [report.parameters[f"net-{trial.number}"] for trial in trials]
-    # A clone is worth what it reached itself, in the report as in Optuna's storage, and after a kill.
+    # A clone's value is what it reached itself: in the report, in Optuna's storage, and after a kill.
     for trial in trials:
         row, own = report.run.member(f"net-{trial.number}"), state.members[f"net-{trial.number}"].own_sections
         reached = min(one.metrics["val_loss"] for one in own)
@@ -240,7 +240,8 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
         assert row.metrics["lr"] == row.hyperparameters["optimizer.lr"]
     killed = sorted(tmp_path.glob("killed-*"))
     assert len(killed) >= 5
-    # The last line that reached the disk may be that of a clone which is no trial yet; what was saved after it has let older files go.
+    # The last line that reached the disk may be a clone that is not yet a trial. Later saves have deleted older
+    # checkpoints, so the journal can only be cut where none follows.
     torn = 0
     for one in killed:
         lines = (one / "journal.jsonl").read_bytes().splitlines(keepends=True)
@@ -248,7 +249,7 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
         if cut < len(lines) and not any(b'"Saved"' in line for line in lines[cut:]):
             (one / "journal.jsonl").write_bytes(b"".join(lines[:cut]))
             torn += 1
-    assert torn, "each snapshot has saved something after its last clone"
+    assert torn, "every snapshot has a checkpoint saved after its last clone, so none tests the cut"
     for again in killed:
         found = search(again, study_name="run")
         assert outcome(found) == outcome(report), again
@@ -257,18 +258,18 @@ def test_a_clone_is_what_a_plain_loop_makes_of_its_line_and_a_killed_search_ends
 
 
 class Snapshots:
-    """Copies of a run's directory, as a kill would leave it: one whenever a member rests, ends, or is cloned."""
+    """Copies of a run's directory as a kill would leave it, made whenever a member rests, ends or is cloned."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._seen: Any = None
 
     def act(self, driver: Driver) -> None:
-        """At the end of a round."""
+        """Copy the directory at the end of a round if anything has happened."""
         members = driver.state.members
         here = len(members), sum(member.status in ("resting", "done") for member in members.values())
         if driver.run.begun and here != self._seen:
-            # The storage's lock comes and goes on a thread of its own.
+            # A thread of the storage creates and deletes its lock at any time.
             there = self.folder / f"killed-{'-'.join(map(str, here))}"
             shutil.copytree(
                 driver.run.directory, there, symlinks=True, ignore=shutil.ignore_patterns("optuna.log.lock*")
@@ -289,7 +290,7 @@ def test_faults_change_nothing_and_more_epochs_are_more_generations(
     with monkeypatch.context() as patch:
         living.at_every_round(patch, act)
         terms = {"validations_per_epoch": 2, "epochs_per_generation": 1}
-        # Who begins later does so with the same epochs of the stream.
+        # Trials that begin later train on the same epochs of the stream.
         search(tmp_path / "run", max_epochs=2, at_once=2, **terms)
         grown = search(tmp_path / "run", max_epochs=3, **terms)
     kept = [{name: row[:2] + row[3:] for name, row in outcome(found).items()} for found in (grown, whole)]
@@ -315,7 +316,7 @@ def _other(parameters: Any, lr: float) -> SGD:
 
 
 def test_a_generation_begins_when_all_of_it_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one device are late: its members are called before they rest, and no epoch is prepared for the others alone."""
+    """A generation waits for the late files of one device: members are called before they rest, yet no epoch is prepared for the others alone."""
     late: list[tuple[int, str, SectionReport]] = []
     handle, one_round, rounds = Driver._handle, Driver._round, itertools.count()
 

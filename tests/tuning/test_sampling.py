@@ -1,4 +1,4 @@
-"""Proposals are Optuna's, each under a seed of its own number: a later driver proposes what this one would have."""
+"""Tests that parameters are Optuna's, each under a seed derived from its trial's number, so that a later driver proposes the same."""
 
 import warnings
 from functools import partial
@@ -39,7 +39,7 @@ def test_a_sampler_that_learns_does_so_and_goes_on_after_a_restart_as_it_would_h
 
 
 def warning(trial: optuna.Trial) -> None:
-    """A space that warns, as people's and Optuna's do."""
+    """A space that raises a FutureWarning, as users' spaces and Optuna itself do."""
     warnings.warn("there will be another name for it", FutureWarning, stacklevel=1)
     trial.suggest_int("units", 16, 100, step=16)
 
@@ -94,7 +94,7 @@ def test_trials_that_are_enqueued_come_first_and_what_they_leave_out_is_sampled(
     found = [sampling.ask()[0] for _ in range(4)]
     assert found[0] == first[0]
     assert found[1]["x"] == 0.75 and 1 <= found[1]["units"] <= 8
-    # Later trials are those of a search without them, and a restart gives the same again.
+    # Later trials are those of a search without given first ones, and a restarted search proposes the same again.
     plain, later = (Sampling(TWO, modes=["min"], seed=3, sampler=None, first=given) for given in ((), first))
     assert [plain.ask()[0] for _ in range(4)][2:] == found[2:]
     assert [later.again(one)[0] for one in found[:2]] == found[:2]

@@ -1,4 +1,4 @@
-"""Schedulers as state machines: reference tables, and whatever the order in which results come."""
+"""Tests schedulers as state machines: against reference tables, and for results that come in any order."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ MOST = 27
 
 
 class World:
-    """Trials with fixed costs, some of which fail; they train in whatever order, and are as far as the scheduler lets them."""
+    """Trials with fixed costs, some of which fail; they train in any order, as far as the scheduler lets them."""
 
     def __init__(self, scheduler: Scheduler, costs: dict[int, list[float]], fails: dict[int, int]) -> None:
         self.scheduler, self.costs, self.fails = scheduler, costs, fails
@@ -28,14 +28,14 @@ class World:
         self.failed: set[int] = set()
 
     def begin(self) -> int:
-        """Let as many begin as are wanted; returns how many."""
+        """Begin as many trials as are wanted, and return how many."""
         count = self.scheduler.wanted(len(self.reached))
         for trial in range(len(self.reached), len(self.reached) + count):
             self.reached[trial] = 0
         return count
 
     def step(self, trial: int) -> None:
-        """One more section, unless it is to fail there."""
+        """Train a trial for one more section, unless it is to fail there."""
         if self.fails.get(trial) == self.reached[trial]:
             self.failed.add(trial)
             self.scheduler.fail(trial)
@@ -47,7 +47,7 @@ class World:
         return [t for t, reached in self.reached.items() if t not in self.failed and reached < self.scheduler.budget(t)]
 
     def play(self, draw: Random) -> None:
-        """To the end, in a random order."""
+        """Train all trials to their end in a random order."""
         while self.begin() or self.movable():
             movable = self.movable()
             for trial in draw.sample(movable, draw.randint(1, len(movable))):
@@ -60,7 +60,7 @@ class World:
 
 
 def fleet(draw: Random, trials: int) -> tuple[dict[int, list[float]], dict[int, int]]:
-    """Costs with ties and some that are no number, and who fails after how many sections."""
+    """Return costs, with ties and NaN, and after how many sections which trials fail."""
     values = [0.0, 0.25, 0.5, 0.75, 1.0, math.nan]
     costs = {t: [draw.choice(values) for _ in range(MOST + 1)] for t in range(trials)}
     return costs, {t: draw.randint(0, MOST) for t in range(trials) if draw.random() < 0.2}
@@ -78,7 +78,7 @@ def test_the_table_of_the_paper() -> None:
     world = World(Hyperband(most=81, eta=3, trials=143), {t: [float(t)] * 82 for t in range(143)}, {})
     world.play(Random(0))
     assert len(world.reached) == 143
-    assert sum(world.reached.values()) == 1581, "survivors go on where they are"
+    assert sum(world.reached.values()) == 1581, "promoted trials do not train their first sections again"
     assert [t for t, reached in world.reached.items() if reached == 81] == [0, 81, 115, 130, 131, *range(138, 143)]
 
 
@@ -106,7 +106,7 @@ def test_hyperband_decides_the_same_whatever_the_order(seed: int, order: str) ->
 def by_definition(
     trials: int, eta: int, costs: dict[int, list[float]], fails: dict[int, int], order: str
 ) -> dict[int, tuple[int, str | None]]:
-    """Li et al., algorithm 1, with trials in a row; brackets in turn begin with the longest trials."""
+    """Follow algorithm 1 of Li et al. with trials in a row; brackets one after another begin with the longest trials."""
     found: dict[int, tuple[int, str | None]] = {}
     start = 0
     table = brackets(MOST, eta)[:: 1 if order == "together" else -1]
@@ -143,7 +143,7 @@ def test_asha_decides_the_same_whatever_the_order(seed: int) -> None:
 def halved_by_definition(
     trials: int, eta: int, costs: dict[int, list[float]], fails: dict[int, int]
 ) -> dict[int, tuple[int, str | None]]:
-    """Li et al., with trials that come to a rung one after another; at the end the best of the highest rung goes on alone."""
+    """Follow Li et al. with trials that reach a rung one after another; in the end the best of the highest rung continues alone."""
     budgets = rungs(MOST, eta)
     came: list[list[int]] = [list(range(trials)), *([] for _ in budgets[1:])]
 
@@ -247,7 +247,7 @@ def test_all_trials_begin_at_once(scheduler: Scheduler) -> None:
 
 
 class Asked(Results):
-    """Results that count how often one was looked up."""
+    """Results that count how often one is looked up."""
 
     count = 0
 
@@ -268,7 +268,7 @@ def test_what_thousands_of_trials_ask_for_grows_as_their_number_does(scheduler: 
         world.scheduler.results = asked = Asked()
         world.play(Random(0))
         counts.append(asked.count)
-    assert counts[1] < 8 * counts[0], "sixteen times as much, where each report has all trials compared anew"
+    assert counts[1] < 8 * counts[0], "it would be 16 times as many if each report compared all trials anew"
 
 
 def test_what_is_foreseen_is_what_the_table_says() -> None:

@@ -1,4 +1,4 @@
-"""Searches by several objectives and under constraints: the report, Optuna's study of them, and whatever was killed."""
+"""Tests searches by several objectives and under constraints: their report, Optuna's study of them, and searches that were killed."""
 
 import json
 import random
@@ -38,12 +38,12 @@ def network(hidden: int) -> nn.Module:
 
 
 def wide(parameters: dict[str, Any]) -> argosy.Member:
-    """The wider it is, the more it learns; it has 17 parameters for each of its units and 10 beside."""
+    """Return a member that learns more the wider it is; it has 17 parameters for each hidden unit and 10 more."""
     return replace(build({"lr": parameters["lr"]}), model=partial(network, parameters["hidden"]))
 
 
 def small(reached: dict[str, float]) -> list[float]:
-    """No more than 18 units."""
+    """Constrain a trial to at most 18 hidden units."""
     return [reached["parameters"] - 316]
 
 
@@ -53,7 +53,7 @@ def search(directory: Path, **rest: Any) -> Any:
 
 
 def front(report: Any) -> set[str]:
-    """The Pareto set by brute force over all pairs of the trials that trained to their end and break nothing."""
+    """Return the Pareto set by brute force over the trials that trained to their end and break no constraint."""
     ended = [
         row
         for row in report.rows
@@ -116,7 +116,7 @@ def test_a_trial_that_breaks_a_constraint_is_behind_all_that_do_not(tmp_path: Pa
     assert True in kept
     assert False in kept
     least = min(report.rows, key=lambda row: row.metrics["val_loss"])
-    assert max(least.constraints) > 0, "the best value is that of a trial that breaks it"
+    assert max(least.constraints) > 0, "the trial with the least loss must break the constraint, or this tests nothing"
     assert report.best_trial == report.rows[0]
     assert report.trials[report.best_trial.name] == stored(tmp_path / "run").best_trial.number
     assert "kept" in f"{report}"
@@ -175,8 +175,8 @@ def test_by_default_trials_of_several_objectives_in_waves_learn_from_many_good_o
     assert found == search(tmp_path / "given", sampler=ParetoSampler, **given).parameters
     others = search(tmp_path / "other", sampler=TPESampler, **given).parameters
     alike = sum(others[name] == parameters for name, parameters in found.items())
-    assert 10 <= alike < 25, "they learn from the tenth that ended on"
-    # Which was the default before.
+    assert 10 <= alike < 25, "trials must be random until ten have ended, and learnt afterwards"
+    # TPESampler was the default of earlier versions: a search that began with it keeps it.
     assert search(tmp_path / "other", **given).parameters == others
 
 

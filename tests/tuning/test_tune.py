@@ -1,4 +1,4 @@
-"""Searches on a living fleet: who goes on is what the scheduler's definition says, and a killed search ends as any other."""
+"""Tests searches on real trainers: trials continue as the scheduler's definition says, and a killed search ends like any other."""
 
 import json
 import math
@@ -42,7 +42,7 @@ from argosy.tuning.search import Search, Store
 
 
 def by_definition(directory: Path, *, most: int, eta: int) -> dict[str, float]:
-    """How far each trial of one round of Hyperband trains, by what the trials reached."""
+    """Return how far each trial of one round of Hyperband trains, judged by what the trials reached."""
     members, reached, start = living.state_of(directory).members, {}, 0
     for size, budgets in brackets(most, eta):
         racing = list(range(start, start + size))
@@ -73,7 +73,7 @@ def test_faults_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def titles(page: str) -> set[str]:
-    """Of the plots of a page."""
+    """Return the titles of a page's plots."""
     return set(re.findall(r'"title":\{"text":"([^"]+)"', page))
 
 
@@ -99,7 +99,7 @@ def test_what_a_program_of_several_saves_follows_from_what_was_measured() -> Non
 def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rates that a busy machine shows would move members.
+    # Otherwise members would move after the rates that a busy machine measures.
     monkeypatch.setattr(measuring, "WORTH_A_CORRECTION", math.inf)
     run, seen = tmp_path / "run", list[optuna.trial.FrozenTrial]()
 
@@ -114,7 +114,7 @@ def test_hyperband_is_the_table_and_a_killed_search_ends_like_any_other(
     assert {row.name: row.epochs for row in report.run.rows} == by_definition(run, most=9, eta=3)
     assert len(report.run.rows) == 9 + 5 + 3
     assert report.epochs == sum(row.epochs for row in report.run.rows) == 69
-    # Who goes on goes on where it is, and nobody sees more than the one stream.
+    # Promoted trials continue in place, and all trials read one stream.
     started = evidence.event_lines(run, "MemberStarted")
     assert sorted(line["member"] for line in started) == sorted(row.name for row in report.run.rows)
     assert report.run.preparations == 1.0
@@ -158,10 +158,10 @@ def test_totals_grow_and_trials_that_are_over_go_on(tmp_path: Path) -> None:
     assert report.parameters == once.parameters
     assert all(row.epochs >= before.get(row.name, 0) for row in report.run.rows)
     assert report.best().name == once.best().name
-    # Who came with the new total has seen what the others saw before.
+    # Trials that the larger total added have read the same epochs of the stream as the others before.
     for member in living.state_of(tmp_path / "run").members.values():
         assert [row.stream_epoch for row in member.sections] == list(range(len(member.sections))), member.name
-    # The storage was written anew: what Optuna holds for over may go on.
+    # The storage was rewritten, since Optuna lets no trial continue that it holds for finished.
     values = {trial.number: trial.value for trial in stored(tmp_path / "run").trials}
     worth = {
         name: min(r["val_loss"] for r in m.history) for name, m in living.state_of(tmp_path / "run").members.items()
@@ -201,7 +201,8 @@ def test_failures_are_failed_trials_and_the_search_goes_on(tmp_path: Path) -> No
     )
     for trial in stored(run).trials:
         assert (trial.state == TrialState.FAIL) == (kinds[f"net-{trial.number}"] != "good")
-    # One bracket after the other, from the longest trials: the first of the second is proposed when the first is over.
+    # Brackets follow one another, the one with the longest trials first: the second proposes its first trial when the
+    # first is over.
     events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     began = next(number for number, line in enumerate(events) if line["event"] == "Proposed" and line["trial"] == 2)
     assert {line["member"] for line in events[:began] if line["event"] == "MemberEnded"} == {"net-0", "net-1"}
@@ -242,7 +243,7 @@ def test_people_stop_trials_and_clone_them_while_the_search_goes_on(
     }
     assert (rows["net-1"].reason, rows["net-1"].epochs < 6, rows["mine"].epochs) == ("by command", True, 6)
     assert [trial.state for trial in stored(run).trials] == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE]
-    # Whatever the clone is worth, it is no trial.
+    # A clone that a person adds is no trial, however good it is.
     assert report.best_trial.name == min(rows.keys() - {"mine"}, key=lambda name: rows[name].metrics["val_loss"])
     assert report.best().name == report.best_trial.name
     assert outcome(tune(run, scheduler="random", n_trials=3, max_epochs=6)) == outcome(report)
@@ -289,7 +290,7 @@ def test_other_schedulers(tmp_path: Path, scheduler: str) -> None:
     assert epochs == [4] * 7 if scheduler == "random" else epochs[0] < 4
     assert {row.status for row in report.run.rows} == {"done"}
     assert at_once(tmp_path / "run") <= 3
-    # Of those that joined later as well, each is what it would be alone.
+    # Every trial equals its member trained alone, including those that joined later.
     members = [replace(build(dict(report.parameters[name])), name=name) for name in report.parameters]
     living.equal_alone(argosy.Study(data=DATA, members=members, validations_per_epoch=2), tmp_path / "run")
     again = tune(tmp_path / "run", objective="val_accuracy", **rest)
@@ -376,7 +377,7 @@ def test_a_sampler_is_known_again_by_what_it_holds_wherever_that_lies_in_memory(
     assert first["gamma"] is not second["gamma"]
     assert terms(**first) == terms(**second) != terms(**holding(6))
     assert terms(**first) != terms(**{**first, "gamma": max})
-    # As directories have it.
+    # The text that existing directories hold.
     assert (
         terms(n_startup_trials=5, seed=None) == "optuna.samplers._tpe.sampler:TPESampler(n_startup_trials=5, seed=None)"
     )
@@ -432,7 +433,7 @@ def test_what_is_asked_is_checked_before_anything_trains(tmp_path: Path) -> None
         ):
             tune(tmp_path / "run", storage=url)
     assert not (tmp_path / "run" / "members").exists()
-    # What stood in the way is changed, and the same directory will do.
+    # Once the obstacle is removed, the same directory can be used.
     assert tune(tmp_path / "run", n_trials=2, max_epochs=1).run.status == "done"
     argosy.train(
         studies.study(40, fleet=[studies.member("m")], epochs=1), directory=tmp_path / "plain", launcher="inline"
@@ -472,7 +473,7 @@ def committed(journal):
 
 Journal.commit = committed
 """
-"""Of a study file: ends its driver when five sections have ended."""
+"""Code appended to a study file that kills its driver after five sections."""
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
