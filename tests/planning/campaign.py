@@ -1,4 +1,4 @@
-"""One random case of each campaign, asserted and measured: the tests run a few, the benchmark runs thousands."""
+"""One random case of each planner campaign, checked and measured: the tests run a few cases, a benchmark thousands."""
 
 from argosy.planning import POLICIES, WITH_KNOWN_EPOCHS, make_plan
 from argosy.planning.balanced import Balanced
@@ -14,7 +14,7 @@ SAMPLES = 20_000
 
 
 def check_first_plan(case: Case) -> None:
-    """Valid by the independent checker, and the same when asked again."""
+    """Assert that the first plan passes the independent checker, and that the planner returns it again when asked again."""
     plan = make_plan(case.profiles, case.devices)
     paces = check_plan(plan.to_json(), case.profiles, case.devices)
     assert paces == [flotilla.samples_per_second for flotilla in plan.flotillas]
@@ -22,7 +22,7 @@ def check_first_plan(case: Case) -> None:
 
 
 def against_solo(case: Case, *, epochs_known: bool) -> float:
-    """Makespan of ``balanced``, its moves included, over that of ``solo``."""
+    """Return the makespan of ``balanced``, moves included, divided by that of ``solo``."""
     workload = Workload(
         profiles=case.profiles, epochs=case.epochs, samples_per_epoch=SAMPLES, epochs_known=epochs_known
     )
@@ -35,7 +35,7 @@ def against_solo(case: Case, *, epochs_known: bool) -> float:
 
 
 def optimality_gap(case: Case) -> float | None:
-    """Best pace over that of ``balanced`` in even shares; None if memory does not hold all members at once."""
+    """Return the best pace divided by that of ``balanced`` with even shares; None if memory does not hold all members at once."""
     situation = Situation(waiting=case.profiles, free=case.devices, devices=case.devices)
     heuristic = Balanced(even_shares=True).launch(situation)
     if len(heuristic) > 1 or len(heuristic[0].members) < len(case.profiles):

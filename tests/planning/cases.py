@@ -1,4 +1,4 @@
-"""Random studies and clusters, as hypothesis strategies and as seeded draws."""
+"""Random studies and clusters, as Hypothesis strategies and as seeded draws."""
 
 from dataclasses import dataclass
 from random import Random
@@ -13,7 +13,7 @@ GB = 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A study on a cluster."""
+    """A study and the cluster to plan it for."""
 
     profiles: tuple[Profile, ...]
     devices: tuple[Device, ...]
@@ -21,20 +21,20 @@ class Case:
 
 
 def profile(member: str = "a", *rates: float, **changes: object) -> Profile:
-    """A profile with sizes that do not matter unless they are given."""
+    """Return a profile; rates and sizes that are not given do not matter to the test."""
     sizes = {"memory_bytes": GB, "state_bytes": GB // 2}
     return Profile(member=member, device_kind="gpu", samples_per_second=rates or (100.0,), **{**sizes, **changes})
 
 
 def devices(count: int, *, node_devices: int = 4, memory_bytes: int = 16 * GB) -> tuple[Device, ...]:
-    """Equal devices in equal nodes; the last node may be smaller."""
+    """Return equal devices in equal nodes; the last node may have fewer."""
     nodes = -(-count // node_devices)
     cluster = Cluster.uniform(nodes=nodes, node_devices=node_devices, memory_bytes=memory_bytes, kind="gpu", cores=8)
     return cluster.devices[:count]
 
 
 def small_case(seed: int) -> Case:
-    """Up to 6 members on up to 4 devices: what ``exact`` solves."""
+    """Draw up to 6 members on up to 4 devices, which ``exact`` can solve."""
     draw = Random(seed)
     profiles = []
     for number in range(draw.randint(1, 6)):
@@ -55,11 +55,11 @@ def small_case(seed: int) -> Case:
 
 @st.composite
 def large_cases(draw: st.DrawFn, *, efficiency: float | None = None) -> Case:
-    """Unequal memory, members without epochs, one huge member, more devices than useful.
+    """Draw cases with unequal memory, members without epochs, a huge member, and more devices than useful.
 
-    With ``efficiency`` every member may be split at it; otherwise some may, at efficiencies that fall.
+    With ``efficiency`` every member may be split, at that efficiency; otherwise some may, at falling efficiencies.
     """
-    rng = Random(draw(st.integers(0, 2**32)))  # One draw a case: shrinking a hundred members one by one takes hours.
+    rng = Random(draw(st.integers(0, 2**32)))  # One draw only: shrinking a hundred members takes hours.
     members = draw(st.one_of(st.integers(1, 60), st.integers(1, 4)))
     cluster = _uneven_nodes(rng, nodes=draw(st.integers(1, 12)), node_devices=draw(st.sampled_from([1, 2, 4, 8])))
     largest = max(device.memory_bytes for device in cluster)

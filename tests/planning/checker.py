@@ -1,4 +1,4 @@
-"""Everything that a plan claims, computed again from its JSON without the code that made it."""
+"""Recomputes everything that a plan claims from its JSON, without the code that made the plan."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,14 @@ from argosy.profiles import Profile
 
 
 def check_plan(plan: Mapping[str, Any], profiles: Iterable[Profile], devices: Iterable[Device]) -> list[float]:
-    """Raise AssertionError unless the plan is right; the pace of every flotilla."""
+    """Raise AssertionError unless the plan is right; return the pace of every flotilla."""
     costs = {p.member: p.to_json() for p in profiles}
     memory = {d.name: d.memory_bytes for d in devices}
     started = [p["member"] for f in plan["flotillas"] for p in f["placements"]]
     assert sorted([*started, *plan["waiting"]]) == sorted(costs), "every member starts once or waits"
     used = [name for f in plan["flotillas"] for name in {d for p in f["placements"] for d in p["devices"]}]
     assert len(used) == len(set(used)), "flotillas run on disjoint devices"
-    assert set(used) <= set(memory), "devices exist"
+    assert set(used) <= set(memory), "all devices exist"
     return [_check_flotilla(flotilla, costs, memory) for flotilla in plan["flotillas"]]
 
 
@@ -30,7 +30,7 @@ def _check_flotilla(flotilla: Mapping[str, Any], costs: Mapping[str, Any], memor
         shares = placement["shares"] or [1 / len(group)] * len(group)
         assert len(set(group)) == len(group) == len(shares)
         assert math.isclose(sum(shares), 1.0, abs_tol=1e-6) and min(shares) > 0
-        assert len(group) == 1 or cost["splittable"], "only what may be split is split"
+        assert len(group) == 1 or cost["splittable"], "only splittable members are split"
         claimed = placement["device_seconds"] or [placement["seconds_per_sample"]] * len(group)
         for name, share, seconds in zip(group, shares, claimed, strict=True):
             assert math.isclose(seconds, expected_seconds(cost, len(group), share), rel_tol=1e-6)
@@ -38,12 +38,12 @@ def _check_flotilla(flotilla: Mapping[str, Any], costs: Mapping[str, Any], memor
             packs.setdefault(name, []).append(placement["member"])
     for name, pack in packs.items():
         resident = sum(costs[m]["memory_bytes"] - costs[m]["activation_bytes"] for m in pack)
-        assert resident + max(costs[m]["activation_bytes"] for m in pack) <= memory[name], "the pack fits"
+        assert resident + max(costs[m]["activation_bytes"] for m in pack) <= memory[name], "the pack fits in memory"
     return 1 / max(load.values())
 
 
 def expected_seconds(cost: Mapping[str, Any], devices: int, share: float) -> float:
-    """Work per sample of one shard, from the measured rates."""
+    """Return the seconds per sample that one shard works, from the measured rates."""
     rates = list(cost["samples_per_second"])
     if devices == 1:
         return 1 / rates[0]
@@ -59,7 +59,7 @@ def expected_seconds(cost: Mapping[str, Any], devices: int, share: float) -> flo
 
 
 def _rate(cost: Mapping[str, Any], devices: int) -> float:
-    """FLEET's Equation 5 beyond the measured rates."""
+    """Return the measured rate, or FLEET's Equation 5 beyond the measured ones."""
     rates = cost["samples_per_second"]
     if devices <= len(rates):
         return rates[devices - 1]

@@ -1,4 +1,4 @@
-"""Random jobs that stop when nobody expects it, and how ``balanced`` fares on them against lists: a few in tests, many in a benchmark."""
+"""Random jobs that stop unforeseen, and a comparison of ``balanced`` with list scheduling: a few cases in tests, many in a benchmark."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from argosy.profiles import Profile
 
 LIMIT, SAMPLES, SLOWEST = 50, 30_000, 20.0
 PREPARATION = {"free": None, "cheap": 0.5, "dear": 4.0}
-"""What preparing every job apart takes, in lower bounds of the makespan."""
+"""How long preparation takes if each job prepares its own samples, as a multiple of the lower bound of the makespan."""
 MOVING = Moving(rebalance_seconds=2.0, bytes_per_second=1e9)
 SCALING = Path(__file__).parents[2] / "benchmarks" / "data" / "fleet_fig9_scaling.csv"
 CURVES = {
@@ -24,12 +24,12 @@ CURVES = {
     "fleet": read_scaling(SCALING),
     "linear": [[float(devices) for devices in range(1, 9)]],
 }
-"""Rates on 1, 2, … devices, of which each job has one: no job may be split, FLEET's published networks, or all that there is to gain."""
+"""Rate curves over 1, 2, … devices, of which each job gets one: unsplittable jobs, FLEET's published networks, or perfect scaling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """Some jobs, and when they stop."""
+    """A seeded set of jobs and the epochs after which they stop."""
 
     family: str
     jobs: int
@@ -39,7 +39,7 @@ class Draw:
 
     @property
     def workload(self) -> Workload:
-        """In random order."""
+        """The jobs in random order."""
         random = Random(f"{self.family}/{self.jobs}/{self.spread}/{self.seed}")
         drawn = (_job(f"job{number:04d}", self._rate(random), random) for number in range(self.jobs))
         profiles = self._scaled(drawn)
@@ -52,7 +52,7 @@ class Draw:
         )
 
     def _scaled(self, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
-        """The same jobs whatever the curves, so that the lists take the same time."""
+        """Return the same jobs whatever their curves, scaled so that list scheduling takes the same time."""
         random = Random(f"curves/{self.seed}")
         curves = [random.choice(CURVES[self.curves]) for _ in range(self.jobs)]
         return tuple(
@@ -88,7 +88,7 @@ def _job(member: str, rate: float, random: Random) -> Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """One draw on some devices, prepared at some price, under all policies."""
+    """The results of all policies for one draw on some devices, at one price of preparation."""
 
     draw: Draw
     devices: int
@@ -97,15 +97,15 @@ class Outcome:
     rate_first: Simulation
     solo: Simulation
     seconds: float
-    """Of a processor, for the simulated run of ``balanced``."""
+    """Processor time that the simulated run of ``balanced`` took."""
 
     def over(self, other: Simulation) -> float:
-        """Makespan of ``balanced`` over that of another policy."""
+        """Return the makespan of ``balanced`` divided by that of another policy."""
         return self.balanced.makespan_seconds / other.makespan_seconds
 
 
 def compare(draw: Draw, devices: Sequence[Device], preparation: str) -> Outcome:
-    """Run one case under all policies."""
+    """Simulate one case under all policies."""
     workload, price = draw.workload, PREPARATION[preparation]
     prepared = SAMPLES * sum(workload.epochs.values())
     rate = price and prepared / (price * lower_bound_seconds(workload, len(devices)))
@@ -126,7 +126,7 @@ def compare(draw: Draw, devices: Sequence[Device], preparation: str) -> Outcome:
 
 
 def over_bound(draw: Draw, devices: Sequence[Device]) -> float | None:
-    """``balanced`` over the lower bound where all jobs train all their epochs; None where a single job sets it."""
+    """Return ``balanced`` over the lower bound if all jobs train all their epochs; None if a single job determines the bound."""
     workload = draw.workload
     workload = replace(workload, epochs=workload.limits)
     bound = lower_bound_seconds(workload, len(devices))

@@ -1,4 +1,4 @@
-"""Packs, splits, memory, homes and re-balancing."""
+"""Tests the ``balanced`` policy: packs, split members, memory, homes and re-balancing."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_planning_takes_no_longer_for_members_of_very_many_epochs() -> None:
 
 
 def test_what_does_not_fit_is_split_in_uneven_shares() -> None:
-    # Three equal members on two devices: a whole one each, and the third over what is left of both.
+    # Three equal members on two devices: each holds a whole one, and the third is split over what is left of both.
     members = [profile(f"m{number}", *RATES, splittable=True) for number in range(3)]
     plan = make_plan(members, devices(2))
     (pace,) = check_plan(plan.to_json(), members, devices(2))
@@ -78,7 +78,9 @@ def test_flotillas_rotate_when_memory_does_not_hold_all() -> None:
     epoch_later = situation_of(others, cluster, epochs_done=dict.fromkeys(first[0].members, 1), free=())
     assert not Balanced().keeps(epoch_later, first[0], running)
     again = Balanced().launch(replace(epoch_later, waiting=tuple(members), free=cluster))
-    assert not set(again[0].members) & set(first[0].members), "those behind go first: one stream is at one epoch"
+    assert not set(again[0].members) & set(first[0].members), (
+        "the members that are an epoch behind go first, since a stream has one epoch at a time"
+    )
 
 
 def test_a_member_that_no_device_holds_is_refused_with_what_to_do() -> None:
@@ -124,7 +126,7 @@ def test_moves_cost_the_busiest_device() -> None:
     assert moving_seconds([spread], homes, members, per_device) == pytest.approx(4.0), "one device sends both"
     together = Flotilla(placements=(Placement.whole(members[0], one), Placement.whole(members[1], two)))
     assert moving_seconds([together], homes, members, per_device) == pytest.approx(2.0)
-    assert moving_seconds([spread], {}, members, per_device) == 0.0, "what never trained has nothing to move"
+    assert moving_seconds([spread], {}, members, per_device) == 0.0, "members that never trained have nothing to move"
 
 
 def test_one_link_adds_all_receivers_up() -> None:
@@ -147,7 +149,7 @@ def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(
     left = (profile("a", 10.0), profile("b", 10.0))
     converged = profile("c")
     started = Flotilla(placements=(*(Placement.whole(p, one) for p in left), Placement.whole(converged, two)))
-    # a and b share one device, the other has become free.
+    # a and b share one device; the other has become free.
     situation = Situation(
         waiting=(),
         free=cluster[1:],
@@ -161,7 +163,7 @@ def test_a_flotilla_is_re_balanced_when_the_gain_pays_for_the_move(
 
 
 def test_known_epochs_choose_the_best_of_the_alternatives() -> None:
-    # Unsplittable and unlike: together the fast one would wait for the slow one in every epoch.
+    # They cannot be split and are unlike: on one stream the fast one would wait for the slow one in every epoch.
     members = [profile("slow", 1.0), profile("fast", 100.0)]
     known = situation_of(
         members,

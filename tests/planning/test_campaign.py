@@ -1,4 +1,4 @@
-"""A few cases of the campaigns that ``benchmarks/planner_random.py`` runs by the thousand."""
+"""Runs a few cases of the campaigns that ``benchmarks/planner_random.py`` runs by the thousand."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""FLEET's algorithms on cases small enough to work by hand."""
+"""Tests FLEET's algorithms on cases small enough to work by hand."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from planning.cases import GB, devices, profile
 
 
 def linear(member: str, rate: float, *, most: int = 16):
-    """A member that scales perfectly up to ``most`` devices."""
+    """Return a member that scales perfectly up to ``most`` devices."""
     return profile(member, *(rate * m for m in range(1, most + 1)), splittable=True)
 
 
@@ -21,7 +21,8 @@ def test_algorithm_2_brings_slow_members_to_the_rate_of_the_fastest() -> None:
 
 
 def test_algorithm_2_takes_the_nearest_rate_that_the_left_devices_allow() -> None:
-    # c alone would need 4 devices; with 3 left its 75 is outside delta, so it waits, and 5 - 3 = 2 are left over.
+    # c alone would need 4 devices. With the 3 that are left its rate of 75 is outside delta, so it waits, and 5 - 3 = 2
+    # remain.
     counts = create_flotilla([linear("c", 25.0), linear("a", 100.0), linear("b", 50.0)], 5, 20.0)
     assert set(counts) == {"a", "b"}
     assert sum(counts.values()) == 5
@@ -67,14 +68,15 @@ def test_algorithm_3_fills_whole_nodes_then_pairs_then_the_rest() -> None:
 
 
 def test_algorithm_3_finds_partners_whose_remainder_is_not_half_a_node() -> None:
-    # As printed, the entry deleted is not the one found: a third member of remainder 3 would pair with a again.
+    # As printed, the algorithm deletes another entry than the one found, and a third member of remainder 3 would pair
+    # with a again.
     positions = place_contiguously({"a": 1, "b": 3, "c": 3}, 4)
     assert {positions["a"], positions["b"]} == {range(1), range(1, 4)}
     assert positions["c"] == range(4, 7)
 
 
 def test_the_rest_takes_the_order_that_touches_the_fewest_nodes() -> None:
-    # 3, 3, 2 on nodes of 4 in any order spans; the best has the smallest sum of nodes per device.
+    # 3, 3, 2 on nodes of 4 span nodes in any order; the best order has the smallest sum of nodes per device.
     counts = {"a": 3, "b": 3, "c": 3, "d": 7}
     best = node_spread(place_contiguously(counts, 4), 4)
     worst = node_spread(assign_devices(["d", "a", "b", "c"], counts, 0), 4)
@@ -96,7 +98,7 @@ def test_a_flotilla_stops_when_fewer_than_alpha_of_its_devices_train() -> None:
     cluster = devices(5)
     (flotilla,) = Fleet().launch(Situation(waiting=members, free=cluster, devices=cluster))
     situation = Situation(waiting=(), free=cluster[4:], devices=cluster)
-    assert Fleet().keeps(situation, flotilla, members[:4])  # 4 of 5 = alpha: not fewer
+    assert Fleet().keeps(situation, flotilla, members[:4])  # 4 of 5 is alpha exactly, and only fewer end the flotilla
     assert not Fleet().keeps(situation, flotilla, members[:3])
 
 

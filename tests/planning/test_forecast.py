@@ -1,4 +1,4 @@
-"""What ``argosy plan`` says about a cluster that does not exist, and what ``argosy simulate`` does with a table."""
+"""Tests what ``argosy plan`` says about a cluster that does not exist, and what ``argosy simulate`` does with a table."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 def simulate(tables: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """``argosy simulate`` beside the tables."""
+    """Run ``argosy simulate`` in the folder of the tables."""
     return forked.command(tables, ["simulate", *words])
 
 
@@ -62,8 +62,8 @@ def test_simulate_takes_known_epochs_and_a_price_of_preparation(tables: Path) ->
 
     blind, seeing, fed = makespans(), makespans("--epochs-known"), makespans("--preparation", "100")
     assert seeing["solo"] == blind["solo"] and seeing["balanced"] <= min(seeing["solo"], blind["balanced"])
-    assert fed["solo"] > 1.2 * blind["solo"], "four streams ask for more than can be prepared"
-    assert fed["balanced"] < fed["solo"], "which one stream does not"
+    assert fed["solo"] > 1.2 * blind["solo"], "its four streams ask for more than can be prepared"
+    assert fed["balanced"] < fed["solo"], "its one stream asks for less"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_more_nodes_prepare_more() -> None:
     members = [profile("a", 10.0), profile("b", 10.0)]
     slow = PreparationRates(samples_per_second=((16, 4.0),))
     found = forecast(members, "1x2x80GB", preparation=slow, **LIMITS)
-    # Two members of 3 and 2 epochs of 1000 samples; the stream is what all wait for.
+    # The members have 3 and 2 epochs of 1000 samples; both wait for the stream.
     assert found.simulation.makespan_seconds == pytest.approx(3000 / 4.0)
     assert found.growth[4] == pytest.approx(3000 / 8.0)
 

@@ -1,4 +1,4 @@
-"""A run that is over, simulated: what its journal tells is what the simulator is given."""
+"""Tests that the simulator gets what the journal of a finished run says."""
 
 import json
 from dataclasses import asdict
@@ -28,7 +28,7 @@ DEVICES = tuple(map(asdict, devices(2)))
 
 
 def section(member: str, epoch: int, seconds: float) -> SectionEnded:
-    """An epoch that took so long."""
+    """Return the end of an epoch that took so long."""
     return SectionEnded(
         member=member,
         device="node0/cuda:0",
@@ -47,7 +47,7 @@ def section(member: str, epoch: int, seconds: float) -> SectionEnded:
 
 
 def moments(*, limits: dict[str, int], sure: tuple[str, ...]) -> list:
-    """Two members on two devices: *a* trains 3 epochs of 10 s and *b* one of 4 s, with 1 s of files for each of 3 sections."""
+    """Return a journal of two devices: *a* trains 3 epochs of 10 s, *b* one of 4 s, and each of 3 sections waits 1 s for checkpoints."""
     file = Checkpoint(file="e.pt", sha256="", epoch=1, section=0, position=0)
     sections = [("a", 0, 10.0), ("b", 0, 4.0), ("a", 1, 10.0), ("a", 2, 10.0)]
     place = {"epoch": 0, "section": 0, "stream_epoch": 0, "position": 0, "threads": 1, "mkldnn": True}
@@ -67,10 +67,11 @@ def moments(*, limits: dict[str, int], sure: tuple[str, ...]) -> list:
 def test_a_run_is_simulated_at_the_rates_that_it_had() -> None:
     past = Hindsight.of(moments(limits={"a": 5, "b": 5}, sure=()))
     assert (past.policy, past.seconds, past.devices) == ("solo", 35.0, devices(2))
-    # Of all that the stream has of an epoch, whatever part of it the member steps on.
+    # Rates count the stream's whole epoch, whatever part of it the member steps on.
     assert {p.member: p.rate(1) for p in past.workload.profiles} == pytest.approx({"a": 100.0, "b": 250.0})
     assert past.workload.epochs == {"a": 3, "b": 1} and past.workload.visible_epochs == {"a": 5, "b": 5}
-    # Three sections of the device, each with a second of files; after the last one nobody waits for them.
+    # The device has three sections, each followed by a second of checkpoints; after the last one, nothing waits for
+    # them.
     assert past.charges.checkpoint_seconds == pytest.approx(1.0)
     assert past.under("solo").finished_seconds == pytest.approx({"b": 4.0, "a": 32.0})
 
@@ -94,7 +95,7 @@ def test_the_command_simulates_a_run_beside_what_it_took(tmp_path: Path) -> None
     assert report.legs[0].saving_seconds > 0
     words = ["simulate", "run", "--policy", "solo,balanced"]
     rows = json.loads(forked.command(tmp_path, [*words, "--json"]).stdout)["runs"]
-    assert [row["policy"] for row in rows] == ["balanced", "solo"], "its own policy first"
+    assert [row["policy"] for row in rows] == ["balanced", "solo"], "the policy of the run comes first"
     assert 0 < rows[0]["actual_seconds"] < report.seconds and "actual_seconds" not in rows[1]
     assert all(row["devices"] == 2 and row["makespan_seconds"] > 0 for row in rows)
     text = forked.command(tmp_path, words).stdout

@@ -1,4 +1,4 @@
-"""The plan as a value: invariants, orders of steps, files, and the check against profiles and devices."""
+"""Tests plans as values: invariants, orders of steps, files, and the check against profiles and devices."""
 
 import json
 from dataclasses import replace

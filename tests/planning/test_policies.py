@@ -1,4 +1,4 @@
-"""One suite over every policy: valid plans, determinism, and a run to the end."""
+"""Tests every policy alike: its plans are valid and deterministic, and a simulated run comes to its end."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_exact_refuses_what_it_would_take_hours_for() -> None:
 
 
 def test_exact_finds_the_optimum_of_a_case_worked_by_hand() -> None:
-    # Work 3, 3, 2, 2, 2 on two devices: 6 and 6, which largest-first list scheduling (7 and 5) does not find.
+    # Work 3, 3, 2, 2, 2 on two devices: 6 and 6. Largest-first list scheduling finds 7 and 5.
     members = [profile(name, 1 / work) for name, work in zip("abcde", (3.0, 3.0, 2.0, 2.0, 2.0), strict=True)]
     (flotilla,) = make_plan(members, devices(2), policy="exact").flotillas
     assert flotilla.samples_per_second == pytest.approx(1 / 6)

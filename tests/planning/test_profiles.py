@@ -1,4 +1,4 @@
-"""Rates, Equation 5, shard costs, FLEET's protocol, preparation, files."""
+"""Tests rates, Equation 5, costs of shards, FLEET's measuring protocol, preparation rates and files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Planning decides and does nothing else: no torch, no clock, no files, no optional package until it is asked for."""
+"""Tests that planning only decides: it uses no torch, no clock, no files, and imports optional packages only when they are needed."""
 
 import ast
 import subprocess

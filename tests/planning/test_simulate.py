@@ -1,4 +1,4 @@
-"""The discrete-event run on cases worked by hand, and what it charges."""
+"""Tests the discrete-event simulation, and what it charges, on cases worked by hand."""
 
 from dataclasses import dataclass, replace
 
@@ -58,13 +58,14 @@ def test_preparation_caps_the_pace_of_the_stream_and_solo_prepares_for_each() ->
 
 
 def test_a_further_stream_waits_until_its_feeder_has_opened_the_data_once() -> None:
-    # b and then c on the second device: the data is opened for b alone.
+    # b and then c run on the second device, whose feeder opens the data only for b.
     run = simulate(POLICIES["solo"], workload(A, B, C, a=1, b=1, c=1), devices(2), charges=Charges(opening_seconds=3.0))
     assert run.finished_seconds == pytest.approx({"a": 10.0, "b": 8.0, "c": 10.0})
 
 
 def test_where_devices_are_cores_every_stream_takes_of_what_trains() -> None:
-    # Two cores that train want all there is; each stream's 10 samples/s want a quarter of what could be prepared instead.
+    # Training on both cores takes all of them; each stream of 10 samples/s takes a quarter of the 40 that they could
+    # prepare instead.
     both = workload(profile("a", 10.0), profile("b", 10.0), a=1, b=1)
     charges = Charges(preparation_samples_per_second=40.0, preparation_known=False, training_share=0.5)
     assert simulate(POLICIES["solo"], both, devices(2), charges=charges).makespan_seconds == pytest.approx(15.0)
@@ -72,7 +73,8 @@ def test_where_devices_are_cores_every_stream_takes_of_what_trains() -> None:
 
 
 def test_streams_are_slowed_down_only_as_long_as_they_ask_for_too_much() -> None:
-    # Together 40 samples/s of 20: b takes 100 / 15 s, when a has a third of its epoch behind it; the rest at full speed.
+    # Both ask for 40 samples/s of 20, so b takes 100 / 15 s. By then a has done a third of its epoch; the rest runs at
+    # full speed.
     both = workload(A, profile("b", 30.0), a=1, b=1)
     run = simulate(POLICIES["solo"], both, devices(2), charges=Charges(preparation_samples_per_second=20.0))
     assert run.finished_seconds == pytest.approx({"b": 100 / 15, "a": 100 / 15 + (200 / 3) / 10})
@@ -99,7 +101,8 @@ def test_moves_are_charged_when_a_flotilla_is_re_balanced() -> None:
     run = simulate(
         Balanced(), workload(*big, samples=10_000, a=1, b=2, c=2), devices(2), charges=Charges(moving=moving)
     )
-    # First epoch: two share a device (2000 s); then one of the two that are left may move to the free device.
+    # In the first epoch two members share a device (2000 s); then one of the two that are left may move to the free
+    # device.
     assert run.makespan_seconds in (pytest.approx(2000.0 + 6.0 + 1000.0), pytest.approx(3000.0))
     assert run.moving_seconds == pytest.approx(6.0 * run.moves)
     assert run.moved_bytes == 4 * GB * run.moves
@@ -164,7 +167,7 @@ def test_the_best_of_several_is_named() -> None:
 
 
 def test_the_first_alternative_is_left_for_a_clear_gain_only() -> None:
-    # Rounds: an epoch at the pace of a, then b alone, 10 + 10 s; solo: 12 s.
+    # rounds: an epoch at the pace of a, then b alone, 10 + 10 s; solo: 12 s.
     slow_and_fast = workload(A, C, a=1, c=6)
     alternatives = {name: POLICIES[name] for name in ("rounds", "solo")}
     for margin, policy in ((0.05, "solo"), (0.5, "rounds")):

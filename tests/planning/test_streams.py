@@ -1,4 +1,4 @@
-"""One stream against several: who gets a pace of its own, who shares, who waits, and who makes room."""
+"""Tests the choice between one stream and several: which members get a stream of their own, share one, wait, or make room."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from planning.stops import Draw, compare, over_bound
 
 FREE = float("inf")
 ONE_SLOW = (profile("slow", 1.0), *(profile(f"m{number}", 10.0) for number in range(20)))
-"""Work 1 and twenty times 0.1 s a sample."""
+"""Seconds of work per sample: 1, and twenty times 0.1."""
 
 
 def situation_of(profiles, cluster, **changes) -> Situation:
@@ -27,13 +27,13 @@ def streams_of(situation: Situation) -> list[set[str]]:
 
 
 def test_whoever_may_outlast_all_others_gets_a_pace_of_its_own() -> None:
-    # On four devices all is expected to be done after 0.375 of the time that "slow" may need; it shares with nobody.
+    # On four devices the others are expected to take 0.375 of the time that "slow" may need, so it shares with none.
     first, second = streams_of(situation_of(ONE_SLOW, devices(4)))
     assert first == {"slow"} and len(second) == 20
 
 
 def test_one_stream_does_where_devices_are_busy_and_nobody_is_in_a_hurry() -> None:
-    # On one device the whole takes three times as long as "slow" needs.
+    # On one device, all members together take three times as long as "slow" needs.
     assert len(streams_of(situation_of(ONE_SLOW, devices(1)))) == 1
 
 
@@ -44,7 +44,7 @@ def test_members_that_hold_nobody_up_share_a_stream() -> None:
 
 @pytest.mark.parametrize(("preparation", "streams"), [(1.0, 1), (3.0, 2), (4.0, 3), (100.0, 4)])
 def test_there_are_as_many_streams_as_preparation_can_feed(preparation: float, streams: int) -> None:
-    # Alone on a device a member asks for 1 / c = 1, 1.11, 1.25, 1.43 samples/s, the longest first.
+    # Alone on a device the members ask for 1, 1.11, 1.25 and 1.43 samples/s; the longest one comes first.
     unlike = [profile(f"m{number}", 1 / (1.0 - number / 10)) for number in range(4)]
     situation = replace(situation_of(unlike, devices(4)), preparation_samples_per_second=preparation)
     assert len(streams_of(situation)) == streams
@@ -62,7 +62,7 @@ def test_what_runs_beside_is_prepared_too() -> None:
 def test_where_all_are_long_every_device_gets_a_stream_and_the_others_wait() -> None:
     unlike = [profile(f"m{number}", 1.0 + 0.1 * number) for number in range(6)]
     assert streams_of(situation_of(unlike, devices(4))) == [{"m0"}, {"m1"}, {"m2"}, {"m3"}]
-    # Those that have the fewest of their epochs behind them last longest.
+    # Members that have done the fewest of their epochs last longest.
     left = {f"m{number}": 100 if number > 1 else 10 for number in range(6)}
     done = {f"m{number}": 100 - left[f"m{number}"] for number in range(6)}
     situation = situation_of(unlike, devices(4), epochs_done=done)
@@ -70,7 +70,7 @@ def test_where_all_are_long_every_device_gets_a_stream_and_the_others_wait() -> 
 
 
 def test_members_share_a_device_until_its_stream_is_slow_enough_to_feed() -> None:
-    # Three streams of one sample per second leave 4 of 7: a stream for two members of 12 is still too fast, one for three is not.
+    # The three streams beside leave 4 of 7 samples/s. Two members of rate 12 would read 6 a second, three read 4.
     cluster = devices(4)
     beside = tuple(Flotilla(placements=(Placement.whole(profile(f"b{n}", 1.0), cluster[n].name),)) for n in range(3))
     fast = [profile(f"m{number}", 12.0) for number in range(40)]
@@ -117,7 +117,7 @@ def test_a_stream_parts_at_an_epoch_that_leaves_devices_free() -> None:
     )
     together = streams_of(replace(situation_of((slow, middle, fast), cluster), preparation_samples_per_second=2.0))
     assert together == [{"slow", "middle", "fast"}]
-    # "slow" has stopped: what it was prepared for is enough for a stream for each of the two others.
+    # "slow" has stopped. The 3 samples/s now suffice for a stream for each of the two others.
     left = replace(situation, free=cluster[:1], epochs_left={"middle": 50, "fast": 50}, samples_per_epoch=1000)
     assert not Balanced().keeps(left, started, (middle, fast))
     assert Balanced().keeps(replace(left, preparation_samples_per_second=1.5), started, (middle, fast))
@@ -149,7 +149,7 @@ def test_a_member_that_would_outlast_all_others_is_split_and_one_that_would_not_
     for others, split in (
         (fast, False),
         (fast[:20], True),
-    ):  # On four devices, whole, all the work takes 1.25 and 0.75.
+    ):  # unsplit on four devices, all the work takes 1.25 and 0.75 s a sample, and "slow" 1
         flotillas = Balanced().launch(situation_of((slow, *others), devices(4)))
         assert any(placement.is_split for flotilla in flotillas for placement in flotilla.placements) is split
     fed = situation_of((slow, *fast), devices(4))

@@ -1,4 +1,4 @@
-"""Members alike are placed together, where the pace allows it."""
+"""Tests that members of one architecture are placed together if this costs little pace."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ def placed(profiles: Sequence[Profile], devices: int) -> Flotilla:
 
 
 def scattered(flotilla: Flotilla, kinds: str) -> int:
-    """Pairs of a kind and a device that it is on."""
+    """Return the number of pairs of a kind and a device that holds members of it."""
     return len({(kind, p.devices[0]) for kind in kinds for p in flotilla.placements if p.member.startswith(kind)})
 
 
 def mixed(alike: bool) -> list[Profile]:
-    """Two kinds whose measured rates lie between each other."""
+    """Return the members of two kinds, whose measured rates alternate."""
     return [
         profile(f"{kind}{n}", 100 + n + shift, kind * alike)
         for n in range(12)
@@ -63,7 +63,7 @@ def test_those_that_are_like_no_other_are_placed_as_ever() -> None:
 
 
 def test_what_costs_too_much_pace_is_not_done() -> None:
-    """Three and three on two devices beside a large one."""
+    """Six members on two devices: gathering the five small ones beside the large one would cost too much pace."""
     profiles = [profile("large", 20), *(profile(f"a{n}", 100, "a") for n in range(5))]
     plain = [profile(p.member, p.samples_per_second[0]) for p in profiles]
     assert placed(profiles, 2).samples_per_second >= 0.95 * placed(plain, 2).samples_per_second
@@ -75,7 +75,7 @@ def test_memory_parts_those_that_do_not_fit() -> None:
 
 
 def test_members_whose_program_takes_too_much_memory_are_not_gathered_on_one_device() -> None:
-    """Twelve hold little, and a step of all of them at once takes more than a device has."""
+    """The twelve hold little memory, but a step of all of them at once takes more than a device has."""
     a = [replace(profile(f"a{n}", 100, "a"), program_bytes=GIB // 10) for n in range(12)]
     others = [profile(f"b{n}", 100) for n in range(12)]
     assert scattered(placed([replace(one, program_bytes=0) for one in a] + others, 2), "a") == 1
