@@ -1,4 +1,4 @@
-"""The examples of other libraries train."""
+"""Tests that the examples for other libraries train."""
 
 import runpy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Fit and predict over arrays."""
+"""Tests fit and predict on arrays."""
 
 import fcntl
 import os
@@ -44,7 +44,7 @@ def test_classes_of_any_kind_are_predicted(tmp_path: Path) -> None:
     assert np.allclose(shares.sum(1), 1)
     assert (fitted.classes[shares.argmax(1)] == found).all()
     few = np.ones((2, X.shape[1]))
-    assert (fitted.predict_proba(few.astype(int)) == fitted.predict_proba(few)).all(), "rows of whole numbers, too"
+    assert (fitted.predict_proba(few.astype(int)) == fitted.predict_proba(few)).all(), "integer rows give the same"
     best = fitted.report.best().load()
     assert torch.equal(best.weight, fitted.network.weight)
     assert fitted.report.best().metrics["val_loss"] < 0.4
@@ -66,7 +66,7 @@ HOW = {"launcher": "inline", "devices": "cpu:1", "stop": argosy.MaxEpochs(1)}
 
 
 def interrupting(batch: Any) -> Any:
-    """For `Member.augment`: a person wants the run to end."""
+    """Interrupt the run as a person would, from within `Member.augment`."""
     signal.raise_signal(signal.SIGUSR1)
     return batch
 

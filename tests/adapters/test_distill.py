@@ -1,4 +1,4 @@
-"""Students: the loss is the paper's, the teacher answers once, and validation is as without one."""
+"""Tests that students train with the paper's loss, teachers answer each sample once, and validation ignores the teacher."""
 
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ def data(kind: str, y: Tensor = Y) -> argosy.Data:
 
 
 def halved(batch: Any) -> Any:
-    """For `Data.on_device`."""
+    """Halve the inputs; used as `Data.on_device`."""
     x, y = batch
     return x / 2, y
 
@@ -44,7 +44,7 @@ def member(name: str, **rest: Any) -> argosy.Member:
 
 
 def taught(tmp_path: Path, kind: str) -> argosy.Report:
-    """A run of teachers."""
+    """Train and return two teachers."""
     study = argosy.Study(data=data(kind), members=[member("a"), member("b")], stop=argosy.MaxEpochs(3))
     return argosy.train(study, directory=tmp_path / "teachers", launcher="inline", quiet=True)
 
@@ -88,7 +88,7 @@ def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Pat
     found = report.best().load()
     for mine, theirs in zip(found.parameters(), network.parameters(), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-6)
-    # Validation is as without a teacher.
+    # Validation uses the labels alone, without the teacher.
     with torch.no_grad():
         logits = found(inputs[:40])
     assert report.best().metrics["val_loss"] == pytest.approx(float(functional.cross_entropy(logits, Y[:40])), abs=1e-6)
@@ -97,7 +97,7 @@ def test_a_student_is_what_a_loop_over_the_papers_loss_makes_of_it(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["arrays", "halved", "numbers"])
 def test_a_student_of_mixed_inputs_is_what_a_loop_makes_of_it(tmp_path: Path, kind: str) -> None:
-    """The loop draws from the member's own seed, and mixes what `augment` returns."""
+    """The loop draws random numbers from the member's own seed, and mixes what `augment` returns."""
     numbers, halves = kind == "numbers", kind == "halved"
     y = X[:, :1] * 2 if numbers else Y
     own = nn.MSELoss(reduction="none") if numbers else nn.CrossEntropyLoss(reduction="none")
@@ -144,7 +144,7 @@ def test_a_student_of_mixed_inputs_is_what_a_loop_makes_of_it(tmp_path: Path, ki
 
 
 def shifted(batch: Any) -> Any:
-    """For `Member.augment`."""
+    """Add noise to the inputs; used as `Member.augment`."""
     x, y = batch
     return x + 0.1 * torch.randn_like(x), y
 
@@ -164,7 +164,7 @@ def test_students_share_a_program_and_are_what_they_are_alone(tmp_path: Path, mi
 
 
 def test_a_student_of_mixed_inputs_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
-    """In processes, to which its teacher travels; the run that goes on has the student alone, the other one trains it beside another one."""
+    """With trainers in processes, to which the teacher is sent: "one" trained alone in two runs equals "one" trained at once beside another."""
     teachers = taught(tmp_path, "arrays")
 
     def weights(*students: str, directory: str, epochs: int) -> list[Tensor]:

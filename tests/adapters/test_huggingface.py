@@ -1,4 +1,4 @@
-"""A tiny BERT over dict batches == a plain loop over the same order."""
+"""Tests that a tiny BERT on dict batches trains like a plain loop over the same order."""
 
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ def bert() -> Any:
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
-    """Which of two words stands in a sentence."""
+    """Sentences labelled with which of two words they contain."""
 
     def __init__(self, length: int) -> None:
         random = np.random.RandomState(length)

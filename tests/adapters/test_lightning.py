@@ -1,4 +1,4 @@
-"""A LightningModule trained through the adapter == the same by Lightning's own Trainer, on the same order."""
+"""Tests that a LightningModule trains through the adapter as by Lightning's own Trainer on the same order."""
 
 import copy
 import warnings
@@ -37,7 +37,7 @@ BATCH, EPOCHS = 16, 4
 
 
 class Classifier(lightning.LightningModule):
-    """Logs a mean of batches, a metric that is an object, and one at the end; two schedules of three kinds."""
+    """Logs a mean over batches, a metric object, and a value at the end of validation; its schedule is one of three kinds."""
 
     def __init__(self, lr: float = 0.1, schedule: str = "epoch") -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Classifier(lightning.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = functional.cross_entropy(self(batch[0]), batch[1])
         self.log("train_loss", loss)
-        # What it does depends on where it is.
+        # The loss depends on the counters, so that wrong counters change the weights.
         return {"loss": loss * (1 + 0.1 * batch_idx + 0.01 * self.current_epoch + 0.001 * self.global_step)}
 
     def on_train_epoch_start(self) -> None:
@@ -80,7 +80,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Two(lightning.LightningModule):
-    """Steps two optimizers by itself."""
+    """Steps two optimizers manually."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Accumulating(lightning.LightningModule):
 
 
 class Following(lightning.LightningModule):
-    """Its learning rate follows what training logs."""
+    """Its learning rate follows a value that training logs."""
 
     def __init__(self, monitor: str, **how: bool) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ ANSWERED = (
 
 
 class Asking(lightning.LightningModule):
-    """Asks its trainer for all that has an answer, everywhere, and does what depends on the answers."""
+    """Asks its trainer in every hook for everything that it answers, and trains in a way that depends on the answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Asking(lightning.LightningModule):
 
     def ask(self, where: str) -> None:
         self.trainer.strategy.barrier()
-        # Lightning has not looked at its samples there yet, nor is there a batch at hand everywhere.
+        # In these hooks Lightning has no batch at hand or has not looked at its samples yet, so it cannot answer.
         left = {"training_step": "", "configure_optimizers": "num_val_batches is_last_batch"}.get(
             where, "is_last_batch"
         )
@@ -242,7 +242,7 @@ class Asking(lightning.LightningModule):
 
 
 class Silent(Asking):
-    """Asks nothing but one thing, in one place."""
+    """Runs one statement in one hook, and asks nothing else."""
 
     def __init__(self, name: str = "", where: str = "training_step") -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def data(*, validated: bool = True) -> argosy.Data:
 
 
 class Orders:
-    """Batches of each epoch as Argosy's stream has them."""
+    """A batch sampler that yields the batches of each epoch in the order of Argosy's stream."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -273,7 +273,7 @@ class Orders:
 
 
 def by_trainer(name: str, module: Any, path: Path, *, validated: bool = True) -> Any:
-    """The Trainer that has trained it."""
+    """Return Lightning's Trainer after it has trained the module."""
     samples = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     held_out = TensorDataset(*(tensor[HELD_OUT] for tensor in samples.tensors))
     torch.manual_seed(member_seed(0, name))
@@ -297,14 +297,14 @@ def by_trainer(name: str, module: Any, path: Path, *, validated: bool = True) ->
 
 
 def by_lightning(name: str, module: Any, path: Path, **rest: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Weights, and the figures of the last validation."""
+    """Return the weights and the figures of the last validation after training with Lightning."""
     trainer = by_trainer(name, module, path, **rest)
     figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return trainer.lightning_module.state_dict(), figures
 
 
 def run(directory: Path, member: argosy.Member, epochs: int, *, validated: bool = True, **settings: Any) -> Any:
-    """What came of the member."""
+    """Train the member with Argosy and return its result."""
     terms = {"validations_per_epoch": settings.pop("validations_per_epoch", 1)}
     study = argosy.Study(data=data(validated=validated), members=[member], stop=argosy.MaxEpochs(epochs), **terms)
     given = {"launcher": "inline", "devices": "cpu:1", "block_size": 11, **settings}
@@ -339,7 +339,7 @@ def test_a_module_becomes_what_lightnings_trainer_makes_of_it(tmp_path: Path, sc
     trained(tmp_path / "x", member, epochs=2)
     found, reached = trained(tmp_path / "x", member, launcher=launcher)
     equal(found, weights)
-    rounded = ("val_f1", "val_highest")  # by Lightning: numbers of Python's to float32
+    rounded = ("val_f1", "val_highest")  # Lightning rounds plain Python numbers to float32
     for name in ("val_loss", *logged):
         assert reached[name] == pytest.approx(figures[name], abs=1e-6 if name in rounded else 1e-10)
     assert member.hyperparameters["model.lr"] == 0.2
@@ -351,7 +351,7 @@ def test_a_module_that_steps_its_optimizers_itself(tmp_path: Path) -> None:
     found, reached = trained(tmp_path / "x", argosy.from_lightning("two", Two, batch_size=BATCH))
     equal(found, weights)
     assert reached["val_loss"] > 0
-    assert not (tmp_path / "x" / "members" / "two" / "log.txt").exists()  # what its trainer counts is in its files
+    assert not (tmp_path / "x" / "members" / "two" / "log.txt").exists()  # its counts are in the checkpoint
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -435,7 +435,7 @@ def test_a_learning_rate_that_follows_nothing_is_told(tmp_path: Path, monitor: s
 
 
 class Summing(Classifier):
-    """Its validation adds up samples: what it logs, or what it returns."""
+    """Its validation sums over samples instead of taking the mean, in what it logs or in what it returns."""
 
     def __init__(self, *, logs: bool) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ def test_a_validation_without_val_loss_says_what_it_logs(tmp_path: Path) -> None
 
 
 class Hooked(Classifier):
-    """Does something between backward pass and step."""
+    """Has a hook between backward pass and step."""
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         raise AssertionError
@@ -496,7 +496,7 @@ def test_a_figure_that_is_not_logged_is_missed_before_training(tmp_path: Path) -
 
 @pytest.mark.parametrize("validated", [True, False])
 def test_what_a_module_asks_its_trainer_is_answered_as_by_lightnings(tmp_path: Path, validated: bool) -> None:
-    """In `configure_optimizers` too; a member that is tried asks as well, before it begins."""
+    """Questions are answered in `configure_optimizers` too; a member on trial asks as well, before it begins."""
     made: list[Asking] = []
     trainer = by_trainer("net", Asking, tmp_path, validated=validated)
     wanted = trainer.lightning_module
@@ -564,7 +564,7 @@ def test_a_length_that_nobody_knows_is_refused(tmp_path: Path, stop: Any, words:
 
 
 def test_the_length_is_that_of_a_members_own_rule_and_samples(tmp_path: Path) -> None:
-    """A rule of several, a subset, and the last batch left out."""
+    """The rule combines two, the member trains on a subset, and the last incomplete batch is dropped."""
     asked = "assert (self.trainer.max_epochs, self.trainer.num_training_batches, self.trainer.num_val_batches) == (3, 2, [2])"
     stop = argosy.MaxEpochs(3) | argosy.Plateau("val_loss", patience=9)
     own: dict[str, Any] = {"stop": stop, "subset": range(40), "val_subset": range(11), "drop_last": True}

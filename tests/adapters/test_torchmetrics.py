@@ -1,4 +1,4 @@
-"""Objects of torchmetrics as metrics: their values are those of the whole validation, however it is cut."""
+"""Tests that torchmetrics objects used as metrics give the value over the whole validation, however it is cut into blocks."""
 
 from functools import partial
 from pathlib import Path

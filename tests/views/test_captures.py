@@ -1,4 +1,4 @@
-"""What people see, letter by letter. After a change that is meant, delete the file: the next run of its test writes it, and fails once."""
+"""Tests what people see, letter by letter. After an intended change delete the file: the next run of its test writes it, and fails once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ SIZES = [(80, 24), (200, 50)]
 
 
 def timeline(study: argosy.Study, *, end: bool) -> Iterator[tuple[float, Event]]:
-    """A run of six epochs in which three members fail; after four of them, one that goes on."""
+    """Return the events of a run of six epochs (or of four, if it goes on) in which three members fail."""
     names = list(study.names)
     wrong = {names[number]: ended for number, ended in WRONG.items()}
     for seconds, event in voyages.scheduler(study, epochs=6 if end else 4, end=end):
@@ -42,7 +42,7 @@ def timeline(study: argosy.Study, *, end: bool) -> Iterator[tuple[float, Event]]
 
 
 def captured(name: str, text: str) -> None:
-    """Compare with the text of that name."""
+    """Assert that the text equals the captured one of that name."""
     path = FOLDER / f"{name}.txt"
     if not path.exists():
         path.write_text(f"{text}\n")
@@ -52,7 +52,7 @@ def captured(name: str, text: str) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a person who types commands: paths are relative to it."""
+    """Change to the folder in which a person types commands, since shown paths are relative to it, and return the run's directory."""
     monkeypatch.chdir(tmp_path)
     return Path("runs/study")
 
@@ -67,7 +67,7 @@ def test_the_end_of_a_run(here: Path, count: int, width: int, height: int) -> No
     text = ending.text(width, height)
     assert text.startswith("Best: ")
     lines = sum(-(-len(line) // width) for line in text.splitlines())
-    assert lines < height, "the best is still there when the prompt is"
+    assert lines < height, "the line of the best member is still visible above the prompt"
     captured(f"end-{count}-{width}", text)
 
 
@@ -106,7 +106,7 @@ def test_the_live_view(count: int, width: int, height: int) -> None:
 
 
 def searched_by(hyperband: Hyperband, names: Sequence[str], *, epochs: int) -> Iterator[tuple[float, Event]]:
-    """A search in which trial 4 fails in its first epoch; an epoch takes 10 s."""
+    """Return the events of a search whose trial 4 fails in its first epoch; an epoch takes 10 s."""
     terms = {
         "objective": "val_loss",
         "mode": "min",

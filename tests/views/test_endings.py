@@ -1,4 +1,4 @@
-"""How commands end, and what a notebook shows of a report."""
+"""Tests what commands print at their end, and how a notebook shows a report."""
 
 import io
 import os
@@ -29,7 +29,7 @@ from argosy.views.tables import report_table, search_table
 
 @pytest.fixture
 def report(tmp_path: Path) -> Report:
-    """Of a run that never was, of which one member has failed."""
+    """The report of a made-up run, one of whose members has failed."""
     study = voyages.asked(5, epochs=2)
     voyages.leave(tmp_path / "run", study, voyages.scheduler(study, epochs=2))
     return argosy.load(tmp_path / "run")
@@ -49,11 +49,13 @@ def test_a_command_ends_with_where_everything_is_and_what_to_type(report: Report
     running = ended(replace(report, status="running"), command)
     assert f"Watch it:        argosy report {report.directory} --open --live" in running
     assert "Resume:" not in running
-    assert "\nrunning: " in running, "what earlier drivers took is not how long it has been running"
+    assert "\nrunning: " in running, (
+        "it must show no duration: the time of earlier drivers is not how long this one has run"
+    )
 
 
 def ended(report: Report, command: str) -> str:
-    """As a command ends on a run."""
+    """Return what a command prints at the end of a run."""
     return report.ending(again=command, fixed=f"{command} --retry-failed").text(400, 50)
 
 
@@ -88,7 +90,7 @@ def test_a_report_prints_as_its_answer_and_a_call_in_a_script_prints_it(
 
 
 def searched(report: Report) -> SearchReport:
-    """A search of which this is the run."""
+    """Return the report of a search whose run this is."""
     same = ("name", "status", "reason", "epochs", "metrics")
     rows = tuple(
         TrialResult(
@@ -175,7 +177,7 @@ def test_who_has_one_stretch_of_data_reads_no_table_of_them(report: Report) -> N
 
 
 def printed(report: Report) -> str:
-    """As `argosy report` prints it."""
+    """Return what `argosy report` prints."""
     console = Console(file=io.StringIO(), width=200)
     console.print(report_table(report))
     return console.file.getvalue()

@@ -1,4 +1,4 @@
-"""The report as a page: one file without a network, whatever members are called, large runs included."""
+"""Tests the report as a page: one file that needs no network, whatever members are called, also for large runs."""
 
 import importlib.util
 import json
@@ -35,7 +35,7 @@ NEEDS_BROWSER = pytest.mark.skipif(browser.CHROMIUM is None, reason="needs a bro
 
 
 def shown(text: str) -> dict[str, Any]:
-    """The values that a page draws."""
+    """Return the values that a page draws."""
     found = re.search(r'<script type="application/json" id="values">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     values: dict[str, Any] = json.loads(found[1], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -43,7 +43,7 @@ def shown(text: str) -> dict[str, Any]:
 
 
 def written(folder: Path, *, members: int = 100, epochs: int = 12, faults: int = 5) -> Path:
-    """The page of a run that never was."""
+    """Write the page of a made-up run, and return its path."""
     study = voyages.asked(members, epochs=epochs)
     voyages.leave(folder / "run", study, voyages.scheduler(study, epochs=epochs, faults=faults))
     return write_report(argosy.load(folder / "run"), timeline(folder / "run"))
@@ -78,7 +78,7 @@ def test_a_chronicle_of_thousands_of_members_takes_a_moment() -> None:
     started = [(0.0, MemberStarted(member=f"m{number}", **of_all)) for number in range(5000)]
     began = time.process_time()
     assert len(Chronicle.of([*started, *started]).spans) == 10_000
-    assert time.process_time() - began < 1.0, "it grew with the square of their number"
+    assert time.process_time() - began < 1.0, "the time grew with the square of the number of members"
 
 
 def test_after_a_driver_that_was_killed_no_member_is_assigned_twice() -> None:
@@ -190,7 +190,7 @@ def test_a_page_tells_how_long_drivers_worked_that_were_killed(tmp_path: Path) -
 
 
 def span(member: str, begin: float, end: float, *, device: str = "cpu:0", flotilla: int = 1) -> Span:
-    """Of a member on a device."""
+    """Return the time that a member spent on a device."""
     return Span(member=member, device=device, flotilla=flotilla, begin_seconds=begin, end_seconds=end, came_from="")
 
 
@@ -205,7 +205,7 @@ def test_lanes_fold_members_to_their_number_and_leave_out_idle_time() -> None:
     fault = Mark(seconds=4.0, kind="fault", device="cpu:0", text="gone")
     found = devices_of(spans, [fault], 10.0, {"a": 7, "b": 8, "c": 9})
     folded, whole = found["lanes"]
-    # One leaves at 2 and another one comes: there are two all the time.
+    # At 2 one member leaves and another one comes, so there are two all the time.
     assert folded["segments"] == [(1, 4, 2, 1), (6, 9, 1, 2)]
     assert (folded["idle"], whole["idle"]) == (pytest.approx(0.4), 0.0)
     assert [(lane, row) for lane, row, *_ in found["spans"]] == [(0, 7), (0, 8), (0, 9), (0, 7), (1, 8)]
@@ -230,13 +230,13 @@ def test_importance_is_of_what_matters_and_expects_nothing_of_the_rest() -> None
     assert found["kind"] < 0.02 and found["noise"] < 0.05
     assert "same" not in found
     assert importance([(parameters, math.exp(value)) for parameters, value in results]) == found
-    # Two interleaved groups of ranks explain less than chance would.
+    # Two groups whose ranks alternate explain less than chance would.
     assert importance([({"kind": "ab"[at % 2]}, float(at)) for at in range(8)]) == {"kind": 0.0}
     assert importance(results[:7]) == {} == importance([(parameters, math.nan) for parameters, _ in results])
 
 
 def test_importance_of_a_parameter_that_some_lack_is_among_those_that_have_it() -> None:
-    """The width of a second layer says nothing of how much the number of layers matters."""
+    """The width of a second layer says nothing about how much the number of layers matters."""
     draw = Random(0)
     shallow, deep = [{"layers": 1}] * 30, [{"layers": 2, "second": draw.random()} for _ in range(60)]
     found = importance([(one, 9.0 * one["layers"] + draw.random()) for one in [*shallow, *deep]])
@@ -247,11 +247,11 @@ def test_importance_of_a_parameter_that_some_lack_is_among_those_that_have_it() 
 
 
 def test_importance_of_a_number_that_some_do_not_have_is_of_like_values_too() -> None:
-    """Where each value was a group of its own, what those without it had in common was said to be explained by it."""
+    """If each value were a group of its own, the hidden size would seem to explain what the members without it have in common."""
     alike = [({"width": at}, 50.0 + at / 100) for at in range(20)]
     apart = [({"hidden": at}, 100.0 * ((at * 7919 + at // 3) % 2)) for at in range(20)]
     found = importance(alike + apart)
-    assert found["hidden"] < 0.1, "it says nothing of the values"
+    assert found["hidden"] < 0.1, "hidden sizes do not explain these values"
     steep = [({"width": at}, float(at)) for at in range(20)]
     assert importance(steep + [({"hidden": at}, 10.0 + (at * 7919) % 3) for at in range(20)])["width"] > 0.5
 
@@ -270,7 +270,8 @@ def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
     for name, parameters in search.parameters.items():
         for parameter, value in parameters.items():
             assert rows[name]["cells"][at.index(("parameter", parameter))] == value
-    # Hyperband for 9 epochs and η = 3: 9 of 1, 5 of 3 and 3 of 9 epochs, each rung a third of the one before.
+    # Hyperband with 9 epochs and η = 3 has brackets of 9, 5 and 3 trials that begin with 1, 3 and 9 epochs; each rung
+    # keeps a third.
     brackets = {
         bracket["rungs"][0][0]: [counts for _, *counts in bracket["rungs"]] for bracket in values["search"]["brackets"]
     }
@@ -279,7 +280,7 @@ def test_a_search_has_a_layout_of_its_own(tmp_path: Path) -> None:
 
 
 def of_two_objectives(directory: Path) -> Any:
-    """A search by two objectives, of which each trial but the first has a chance."""
+    """Run a search by two objectives with a constraint."""
     return searches.tune(
         directory,
         objective={"val_loss": "min", "samples": "min"},
@@ -329,7 +330,7 @@ def test_two_objectives_are_drawn_with_the_line_of_the_pareto_set(tmp_path: Path
     assert sorted(spots) == [place for place, row in enumerate(search.rows) if row.verdict == "kept"]
     corners = [tuple(map(float, point.split())) for point in re.split("[ML]", line)[1:]]
     assert corners[::2] == sorted(spots[place] for place in range(len(search.pareto)))
-    # Between them no trial is below the line: of as few samples none has a lower loss.
+    # No trial lies below the line between them: none of as few samples has a lower loss.
     for x, y in spots.values():
         assert y <= max(corner[1] for corner in corners if corner[0] <= x)
 
@@ -407,14 +408,14 @@ def test_a_live_page_waits_for_a_run_that_has_just_begun(tmp_path: Path, monkeyp
 
 
 def is_live(run: Path) -> bool:
-    """Whether its page looks for news, which are there."""
+    """Return whether the run's page looks for news, and the file with news exists."""
     return bool(shown((run / "report.html").read_text())["live"]) and (run / "report.live.js").exists()
 
 
 @NEEDS_BROWSER
 @pytest.mark.tampers
 def test_a_large_page_opens_in_a_second(tmp_path: Path) -> None:
-    """Of the browser's own time: that of a busy machine is not the page's."""
+    """The time is the browser's own processor time, which does not depend on how busy the machine is."""
     path = written(tmp_path, epochs=20)
     assert path.stat().st_size < 3e6
     with browser.opened(tmp_path / "profile") as chromium:
@@ -429,7 +430,7 @@ HIDDEN = "[...document.querySelectorAll('#table th')].findIndex(head => head.tex
 
 
 def sorted_by_hidden(chromium: browser.Browser) -> list[int]:
-    """Click on the head of that column, and return what is in it."""
+    """Click on the head of the column of hidden sizes, and return its values in the new order."""
     at = chromium.ask(HIDDEN)
     chromium.ask(f"document.querySelectorAll('#table th button')[{at}].click()")
     return [int(text) for text in chromium.ask(ROWS.replace("{at}", str(at)))]
@@ -468,7 +469,7 @@ def test_a_live_page_shows_what_is_new_and_keeps_what_a_person_has_chosen(
             "[...document.querySelectorAll('#curves .best')].map(curve => values.rows[curve.dataset.row].name)"
         ) == [picked]
         assert chromium.seconds() - before < 1.0
-        # Once there are no news any more it loads the page that is whole.
+        # When the news file is gone, the page loads its final version.
         write_report(argosy.load(run), timeline(run))
         deadline = time.monotonic() + 30
         while chromium.ask("self.kept"):
@@ -477,7 +478,7 @@ def test_a_live_page_shows_what_is_new_and_keeps_what_a_person_has_chosen(
 
 
 def choose(chromium: browser.Browser, of: str, value: str) -> None:
-    """Choose from a list of the page."""
+    """Choose a value in a drop-down list of the page."""
     chromium.ask(f"it = document.getElementById({of!r}), it.value = {value!r}, it.dispatchEvent(new Event('change'))")
 
 
@@ -494,14 +495,14 @@ def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
         hidden = sorted_by_hidden(chromium)
         assert len(hidden) == 100 and hidden == sorted(hidden)
         assert sorted_by_hidden(chromium) == hidden[::-1]
-        # Words are searched for in names and cells; a state is chosen.
+        # The search box looks in names and cells; the status list filters.
         search(chromium, "depth=3 hidden=20")
         assert chromium.ask("document.querySelectorAll('#table tbody tr').length") == 1
         search(chromium, "")
         choose(chromium, "status", "failed")
         assert chromium.ask("document.querySelector('#table tbody .reason').textContent") == "ValueError: too wide"
         choose(chromium, "status", "")
-        # What is pointed at or chosen in one figure is so in all.
+        # A row that is pointed at or picked in one figure is marked in all.
         row = chromium.ask("document.querySelectorAll('#table tbody tr')[7].dataset.row")
         chromium.ask("document.querySelectorAll('#table tbody tr')[7].dispatchEvent(new Event('pointerenter'))")
         for place in ("curves", "scatter", "parallel", "devices"):
@@ -519,7 +520,7 @@ def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
         assert chromium.ask("document.querySelector('#table .more').textContent").count("batch_size") == 1
         chromium.ask("document.querySelector('#clear').click()")
         assert len(chromium.ask("[...document.querySelectorAll('#curves .best')].map(node => node.dataset.row)")) == 5
-        # Columns that are equal for all are hidden until they are asked for.
+        # Columns with equal values in all rows are hidden until they are asked for.
         heads = "document.querySelector('#table thead').textContent"
         assert "batch_size" not in chromium.ask(heads)
         press(chromium, "6 columns equal for all")
@@ -527,7 +528,7 @@ def test_the_page_is_clicked_through_in_a_browser(tmp_path: Path) -> None:
         assert "batch_size" in chromium.ask(heads)
         press(chromium, "unfold members")
         assert chromium.ask("document.querySelectorAll('#devices .empty').length") > 100
-        # Half of an axis is kept by dragging along it, and all of it after a click.
+        # Dragging along half of an axis filters by that half; a click shows all again.
         drag(chromium, "#parallel rect[fill=transparent]", (0.5, 0.5), (0.5, 1.1))
         kept = int(chromium.ask("document.querySelector('#parallel .note').textContent").split()[0])
         assert 30 < kept < 70 and chromium.ask("document.querySelectorAll('#parallel .curve').length") == kept
@@ -547,11 +548,11 @@ def press(chromium: browser.Browser, words: str) -> None:
 
 
 Place = tuple[float, float]
-"""Shares of the width and the height of an element."""
+"""Shares of an element's width and height."""
 
 
 def point(chromium: browser.Browser, what: str, at: Place, *kinds: str, clicks: int = 1) -> None:
-    """Let the mouse do these things at a place of the first of these."""
+    """Send these mouse events to a place in the first element that the selector finds."""
     chromium.ask(f"document.querySelector('{what}').scrollIntoView({{block: 'center'}})")
     box = chromium.ask(f"document.querySelector('{what}').getBoundingClientRect().toJSON()")
     place = {"x": box["left"] + at[0] * box["width"], "y": box["top"] + at[1] * box["height"]}
@@ -561,19 +562,19 @@ def point(chromium: browser.Browser, what: str, at: Place, *kinds: str, clicks: 
 
 
 def drag(chromium: browser.Browser, what: str, first: Place, last: Place) -> None:
-    """Drag over the first of these from one place to another one."""
+    """Drag from one place to another within the first element that the selector finds."""
     point(chromium, what, first, "mousePressed")
     point(chromium, what, last, "mouseReleased")
 
 
 def type_key(chromium: browser.Browser, key: str) -> None:
-    """Press a key and let it go."""
+    """Press and release a key."""
     for kind in ("keyDown", "keyUp"):
         chromium.call("Input.dispatchKeyEvent", type=kind, key=key)
 
 
 def uneven(folder: Path) -> Path:
-    """The page of six members of which a section takes longer than the one before, and has more steps."""
+    """Write the page of six members whose sections get longer and have more and more steps."""
     study = voyages.asked(6, epochs=12)
     events = (
         (seconds**2 / 10, replace(event, steps=event.steps**2) if isinstance(event, SectionEnded) else event)
@@ -584,13 +585,13 @@ def uneven(folder: Path) -> Path:
 
 
 def drawn(chromium: browser.Browser, what: str = "best") -> list[Place]:
-    """The coordinates of the best member's curve."""
+    """Return the coordinates of the best member's curve."""
     text = chromium.ask(f"document.querySelector('#curves .{what}[data-row=\"0\"]').getAttribute('d')")
     return [(float(x), float(y)) for x, y in (pair.split() for pair in re.split("[ML]", text)[1:])]
 
 
 def along(found: list[float], values: list[float]) -> None:
-    """Coordinates are as far apart as values are, up to a tenth of a pixel."""
+    """Assert that coordinates are proportional to values, up to a tenth of a pixel."""
     one, other = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
     pixels = (found[other] - found[one]) / (values[other] - values[one])
     assert found == pytest.approx([found[one] + (value - values[one]) * pixels for value in values], abs=0.11)
@@ -605,7 +606,7 @@ def test_curves_are_drawn_over_epochs_steps_and_time(tmp_path: Path) -> None:
     names = "[...document.querySelectorAll('#curves text')].map(node => node.textContent)"
     with browser.opened(tmp_path / "profile") as chromium:
         chromium.open(path)
-        # These values stand on a logarithmic axis by themselves.
+        # The page chooses a logarithmic axis for these values.
         along([y for _, y in drawn(chromium)], [math.log(value) for value in row["curves"]["val_loss"][0]])
         press(chromium, "log")
         for name, unit, axis in zip(
@@ -685,7 +686,7 @@ def test_curves_are_zoomed_by_dragging_and_by_keys(tmp_path: Path) -> None:
         assert [x for x, _ in found] == pytest.approx(stretched(0.3, 0.6), abs=0.3)
         inside = [y for x, y in found if left < x < right]
         assert 2 < len(inside) < 8
-        # The values that are seen have the whole height.
+        # The visible values use the whole height.
         heights = chromium.ask("[...document.querySelectorAll('#curves .best')].map(node => node.getAttribute('d'))")
         seen = [
             float(y)
@@ -694,7 +695,7 @@ def test_curves_are_zoomed_by_dragging_and_by_keys(tmp_path: Path) -> None:
             if left < float(x) < right
         ]
         assert min(seen) < 40 and max(seen) > 340
-        # What is pointed at is marked in the table as before, and a drag has picked nothing.
+        # Pointing still marks a row of the table, and dragging has picked none.
         x, y = next(place for place in found if left < place[0] < right)
         point(chromium, "#curves svg", (x / width, y / 400), "mouseMoved")
         assert chromium.ask("document.querySelector('#table .hot').dataset.row") is not None
@@ -703,14 +704,14 @@ def test_curves_are_zoomed_by_dragging_and_by_keys(tmp_path: Path) -> None:
         point(chromium, "#curves svg", (0.5, 0.12), "mousePressed", "mouseReleased")
         point(chromium, "#curves svg", (0.5, 0.12), "mousePressed", "mouseReleased", clicks=2)
         assert drawn(chromium) == whole
-        # A rectangle cuts both axes.
+        # A rectangle zooms both axes.
         drag(chromium, "#curves svg", (0.3, 0.3), (0.6, 0.7))
         assert [x for x, _ in drawn(chromium)] == pytest.approx(stretched(0.3, 0.6), abs=0.3)
         top, bottom = 26.0, 364.0
         expected = [top + (y - 0.3 * 400) / (0.4 * 400) * (bottom - top) for _, y in whole]
         assert [y for _, y in drawn(chromium)] == pytest.approx(expected, abs=0.3)
         zoomed, hash_ = drawn(chromium), chromium.ask("location.hash")
-        # The address has what is chosen, and the page has it again when it is opened anew.
+        # The address holds what is chosen, and a reloaded page restores it.
         assert "across=" in hash_ and "along=" in hash_
         chromium.call("Page.reload")
         chromium.wait("document.querySelector('#curves .curve')")
@@ -753,7 +754,7 @@ def test_names_are_text_and_nothing_is_asked_of_anyone(tmp_path: Path) -> None:
 
 
 def search(chromium: browser.Browser, words: str) -> None:
-    """Type words into the box above the table."""
+    """Type words into the search box above the table."""
     chromium.ask(f"it = document.getElementById('query'), it.value = {words!r}, it.dispatchEvent(new Event('input'))")
 
 
@@ -772,7 +773,7 @@ def test_nothing_scrolls_sideways_or_inside(width: int, tmp_path: Path) -> None:
 
 
 AXE = importlib.util.find_spec("axe_playwright_python")
-"""A package that carries axe-core, whose script alone is used here."""
+"""The package that contains axe-core; only the script in it is used."""
 
 
 @NEEDS_BROWSER

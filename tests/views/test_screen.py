@@ -1,4 +1,4 @@
-"""The screen of a run, as a value and as text in the room that there is."""
+"""Tests the screen of a run as a value, and as text in the room that a terminal has."""
 
 import io
 import shutil
@@ -31,7 +31,7 @@ from argosy.views.screen import Question, Screen, screen_of
 
 
 def asking(study: argosy.Study, expected: Callable[[], float] | None = None) -> Question:
-    """A driver that began at 0, on a run that nobody had trained."""
+    """Return what a driver shows that began at 0 a run that nobody had trained before."""
     return Question(
         study=study,
         parameters={member.name: member.hyperparameters for member in study.members},
@@ -50,7 +50,7 @@ def seen(
     now: float = 60.0,
     **rest: Any,
 ) -> Screen:
-    """The screen at some moment, of a driver that began at 0 and said all of this."""
+    """Return the screen at some moment of a driver that began at 0 and sent these events and messages."""
     state, news = RunState(), News()
     for seconds, event in timeline:
         state.apply(event)
@@ -63,14 +63,14 @@ def seen(
 
 
 def drawn(screen: Screen, width: int, height: int) -> list[str]:
-    """What a terminal of that size shows."""
+    """Return the lines that a terminal of that size shows."""
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
     console.print(draw(screen, width, height))
     return console.file.getvalue().splitlines()
 
 
 def hundred(*, faults: int = 5) -> Screen:
-    """The middle of a large run with faults, and one that has failed."""
+    """Return the screen in the middle of a run of a hundred members with faults, in which two members have ended badly."""
     study = voyages.asked(100, epochs=20)
     names = list(study.names)
     failed = [
@@ -101,11 +101,11 @@ def test_a_hundred_members_are_readable(width: int, height: int) -> None:
     assert "5.6/20" in text
     told = " ".join(text.split())
     assert "Bottleneck: preparation: 40 samples/s in all, members could take" in told
-    # Names are too long for 80 columns and alike at their beginning: what differs tells them apart.
+    # The names are too long for 80 columns and begin alike; what differs must tell the rows apart.
     rows = [line for line in lines if "5.6/20" in line]
     assert len({row.split(" 0.")[0] for row in rows}) == len(rows) == 10 if height == 50 else len(rows) >= 5
     values = [float(row.partition("5.6/20")[0].split()[-1]) for row in rows]
-    assert values == sorted(values), "in the order of what they show"
+    assert values == sorted(values), "rows are sorted by the value they show"
 
 
 def test_at_80_columns_members_that_only_their_names_tell_apart_have_labels_of_their_own() -> None:
@@ -137,10 +137,11 @@ def test_members_are_in_the_order_of_what_they_have_reached_and_those_that_faile
 def test_the_time_left_is_the_plans_corrected_by_what_was_seen() -> None:
     study = voyages.asked(8, epochs=10)
     screen = seen(study, voyages.scheduler(study, epochs=4, end=False), now=41.0)
-    # Two members a device at 1e-4 s a sample: an epoch of 170 samples is to take 0.034 s; it took 10 s where 8 were predicted.
+    # Two members share a device at 1e-4 s a sample, so an epoch of 170 samples is planned to take 0.034 s. The epochs
+    # so far took 10 s instead of 8.
     assert screen.seconds_left == pytest.approx(6 * 0.034 * 10 / 8)
     assert (screen.epochs, screen.to_come, screen.share) == (32, 48, pytest.approx(0.4))
-    # A driver that goes on knows that as well, before its own first section has ended.
+    # A driver that continues the run knows this too, before its own first section has ended.
     told = [*voyages.scheduler(study, epochs=4, end=False)]
     began = next((41.0, event) for _, event in told if isinstance(event, RunStarted))
     assert seen(study, [*told, began], now=41.0).seconds_left == screen.seconds_left
@@ -188,7 +189,7 @@ def test_members_that_are_done_are_to_come_where_their_rules_give_them_more() ->
         study = voyages.asked(2, epochs=epochs)
         assert told in in_a_line(seen(study, story, phase="opening the data"))
     steered = replace(study, ensemble=argosy.EnsemblePlateau())
-    assert "(4 of 4)" in in_a_line(seen(steered, story)), "it may have ended them"
+    assert "(4 of 4)" in in_a_line(seen(steered, story)), "the ensemble's rule may have ended them early"
 
 
 def test_a_line_says_how_far_how_long_and_who_is_best() -> None:
@@ -237,7 +238,7 @@ def test_samples_of_a_split_member_are_counted_once() -> None:
 
 
 def folds(parameters: dict[str, Any]) -> list[argosy.Member]:
-    """A trial that is the mean of two."""
+    """Return a trial that is the mean of two members."""
     return argosy.replicate(searches.build(parameters), seeds=2)
 
 

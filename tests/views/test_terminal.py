@@ -1,4 +1,4 @@
-"""Views as people meet them: lines where no terminal is, a bar in scripts and notebooks, notices that stay."""
+"""Tests the views that people meet: lines without a terminal, a bar in scripts and notebooks, and notices that stay."""
 
 import io
 import sys
@@ -27,21 +27,21 @@ PAIR = [studies.member("one"), studies.member("two", hidden=8)]
 
 
 class Tty(io.StringIO):
-    """A terminal."""
+    """A text buffer that says it is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def begun(view: Any, study: argosy.Study, directory: Path) -> RunState:
-    """A run begins."""
+    """Let the view begin a run, and return the run's empty state."""
     state = RunState()
     view.begin(Job(study=study, settings=Settings(), directory=directory, lock=-1), state)
     return state
 
 
 def tell(view: Any, state: RunState, *events: Event) -> None:
-    """They are journaled."""
+    """Apply the events to the state and show them to the view, as journaled events are."""
     for event in events:
         state.apply(event)
         view.handle("", event)
@@ -69,13 +69,15 @@ def test_the_screen_knows_who_was_added_and_the_last_known_losses(
     state.member("two").sections.pop()
     view.tick(Phase.TRAINING)
     lines = console.file.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["100%", "67%", "60%"], "of those that ended, what they took"
+    assert [line.split()[0] for line in lines] == ["100%", "67%", "60%"], (
+        "members that ended count the epochs that they trained"
+    )
     console.print(terminal.draw(view.screen(Phase.TRAINING), 120, 30))
     shown = console.file.getvalue()
     assert "late" in shown
     assert "1.25" in shown
     assert "0.75" in shown
-    assert " 2.5 " not in shown, "where it trained before"
+    assert " 2.5 " not in shown, "the rate on the device where it trained before must not be shown"
     assert "nan" not in shown
 
 
@@ -187,7 +189,7 @@ def test_progress_and_a_view_are_one_too_many(tmp_path: Path) -> None:
 def test_a_run_with_progress_says_where_it_is_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.05)  # a section takes longer
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.05)  # shorter than a section takes
     monkeypatch.setattr(terminal, "FIRST_LINES", 10_000)
     slow = studies.member("slow", augment=studies.dawdle, batch_size=4)
     study = studies.study(90, fleet=[*PAIR, slow], epochs=2)

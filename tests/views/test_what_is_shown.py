@@ -1,4 +1,4 @@
-"""What people name, choose and raise is shown as what it is, wherever it is shown: no escape is obeyed, no markup is read."""
+"""Tests that all text that people name, choose and raise is shown literally everywhere: no escape is obeyed, no markup is read."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ from argosy.views.bar import Notebook
 from argosy.views.output import as_text, console, show, write
 from argosy.views.terminal import Terminal
 
-pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # what it says is asserted of reports
+pytestmark = pytest.mark.filterwarnings("ignore::argosy.errors.MemberFailed")  # reports are checked for its text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"
 SEEN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e[red]x[/red]\ud800"
@@ -52,7 +52,7 @@ def clean(text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str], list[tuple[Any, ...]]]:
-    """A run in a folder with an evil name: its directory, and what a terminal, a notebook and a tracker were shown of it."""
+    """Train in a folder with an evil name; return its directory, and what a terminal, a notebook and a tracker were shown."""
     directory = tmp_path_factory.mktemp("shown") / f"run {EVIL[:-1].replace('/', '')}"
     said, shown, calls = io.StringIO(), [], []
 
@@ -129,7 +129,7 @@ def test_the_page_shows_it(run: Any) -> None:
 def test_trackers_are_told_what_can_be_shown(run: Any) -> None:
     *_, calls = run
     notes = [given["optimizer.note"] for _, given in (call for call in calls if len(call) == 2)]
-    assert notes == [SEEN]  # the other one has not begun
+    assert notes == [SEEN]  # the other member has not begun
     assert all(clean(str(call)) for call in calls)
     figures = next(call[2] for call in calls if len(call) == 3)
     assert r"val_m\x1b]0;ow" in figures
